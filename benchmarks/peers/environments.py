@@ -26,8 +26,8 @@ def interpreter(environment: str, progress: Callable[[str], None]) -> Path:
     """
     requirements = HERE / environment / "requirements.txt"
     name = f"peer-{environment}-{_fingerprint(requirements)}"
-    if not cache.place(name).is_dir():
-        progress(f"installing {environment} into an environment of its own, in {cache.place(name)}")
+    if not cache.path_of(name).is_dir():
+        progress(f"installing {environment} into an environment of its own, in {cache.path_of(name)}")
     return cache.obtain(name, lambda folder: _install(folder, requirements)) / "bin" / "python"
 
 
@@ -61,16 +61,16 @@ def _install(folder: Path, requirements: Path) -> None:
 
 def _uv() -> str | None:
     """What `./run` fetched, if it did."""
-    uv = cache.place("uv") / "bin" / "uv"
+    uv = cache.path_of("uv") / "bin" / "uv"
     return str(uv) if uv.is_file() else None
 
 
 def _call(command: list[str], folder: Path | None = None) -> None:
     environment = {
         **os.environ,
-        "UV_CACHE_DIR": str(cache.place("uv-cache")),
+        "UV_CACHE_DIR": str(cache.path_of("uv-cache")),
         "UV_PYTHON_DOWNLOADS": "never",
-        "PIP_CACHE_DIR": str(cache.place("pip")),
+        "PIP_CACHE_DIR": str(cache.path_of("pip")),
     }
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:

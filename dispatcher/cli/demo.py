@@ -17,7 +17,7 @@ from dispatcher.cli.table import Table
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
-    from dispatcher.dev.demo_play import Report, Scene
+    from dispatcher.dev.demo_run import DemoProgress, Report
 
 _LINE_SECONDS: Final = 1.0
 _COLUMNS: Final = 96
@@ -57,7 +57,7 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
 
     Exit codes: 0 no email is lost or duplicated, 1 the counts do not match, or the demo could not run.
     """
-    from dispatcher.dev.demo_play import Wishes, play
+    from dispatcher.dev.demo_run import DemoOptions, run_demo
 
     end_by_sigterm()
     is_terminal = sys.stderr.isatty()
@@ -65,8 +65,8 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
         length=emails, label="finished", show_pos=True, show_eta=False, item_show_func=_describe, file=sys.stderr
     )
     with bar if is_terminal else nullcontext():
-        report = play(
-            Wishes(emails, seed, workers, folder.expanduser()), _ProgressDisplay(bar if is_terminal else None)
+        report = run_demo(
+            DemoOptions(emails, seed, workers, folder.expanduser()), _ProgressDisplay(bar if is_terminal else None)
         )
     if as_json:
         print_json(report.to_json())
@@ -83,24 +83,24 @@ class _ProgressDisplay:
         self._bar = bar
         self._seconds = 0.0
 
-    def say(self, words: str) -> None:
+    def say(self, text: str) -> None:
         """Prints one line, above the progress bar."""
         if self._bar is not None:
             sys.stderr.write("\r\x1b[K")
-        say(words)
+        say(text)
 
-    def show(self, scene: Scene) -> None:
+    def show(self, progress: DemoProgress) -> None:
         """Updates the progress bar, or prints a line if the last one is a second old."""
         if self._bar is not None:
-            self._bar.update(scene.finished - self._bar.pos, scene)
-        elif scene.seconds - self._seconds >= _LINE_SECONDS:
-            self._seconds = scene.seconds
-            say(f"{scene.finished} of {scene.emails}: {_describe(scene)}")
+            self._bar.update(progress.finished - self._bar.pos, progress)
+        elif progress.seconds - self._seconds >= _LINE_SECONDS:
+            self._seconds = progress.seconds
+            say(f"{progress.finished} of {progress.emails}: {_describe(progress)}")
 
 
-def _describe(scene: Scene | None) -> str:
+def _describe(progress: DemoProgress | None) -> str:
     """The counts of the statuses that occur, such as "12 sent, 3 pending"."""
-    counts = scene.counts if scene else {}
+    counts = progress.counts if progress else {}
     return ", ".join(f"{counts[status]} {status}" for status in reversed(Status) if counts.get(status))
 
 

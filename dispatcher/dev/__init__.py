@@ -1,6 +1,6 @@
-"""Private PostgreSQL and RabbitMQ for development, the demo, tests and benchmarks: no root, no docker, no trace.
+"""Private PostgreSQL and RabbitMQ for development, the demo, tests and benchmarks, without root and without Docker.
 
-`servers` is the way in: start, stop, status, and `private_servers` for whoever wants a set that dies with its owner.
-`postgres` and `rabbitmq` know how to find, prepare and await one server each; `cache` and `debian` fetch what is not
-installed; `processes` speaks to the `keeper`, a small process that is the parent of every server and outlives nobody.
+Start with `servers`: start, stop, status, and the context manager `private_servers`. `postgres` and `rabbitmq` each
+find, prepare and start one server. `cache` and `debian` download programs that are not installed. `processes` controls
+the `keeper`, a small process that is the parent of every server and stops the servers when their owner exits.
 """

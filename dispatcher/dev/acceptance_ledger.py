@@ -1,7 +1,6 @@
-"""The independent ledger at the provider's end: one line of JSON for each email that a test server accepted.
+"""A test server's ledger: one line of JSON for each email that the server accepted.
 
-The server appends the line before it answers, so whatever we were told of is in it, and what an answer that got lost
-was about is in it too.
+The server appends the line before it answers. So the ledger has every acceptance, also those whose answer was lost.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ class LedgerEntry:
     """One acceptance.
 
     Attributes:
-        email_id: From the Message-ID; empty if it had none of ours.
-        recipients: How many the envelope had when the server accepted.
+        email_id: From the Message-ID; empty if the Message-ID is not one of ours.
+        recipients: Number of recipients in the envelope.
         octets: Size on the wire.
         accepted_at: Seconds since 1970.
     """
@@ -35,10 +34,10 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceLedger:
-    """What a server accepted, in its order.
+    """The acceptances of one server, in order.
 
     Attributes:
-        times: How often each email id was accepted.
+        times: How often each email was accepted, by email id.
     """
 
     entries: tuple[LedgerEntry, ...]
@@ -46,24 +45,24 @@ class AcceptanceLedger:
 
     @property
     def ids(self) -> frozenset[str]:
-        """The emails that arrived at all."""
+        """The ids of the emails that were accepted at least once."""
         return frozenset(self.times)
 
     @property
     def delivered(self) -> int:
-        """How many different emails arrived."""
+        """The number of different emails that were accepted."""
         return len(self.times)
 
     @property
     def duplicates(self) -> Mapping[str, int]:
-        """The emails that arrived more than once, and how often."""
+        """The emails that were accepted more than once, and how often."""
         return MappingProxyType({email_id: times for email_id, times in self.times.items() if times > 1})
 
 
 def read_ledger(path: Path) -> AcceptanceLedger:
-    """The ledger of a server, which may be running; a last line that is not finished yet does not count.
+    """Reads the ledger of a server, which may be running. An incomplete last line is ignored.
 
-    A missing file is an empty ledger: the server has accepted nothing.
+    Returns an empty ledger if the file does not exist: the server has accepted nothing.
     """
     try:
         *lines, _unfinished = path.read_bytes().split(b"\n")
@@ -74,15 +73,15 @@ def read_ledger(path: Path) -> AcceptanceLedger:
 
 
 class LedgerWriter:
-    """Appends to a ledger; each line is one write, so that whoever is killed tears none but its last."""
+    """Appends to a ledger, one write per call. So only the last line can be incomplete if the process is killed."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def append(self, *entries: LedgerEntry) -> None:
-        """Write acceptances, all at once; they survive our process, not the machine."""
+        """Writes acceptances in one call. They survive a crash of this process, not of the machine (no fsync)."""
         os.write(self._file, b"".join(orjson.dumps(entry, option=orjson.OPT_APPEND_NEWLINE) for entry in entries))
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         os.close(self._file)

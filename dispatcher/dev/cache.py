@@ -1,4 +1,4 @@
-"""The folder of things fetched once: server binaries and pip's downloads."""
+"""The cache folder for downloads: server programs and pip's packages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.errors import ServerUnavailable
 
 
 def folder() -> Path:
-    """Where fetched things are kept; the only place outside the checkout that we write to."""
+    """The cache folder. Nothing else outside the checkout is written."""
     if named := os.environ.get("DISPATCHER_CACHE_DIR"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -23,19 +23,22 @@ def folder() -> Path:
 
 
 def obtain(name: str, build: Callable[[Path], None]) -> Path:
-    """The cached folder of this name, built first if it is not there.
+    """The cached folder of this name, built first if it does not exist.
 
-    An interrupted build leaves nothing that a later run would take for whole; of two runs at once one builds and the
-    other waits. The folder given to `build` is renamed afterwards: what must know its final path asks `place(name)`.
+    An interrupted build leaves no folder of this name. If two processes call at once, one builds and the other waits.
+
+    Args:
+        name: The folder's name in the cache.
+        build: Fills a temporary folder, which is then renamed. It gets the final path from `path_of(name)`.
     """
-    final = place(name)
+    final = path_of(name)
     if final.is_dir():
         return final
     make_writable(final.parent, "Name another cache folder in DISPATCHER_CACHE_DIR.")
     with locked(final.with_name(f".{name}.lock")):
         if final.is_dir():
             return final
-        _sweep(name)
+        _remove_leftovers(name)
         partial = Path(tempfile.mkdtemp(prefix=f".{name}.partial-", dir=final.parent))
         try:
             build(partial)
@@ -46,34 +49,34 @@ def obtain(name: str, build: Callable[[Path], None]) -> Path:
     return final
 
 
-def place(name: str) -> Path:
-    """Where the cached folder of this name is or will be."""
+def path_of(name: str) -> Path:
+    """The path of a cached folder, which may not exist yet."""
     return folder() / name
 
 
 def make_writable(folder: Path, remedy: str) -> None:
-    """Make the folder if need be.
+    """Creates the folder if it does not exist.
 
     Raises:
-        ServerUnavailable: We may not write there.
+        ServerUnavailable: This user cannot create the folder, or cannot write to it.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ServerUnavailable(f"cannot make the folder {folder}: {error.strerror}.", remedy=remedy) from error
+        raise ServerUnavailable(f"cannot create the folder {folder}: {error.strerror}.", remedy=remedy) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ServerUnavailable(f"cannot write to the folder {folder}.", remedy=remedy)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock that the kernel releases when we die; waits for whoever holds it."""
+    """Holds an exclusive lock on a file, and waits for it. The kernel releases the lock if this process dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-def _sweep(name: str) -> None:
-    """Remove what interrupted builds left; the caller holds the lock, so none of it is in use."""
+def _remove_leftovers(name: str) -> None:
+    """Removes the folders of interrupted builds. The caller holds the lock, so no running build uses them."""
     for leftover in folder().glob(f".{name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""One foreign command, run to its end."""
+"""Runs external commands."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ def run(
     cwd: Path | None = None,
     stdin: str = "",
 ) -> str:
-    """What the command printed to stdout; the command does not outlive us, even if we are killed.
+    """Runs a command and returns its stdout. If this process is killed, the kernel kills the command.
 
     Args:
         argv: Program and arguments.
-        purpose: What it is for, as a verb phrase that fits behind "could not".
-        remedy: What a person can do when it fails.
-        env: Variables to set beside our own environment.
-        cwd: Where to run it.
-        stdin: What it reads.
+        purpose: A verb phrase for the error: "could not <purpose>".
+        remedy: The remedy for the error.
+        env: Variables in addition to this process's environment.
+        cwd: The working directory.
+        stdin: The input.
 
     Raises:
-        ServerUnavailable: The program is missing, or exited with a failure; holds the last lines that it printed.
+        ServerUnavailable: The program is missing or failed; the message has the last lines that the program printed.
     """
     if shutil.which(argv[0]) is None:
-        raise ServerUnavailable(f"could not {purpose}: there is no {argv[0]} here.", remedy=remedy)
+        raise ServerUnavailable(f"could not {purpose}: {argv[0]} is not installed.", remedy=remedy)
     finished = subprocess.run(
-        [*_mortal(), *map(str, argv)],
+        [*_die_with_parent(), *map(str, argv)],
         env={**os.environ, "LC_ALL": "C", **(env or {})},
         cwd=cwd,
         input=stdin,
@@ -46,25 +46,25 @@ def run(
         check=False,
     )
     if finished.returncode != 0:
-        words = last_lines(finished.stderr or finished.stdout, 4).replace("\n", " | ")
-        raise ServerUnavailable(f"could not {purpose} (exit code {finished.returncode}): {words}.", remedy=remedy)
+        output = last_lines(finished.stderr or finished.stdout, 4).replace("\n", " | ")
+        raise ServerUnavailable(f"could not {purpose} (exit code {finished.returncode}): {output}.", remedy=remedy)
     return finished.stdout
 
 
 def last_lines(text: str, count: int) -> str:
-    """The last lines of a text that hold anything."""
+    """The last lines of a text that are not blank."""
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
 def tail(path: Path, count: int = 12) -> str:
-    """The last lines of a log file, or a word on why there are none."""
+    """The last lines of a log file, or a note why there are none."""
     try:
         return last_lines(path.read_text(errors="replace"), count) or "(the log is empty)"
     except OSError:
         return "(no log was written)"
 
 
-def _mortal() -> list[str]:
-    """A prefix that has the kernel kill the command when the thread that started it is gone."""
+def _die_with_parent() -> list[str]:
+    """A prefix with which the kernel kills the command when the thread that started it exits."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []

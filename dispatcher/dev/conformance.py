@@ -1,12 +1,12 @@
-"""What every provider promises, whichever it is: cases for pytest, judged by what arrived at its far end.
+"""Tests that every provider adapter must pass, whether it is built in or comes from a package.
 
-One line in a test module runs them all, for a provider of ours and for one that a package brings:
+One line in a test module runs all of them:
 
     class TestLog(Conformance, place=log_place): ...
 
-`log_place(folder)` is an asynchronous context manager. It gives a `Place`: the adapter, and its far end, which counts
-on its own what arrived. Where the far end keeps whole emails, inherit from `ContentConformance` instead, which also
-compares them. The cases need pytest and pytest-asyncio.
+`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a provider's server that
+counts the emails that arrived. If the server keeps whole emails, inherit from `ContentConformance`, which also compares
+their content. The tests need pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.contract import Attempt, Provider
 
 PATIENCE_SECONDS: Final = 120.0
-"""A deadline that no case is about."""
+"""An attempt's deadline, which no test reaches."""
 _HIDDEN: Final = "victim"
-"""What stands in every address that a case tries to smuggle in."""
+"""Part of every address that a test tries to inject."""
 
 
 class Place(Protocol):
-    """An adapter and its far end."""
+    """An adapter and a server that stands in for its provider."""
 
     @property
     def provider(self) -> Provider:
@@ -46,36 +46,36 @@ class Place(Protocol):
         ...
 
     def times(self) -> Counter[str]:
-        """How often each email id arrived."""
+        """How often each email arrived at the server, by email id."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Habits:
-    """What an adapter cannot change about its provider; as it stands, that of a plain mail server.
+class ProviderQuirks:
+    """Where a provider differs from a plain mail server; the defaults describe a plain mail server.
 
     Attributes:
-        own_headers: Those of ours that it replaces with its own, or of which it takes none.
-        takes_empty_files: Whether an attachment may have no content.
+        own_headers: Headers that the provider replaces or does not accept.
+        takes_empty_files: Whether the provider accepts an attachment without content.
     """
 
     own_headers: frozenset[str] = frozenset()
     takes_empty_files: bool = True
 
 
-PLAIN: Final = Habits()
+NO_QUIRKS: Final = ProviderQuirks()
 
 
 class ContentPlace(Place, Protocol):
-    """An adapter and a far end that keeps what arrives."""
+    """An adapter and a server that keeps the emails that arrive."""
 
     @property
-    def habits(self) -> Habits:
-        """Where the provider by its nature differs from the others."""
+    def quirks(self) -> ProviderQuirks:
+        """Where the provider differs from a plain mail server."""
         ...
 
     def contents(self) -> list[bytes]:
-        """The emails that arrived, in their order, as a reader gets them."""
+        """The emails that arrived, in order, in the form that a recipient gets."""
         ...
 
 
@@ -83,7 +83,7 @@ OpenPlace = Callable[[Path], AbstractAsyncContextManager[Place]]
 
 
 class CountingAttempt(Attempt):
-    """An attempt that counts how often the adapter said that the email leaves.
+    """An attempt that counts how often the adapter announced the first byte of the email.
 
     Attributes:
         left: How often.
@@ -101,7 +101,7 @@ class CountingAttempt(Attempt):
 
 
 def an_email(**changes: Any) -> OutgoingEmail:
-    """An email like most, with changes."""
+    """An ordinary email with changed fields."""
     plain: dict[str, Any] = {
         "email_id": new_email_id(),
         "created_at": datetime(2026, 11, 21, 7, 30, tzinfo=UTC),
@@ -114,22 +114,22 @@ def an_email(**changes: Any) -> OutgoingEmail:
 
 
 def parsed(content: bytes) -> email.message.EmailMessage:
-    """A second opinion on what was rendered."""
+    """A rendered email, parsed by the standard library and not by our code."""
     message = email.parser.BytesParser(policy=email.policy.default).parsebytes(content)
     assert isinstance(message, email.message.EmailMessage)
     return message
 
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
-    """The outcome of one attempt, and how often the adapter said that the email leaves."""
+    """The outcome of one attempt, and how often the adapter announced the first byte."""
     attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
-    assert attempt.left <= 1, "the adapter told twice that the email leaves"
+    assert attempt.left <= 1, "the adapter announced the first byte twice"
     return outcome, attempt.left
 
 
 class Conformance:
-    """The cases for every provider."""
+    """The tests for every provider."""
 
     __test__ = False
     pytestmark = pytest.mark.asyncio
@@ -142,7 +142,7 @@ class Conformance:
 
     @pytest_asyncio.fixture
     async def place(self, tmp_path: Path) -> AsyncIterator[Place]:
-        """An adapter and its far end."""
+        """The place, closed after the test."""
         async with type(self).open_place(tmp_path) as opened:
             yield opened
 
@@ -155,7 +155,7 @@ class Conformance:
         assert left == 1
         assert place.times() == {str(email.email_id): 1}
 
-    async def test_a_second_sending_of_the_same_email_shows(self, place: Place) -> None:
+    async def test_an_email_that_is_sent_twice_arrives_twice(self, place: Place) -> None:
         email = an_email()
 
         await send(place, email)
@@ -163,7 +163,7 @@ class Conformance:
 
         assert place.times() == {str(email.email_id): 2}
 
-    async def test_many_at_once_arrive_once_each(self, place: Place) -> None:
+    async def test_many_concurrent_emails_arrive_once_each(self, place: Place) -> None:
         emails = [an_email() for _ in range(200)]
 
         sendings = await asyncio.gather(*(send(place, email) for email in emails))
@@ -191,7 +191,7 @@ class Conformance:
             (Reason.REJECTED_RECIPIENT, {"to": ()}),
         ],
     )
-    async def test_what_could_inject_headers_or_cannot_be_built_is_refused_before_it_leaves(
+    async def test_header_injection_and_unrenderable_content_are_refused_before_the_first_byte(
         self, place: Place, reason: Reason, changes: dict[str, Any]
     ) -> None:
         outcome, left = await send(place, an_email(**changes))
@@ -211,7 +211,7 @@ class Conformance:
         ],
         ids=["template", "51 recipients", "smtputf8"],
     )
-    async def test_an_adapter_itself_accepts_and_refuses_as_its_capabilities_say(
+    async def test_the_adapter_accepts_and_refuses_emails_as_its_capabilities_say(
         self, place: Place, changes: dict[str, Any]
     ) -> None:
         email = an_email(**changes)
@@ -221,17 +221,17 @@ class Conformance:
 
         assert isinstance(outcome, Accepted if is_able else Rejected)
         assert place.times().total() == is_able
-        # Routing takes a refusal without a code for the adapter's own, and tries the next provider.
+        # Routing treats a refusal without a code as the adapter's own, and tries the next provider.
         assert isinstance(outcome, Accepted) or (outcome.code, left) == (None, 0)
 
-    async def test_an_email_beside_a_refused_one_arrives(self, place: Place) -> None:
+    async def test_an_email_sent_at_the_same_time_as_a_refused_one_arrives(self, place: Place) -> None:
         good = an_email()
 
         await asyncio.gather(send(place, an_email(subject="\r")), send(place, good))
 
         assert place.times() == {str(good.email_id): 1}
 
-    async def test_closing_twice_is_harmless(self, place: Place) -> None:
+    async def test_close_is_idempotent(self, place: Place) -> None:
         await send(place, an_email())
 
         await place.provider.close()
@@ -239,9 +239,9 @@ class Conformance:
 
 
 class ContentConformance(Conformance):
-    """The cases for every provider, and those for one whose far end keeps what arrives."""
+    """The tests for every provider, and those that compare the content that arrived."""
 
-    async def test_a_second_sending_of_the_same_email_is_the_same(self, place: ContentPlace) -> None:
+    async def test_an_email_that_is_sent_twice_is_rendered_identically(self, place: ContentPlace) -> None:
         email = an_email()
 
         await send(place, email)
@@ -250,7 +250,7 @@ class ContentConformance(Conformance):
         first, second = place.contents()
         assert first == second
 
-    async def test_readers_get_every_header_in_their_own_letters(self, place: ContentPlace) -> None:
+    async def test_headers_arrive_decoded_in_every_script(self, place: ContentPlace) -> None:
         email = an_email(
             sender='"Müller, Söhne & Co." <shop@bücher.example>',
             to=("Zoë <zoe@example.com>", "bob@example.com"),
@@ -270,9 +270,9 @@ class ContentConformance(Conformance):
         assert message["Subject"] == "Ihre Bestellung 🎉 ist unterwegs"
         assert message["X-Campaign"] == "Grüße"
         assert message["List-Unsubscribe"] == "<https://example.org/u?x=1>"
-        if "Message-ID" not in place.habits.own_headers:
+        if "Message-ID" not in place.quirks.own_headers:
             assert message["Message-ID"] == f"<{email.email_id}@xn--bcher-kva.example>"
-        if "Date" not in place.habits.own_headers:
+        if "Date" not in place.quirks.own_headers:
             assert message["Date"].datetime == email.created_at
 
     async def test_bcc_is_invisible(self, place: ContentPlace) -> None:
@@ -286,7 +286,7 @@ class ContentConformance(Conformance):
         files = (
             OutgoingAttachment("Rechnung für März.pdf", "application/pdf", bytes(range(256)) * 700),
             OutgoingAttachment("data.csv", "text/csv", b"a;b\n1;2\r3\r\n.\r\n.."),
-            *([OutgoingAttachment("empty", "application/octet-stream", b"")] if place.habits.takes_empty_files else []),
+            *([OutgoingAttachment("empty", "application/octet-stream", b"")] if place.quirks.takes_empty_files else []),
             OutgoingAttachment("forwarded.eml", "message/rfc822", b"Subject: x\n\n\xff\n"),
         )
 
@@ -296,7 +296,7 @@ class ContentConformance(Conformance):
         text, html = message.get_body(("plain",)), message.get_body(("html",))
         assert text is not None
         assert html is not None
-        # MIME's line end is CRLF, whatever the encoding (RFC 2046, section 4.1.1).
+        # In MIME, a line of text always ends with CRLF (RFC 2046, section 4.1.1).
         assert text.get_content().replace("\r\n", "\n") == ".\nHällo\n..\n"
         assert html.get_content().replace("\r\n", "\n") == "<p>Hällo</p>\n" * 3000
         arrived = [(part.get_filename(), part.get_payload(decode=True)) for part in message.iter_attachments()]

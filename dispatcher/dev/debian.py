@@ -1,4 +1,4 @@
-"""Debian packages without root: fetched by apt-get into a folder of ours, unpacked by dpkg-deb."""
+"""Debian packages without root: apt-get downloads them into a folder, dpkg-deb unpacks them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ INSTALLED = Path("/var/lib/dpkg/status")
 
 
 def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progress: Callable[[str], None]) -> None:
-    """Unpack a package and everything that it needs and the system lacks.
+    """Downloads and unpacks a package, with its dependencies that the system does not have.
 
     Args:
         package: The package's name.
-        into: An existing folder that becomes the root of the unpacked files.
-        unless_installed: Pattern of package names that are wanted in `into` even where the system has them.
-        remedy: What a person can do when it fails.
-        progress: Told what goes on.
+        into: An existing folder, which becomes the root of the unpacked files.
+        unless_installed: Pattern of package names to unpack even if the system has them.
+        remedy: The remedy for an error.
+        progress: Called with one line of text for each step.
 
     Raises:
         ServerUnavailable: No apt-get, no network, or no such package.
@@ -36,18 +36,18 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
         simulate = ["apt-get", "-q", "-s", "--no-install-recommends", "install", package]
         plan = run(simulate, purpose=f"find the packages that {package} needs", remedy=remedy, env=environment)
         names = to_install(plan)
-        progress(f"fetching {len(names)} of Debian's packages")
+        progress(f"downloading {len(names)} packages from Debian")
         download = ["apt-get", "-q", "download", *names]
         run(download, purpose=f"download {package} from Debian", remedy=remedy, env=environment, cwd=work)
-        progress("unpacking them")
+        progress("unpacking the packages")
         for file in sorted(work.glob("*.deb")):
             run(["dpkg-deb", "-x", file, into], purpose=f"unpack {file.name}", remedy=remedy)
-    for needless in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
-        shutil.rmtree(into / needless, ignore_errors=True)
+    for unneeded in ("usr/share/doc", "usr/share/man", "usr/share/locale"):
+        shutil.rmtree(into / unneeded, ignore_errors=True)
 
 
 def system() -> str:
-    """This system's name for the cache: packages of one release may not run on another."""
+    """This system's name for the cache, with its release: packages of one release may not run on another."""
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:
@@ -57,25 +57,25 @@ def system() -> str:
 
 
 def to_install(simulation: str) -> list[str]:
-    """The names that `apt-get -s install` printed, in lines like `Inst socat (1.7.4 Debian:12.11/stable [amd64])`."""
+    """The package names in the output of `apt-get -s install`: `Inst socat (1.7.4 Debian:12.11/stable [amd64])`."""
     return re.findall(r"^Inst (\S+) ", simulation, flags=re.MULTILINE)
 
 
 def without(pattern: str, status: str) -> str:
-    """dpkg's status file as it would be if no package whose name matches were installed."""
+    """dpkg's status file without the packages whose names match the pattern."""
     paragraphs = re.split(r"\n{2,}", status.strip("\n"))
     kept = [text for text in paragraphs if not re.match(rf"Package: (?:{pattern})$", text, flags=re.MULTILINE)]
     return "".join(f"{text}\n\n" for text in kept)
 
 
 def library_folders(root: Path) -> list[Path]:
-    """Where unpacked shared libraries are, for LD_LIBRARY_PATH."""
+    """The folders of the unpacked shared libraries, for LD_LIBRARY_PATH."""
     triplet = f"{platform.machine()}-linux-gnu"
     return [folder for folder in (root / "usr/lib" / triplet, root / "lib" / triplet) if folder.is_dir()]
 
 
 def _configuration(work: Path, unless_installed: str) -> Path:
-    """Write an apt.conf that moves everything that apt writes into the folder, and needs no root."""
+    """Writes an apt.conf with which apt writes only to the folder, so that it needs no root."""
     (work / "lists" / "partial").mkdir(parents=True)
     (work / "archives" / "partial").mkdir(parents=True)
     status = work / "status"

@@ -1,7 +1,7 @@
-"""Emails from a seed, in every shape that an email can have, and the shop that enqueues them.
+"""The demo's emails, generated from a seed, and the application that enqueues them.
 
-The same seed and number give the same email, however many are made. All addresses are reserved names (RFC 2606) or fall
-under them, and the local SMTP server judges a recipient by how the address begins (see `smtp_sink`).
+The same seed and number always give the same email. All addresses are in reserved domains (RFC 2606). The local SMTP
+server refuses or defers a recipient by the beginning of its address (see `smtp_sink`).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from dispatcher.producers import enqueue_many
 from dispatcher.store.connections import Session
 
 
-class Fate(StrEnum):
-    """What the local SMTP server will say to an email."""
+class ExpectedOutcome(StrEnum):
+    """How the local SMTP server answers to an email."""
 
     ACCEPTED = "accepted"
     GREYLISTED = "greylisted"
-    """Come back later, the first time; then accepted."""
+    """Deferred the first time, then accepted."""
     REFUSED = "refused"
-    """No such recipient."""
+    """Rejected: no such recipient."""
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedEmail:
     """An email of the demo.
 
     Attributes:
-        fate: What the server will say to it.
-        is_repeated: Whether the application enqueues it a second time, as one does that does not know whether it has.
+        expected: How the server answers to it.
+        is_repeated: Whether the application enqueues it a second time, as after a crash.
     """
 
     email: Email
-    fate: Fate
+    expected: ExpectedOutcome
     is_repeated: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Customer:
-    """Somebody who gets mail, and the words of their language.
+    """A recipient, with texts in the recipient's language.
 
     Attributes:
-        local: What stands before the @.
+        local: The part of the address before the @.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Customer:
 
     @property
     def address(self) -> str:
-        """With the display name."""
+        """The address with the display name."""
         return f"{self.name} <{self.local}@{self.domain}>"
 
 
@@ -87,30 +87,30 @@ _LARGEST_TRANSACTION: Final = 40
 _TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
-# Primes, so that the particular kinds do not fall together; small remainders, so that a small demo has them too.
+# (every, remainder): primes, so that an email is rarely in two groups; small remainders, so that a small demo has each.
 _REFUSED: Final = (67, 3)
 _GREYLISTED: Final = (83, 5)
 _REPEATED: Final = (31, 1)
 
 
-def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[Planned]:
-    """That many emails, numbered from `first`."""
+def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[PlannedEmail]:
+    """Yields `count` emails, numbered from `first`."""
     for number in range(first, first + count):
         yield plan_email(number, seed)
 
 
-def plan_email(number: int, seed: int) -> Planned:
+def plan_email(number: int, seed: int) -> PlannedEmail:
     """The email with this number."""
-    # Not for secrets: the same seed has to give the same emails.
+    # The same seed has to give the same emails, so the generator need not be secure.
     random = Random(f"{seed}:{number}")  # noqa: S311
-    fate = _fate(number)
-    return Planned(Email(**_fields(number, seed, fate, random)), fate, _is_one_of(_REPEATED, number))
+    expected = _expected_outcome(number)
+    return PlannedEmail(Email(**_fields(number, seed, expected, random)), expected, _is_one_of(_REPEATED, number))
 
 
-def _fate(number: int) -> Fate:
+def _expected_outcome(number: int) -> ExpectedOutcome:
     if _is_one_of(_REFUSED, number):
-        return Fate.REFUSED
-    return Fate.GREYLISTED if _is_one_of(_GREYLISTED, number) else Fate.ACCEPTED
+        return ExpectedOutcome.REFUSED
+    return ExpectedOutcome.GREYLISTED if _is_one_of(_GREYLISTED, number) else ExpectedOutcome.ACCEPTED
 
 
 def _is_one_of(cycle: tuple[int, int], number: int) -> bool:
@@ -118,7 +118,7 @@ def _is_one_of(cycle: tuple[int, int], number: int) -> bool:
     return number % every == remainder
 
 
-def _fields(number: int, seed: int, fate: Fate, random: Random) -> dict[str, Any]:
+def _fields(number: int, seed: int, expected: ExpectedOutcome, random: Random) -> dict[str, Any]:
     order = f"{seed}-{number:06}"
     customer = random.choice(CUSTOMERS)
     subject = customer.subject.format(order=order)
@@ -127,16 +127,16 @@ def _fields(number: int, seed: int, fate: Fate, random: Random) -> dict[str, Any
         "correlation_id": f"checkout-{order}",
         "sender": random.choice(SENDERS),
         "subject": subject,
-        **_recipients(number, customer, fate, random),
+        **_recipients(number, customer, expected, random),
         **_bodies(customer, subject, order, random),
         **_extras(order, random),
     }
 
 
-def _recipients(number: int, customer: Customer, fate: Fate, random: Random) -> dict[str, Any]:
-    """One recipient mostly; where the server is to refuse or defer, that one alone, so that there is one answer."""
-    if fate is not Fate.ACCEPTED:
-        return {"to": f"{fate}.{number}@example.net"}
+def _recipients(number: int, customer: Customer, expected: ExpectedOutcome, random: Random) -> dict[str, Any]:
+    """Usually one recipient. Always one if the server refuses or defers it, so that the email has one answer."""
+    if expected is not ExpectedOutcome.ACCEPTED:
+        return {"to": f"{expected}.{number}@example.net"}
     others = [other.address for other in CUSTOMERS if other is not customer]
     lists: dict[str, Any] = {"to": customer.address}
     if _happens(random, 0.12):
@@ -153,7 +153,7 @@ def _bodies(customer: Customer, subject: str, order: str, random: Random) -> dic
     lines = [f"{count}: article {random.randint(100, 999)}" for count in range(1, random.randint(2, 12))]
     bodies = {}
     if kind != "html":
-        # A line with a dot alone: SMTP's end of data, were it not for dot-stuffing.
+        # A line with only a dot would end the email in SMTP without dot-stuffing.
         bodies["text"] = "\n".join([customer.greeting, "", f"{subject}.", "", *lines, ".", "", "Example Shop, ☎ 0100"])
     if kind != "text":
         items = "".join(f"<li>{line}</li>\n" for line in lines)
@@ -198,7 +198,7 @@ def _checksum(part: bytes) -> bytes:
 
 
 def _archive(order: str, random: Random) -> Attachment:
-    """Bytes of every value; now and then more than fits a socket's buffer."""
+    """Random bytes, sometimes more than a socket's buffer holds."""
     octets = random.choice((300, 3_000, 120_000)) + random.randint(0, 200)
     return Attachment(f"фото {order}.bin", "application/octet-stream", random.randbytes(octets))
 
@@ -208,25 +208,25 @@ def _happens(random: Random, probability: float) -> bool:
 
 
 class _RolledBackError(Exception):
-    """The application rolls back; never leaves this module."""
+    """Rolls back the application's transaction; always caught in this module."""
 
 
 class Application:
-    """Enqueues as a shop's code does, in transactions of its own.
+    """Enqueues emails as a shop's code does, in its own transactions.
 
-    Some emails come twice, because an application that crashed between its commit and its next step does not know
-    whether it has enqueued. One transaction is rolled back, and its emails with it.
+    It enqueues some emails twice, like an application that crashed after its commit and does not know whether it has
+    enqueued. It rolls back one transaction with its emails.
 
     Attributes:
-        told: Each answer to a committed enqueue.
-        fates: What the server is to say to each email that was enqueued, by its key.
+        answers: The answer to each committed enqueue.
+        expected_outcomes: How the server answers to each enqueued email, by message key.
         repeated: How many emails were enqueued a second time.
-        transactions: Committed ones.
+        transactions: How many transactions were committed.
     """
 
     def __init__(self, connection: Session, emails: int, seed: int) -> None:
-        self.told: list[Answer] = []
-        self.fates: dict[str, Fate] = {}
+        self.answers: list[Answer] = []
+        self.expected_outcomes: dict[str, ExpectedOutcome] = {}
         self.repeated = 0
         self.transactions = 0
         self._connection = connection
@@ -235,8 +235,8 @@ class Application:
         self._again: deque[Email] = deque()
 
     def work(self) -> Iterator[None]:
-        """Enqueues one transaction at each step."""
-        random = Random(self._seed)  # noqa: S311 - the same seed has to give the same transactions
+        """Enqueues one transaction per iteration."""
+        random = Random(self._seed)  # noqa: S311 - reproducible, not secret
         remaining = plan_emails(self._emails, self._seed)
         largest = max(_LARGEST_TRANSACTION, self._emails // _TRANSACTIONS_AT_MOST)
         while (batch := list(islice(remaining, random.randint(1, largest)))) or self._again:
@@ -247,20 +247,20 @@ class Application:
                 self._roll_back()
             yield
 
-    def _transact(self, batch: Sequence[Planned], again: Sequence[Email]) -> None:
-        """One transaction: what the application does for itself would stand beside it."""
+    def _transact(self, batch: Sequence[PlannedEmail], again: Sequence[Email]) -> None:
+        """Enqueues in one transaction. A real application would write its own rows in the same transaction."""
         with self._connection.transaction():
             answers = enqueue_many(self._connection, [*[item.email for item in batch], *again])
         self.transactions += 1
         self.repeated += len(again)
-        self.fates.update((item.email.message_key, item.fate) for item in batch)
-        self.told += [Answer(each.message_key, each.email_id, each.acceptance) for each in answers]
+        self.expected_outcomes.update((item.email.message_key, item.expected) for item in batch)
+        self.answers += [Answer(each.message_key, each.email_id, each.acceptance) for each in answers]
 
     def _roll_back(self) -> None:
         emails = [item.email for item in plan_emails(ROLLED_BACK_EMAILS, self._seed, first=self._emails)]
         try:
             with self._connection.transaction():
                 enqueue_many(self._connection, emails)
-                raise _RolledBackError  # noqa: TRY301 - an exception is how a transaction is rolled back
+                raise _RolledBackError  # noqa: TRY301 - psycopg rolls back a transaction on an exception
         except _RolledBackError:
             return

@@ -1,10 +1,10 @@
-"""`./run generate`: writes what follows from the declarations of settings and metrics into the files that ship.
+"""`./run generate`: updates files from the declarations of settings and metrics.
 
 deploy/dispatcher.env            every setting, explained
-docs/metrics.md                  the table of what processes count
-deploy/grafana-dashboard.json    a panel for each metric that neither a panel nor an alert names yet
+docs/metrics.md                  the table of metrics
+deploy/grafana-dashboard.json    a new panel for each metric that no panel and no alert rule uses
 
-Panels are a beginning: what a person makes of one stays, because the metric is named then.
+An existing panel is never changed, so it may be edited by hand.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ RULES: Final = ROOT / "deploy" / "alerts.rules.yml"
 
 _HEIGHT: Final = 8
 _WIDTH: Final = 8
-_A_LINE: Final = 3
+_PANELS_PER_LINE: Final = 3
 _SOURCE: Final = {"type": "prometheus", "uid": "${datasource}"}
 _HEAD: Final = "| metric | kind | labels | what it counts |\n|---|---|---|---|\n"
 
 
 def generated() -> dict[Path, str]:
-    """Each file's text as it should be."""
-    text = environment_file()  # loads every provider that comes with us, with the metrics that it declares
+    """The text that each file should have, by path."""
+    text = environment_file()  # imports every built-in provider, which declares the provider's metrics
     return {
         ENVIRONMENT: text.rstrip() + "\n",
         TABLE: _with_table(TABLE.read_text(), Meter.declared),
@@ -45,7 +45,7 @@ def generated() -> dict[Path, str]:
 def _with_table(page: str, meters: list[Meter]) -> str:
     before, head, rest = page.partition(_HEAD)
     rows = "".join(takewhile(lambda line: line.startswith("|"), rest.splitlines(keepends=True)))
-    assert head, f"{TABLE} has lost the table's head"
+    assert head, f"{TABLE} does not have the table's heading"
     return before + head + "".join(map(_row, meters)) + rest.removeprefix(rows)
 
 
@@ -63,13 +63,13 @@ def _with_panels(dashboard: str, rules: str, meters: list[Meter]) -> str:
 
 
 def _add(panels: list[dict[str, Any]], meter: Meter) -> None:
-    """Puts a panel behind the others of its row, and moves what is below if that takes a new line."""
+    """Adds a panel at the end of its row, and moves the panels below if a new line is needed."""
     at = next(number for number, one in enumerate(panels) if (one["type"], one["title"]) == ("row", meter.panel))
     row = list(takewhile(lambda one: one["type"] != "row", panels[at + 1 :]))
     y = max((one["gridPos"]["y"] for one in row), default=panels[at]["gridPos"]["y"] + 1)
     place = sum(one["gridPos"]["y"] == y for one in row)
     following = panels[at + 1 + len(row) :]
-    if place == _A_LINE:
+    if place == _PANELS_PER_LINE:
         y, place = y + _HEIGHT, 0
     if place == 0:
         for one in following:
@@ -81,11 +81,11 @@ def _add(panels: list[dict[str, Any]], meter: Meter) -> None:
 
 
 def _panel(meter: Meter, number: int, x: int, y: int) -> dict[str, Any]:
-    words = meter.name.removeprefix("dispatcher_").removesuffix("_total").replace("_", " ").capitalize()
+    title = meter.name.removeprefix("dispatcher_").removesuffix("_total").replace("_", " ").capitalize()
     return {
         "id": number,
         "type": "timeseries",
-        "title": f"{words} per second" if isinstance(meter, Counter) else words,
+        "title": f"{title} per second" if isinstance(meter, Counter) else title,
         "description": meter.about,
         "datasource": _SOURCE,
         "gridPos": {"h": _HEIGHT, "w": _WIDTH, "x": x, "y": y},
@@ -106,7 +106,7 @@ def _panel(meter: Meter, number: int, x: int, y: int) -> dict[str, Any]:
 
 
 def _queries(meter: Meter) -> list[tuple[str, str]]:
-    """Expressions, with the words for what they show."""
+    """PromQL expressions with their legends."""
     labels = ("instance", *meter.labels) if isinstance(meter, Gauge) else meter.labels
     by = f" by ({', '.join(labels)})" if labels else ""
     legend = " ".join(f"{{{{{label}}}}}" for label in labels) or meter.name
@@ -120,8 +120,8 @@ def _queries(meter: Meter) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    """Writes each file that is not as it should be, and says which."""
-    assert metrics.EMAILS in Meter.declared  # the declarations are loaded
+    """Writes each file whose text has to change, and prints its path."""
+    assert metrics.EMAILS in Meter.declared  # importing the module has declared the metrics
     for path, text in generated().items():
         if path.read_text() != text:
             path.write_text(text)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import orjson
 
 
-class Act(StrEnum):
+class Fault(StrEnum):
     """What a script may do instead of answering.
 
     All but the first three accept the email first: the ledger has it, and whoever tries again makes a duplicate.
@@ -78,7 +78,7 @@ class Behaviour:
         names_culprits: Whether SendGrid tells which of several emails is to blame.
     """
 
-    act: Act | Reply | None = None
+    fault: Fault | Reply | None = None
     times: int | None = None
     throttled_until: float = 0.0
     latency_seconds: float = 0.0
@@ -86,14 +86,14 @@ class Behaviour:
     culprits: Mapping[str, str] = field(default_factory=dict)
     names_culprits: bool = False
 
-    def next_act(self) -> Act | Reply | None:
+    def next_fault(self) -> Fault | Reply | None:
         """What this request meets."""
-        if self.act is None or self.times is None:
-            return self.act
+        if self.fault is None or self.times is None:
+            return self.fault
         if self.times <= 0:
             return None
         self.times -= 1
-        return self.act
+        return self.fault
 
     def throttle(self, seconds: float) -> None:
         """Answer 429 to everything for so long."""
@@ -106,7 +106,7 @@ class Behaviour:
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))
         reply, act = document.get("reply"), document.get("act")
-        self.act = _reply(reply) if reply else Act(act) if act else None
+        self.fault = _reply(reply) if reply else Fault(act) if act else None
         self.times = document.get("times")
         self.latency_seconds = latency_seconds
         self.throttle(throttle_seconds)

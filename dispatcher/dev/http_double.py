@@ -29,7 +29,7 @@ import orjson
 
 from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
 from dispatcher.dev.http_apis import Mail, Request
-from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_session import HttpSession
 
 PR_SET_PDEATHSIG: Final = 1
@@ -228,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
     parser.add_argument("--tls", action="store_true", help="HTTPS, by an authority of its own")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="before an answer")
-    parser.add_argument("--act", type=Act, choices=list(Act), help="do this to each request")
+    parser.add_argument("--act", type=Fault, choices=list(Fault), help="do this to each request")
     parser.add_argument("--times", type=int, help="how many requests meet the act; default: all")
     parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for so long")
     parser.add_argument("--key", help="the API key that SendGrid's requests need; default: any")

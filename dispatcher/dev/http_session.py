@@ -17,7 +17,7 @@ import httptools
 import orjson
 
 from dispatcher.dev.http_apis import APIS, SENDGRID, Api, Mail, Request
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply, answer, octets_of
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octets_of
 
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
@@ -68,7 +68,7 @@ class HttpSession(asyncio.Protocol):
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
-        self._act: Act | Reply | None = None
+        self._act: Fault | Reply | None = None
         self._closes = False
         self._begin()
 
@@ -111,9 +111,9 @@ class HttpSession(asyncio.Protocol):
             return
         self._books.begun[self._path] += 1
         self._books.witness(self._number, "began")
-        self._act = self._books.behaviour.next_act()
-        if self._act is Act.CLOSE_UNREAD or self._act is Act.RESET_UNREAD:
-            self._end(by_reset=self._act is Act.RESET_UNREAD)
+        self._act = self._books.behaviour.next_fault()
+        if self._act is Fault.CLOSE_UNREAD or self._act is Fault.RESET_UNREAD:
+            self._end(by_reset=self._act is Fault.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:
         """Part of the body."""
@@ -155,7 +155,7 @@ class HttpSession(asyncio.Protocol):
         elif refusal := api.refused(request, behaviour.culprits, names=behaviour.names_culprits):
             self._books.note(request, str(refusal.status))
             self._later(octets_of(refusal))
-        elif self._act is Act.FORGET:
+        elif self._act is Fault.FORGET:
             self._books.note(request, self._act)
             self._end(by_reset=False)
         else:
@@ -183,8 +183,8 @@ class HttpSession(asyncio.Protocol):
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
         if behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":
             return octets_of(SENDGRID.unauthorized())
-        if isinstance(behaviour.act, Reply):
-            return octets_of(behaviour.act)
+        if isinstance(behaviour.fault, Reply):
+            return octets_of(behaviour.fault)
         return octets_of(Reply(200, {"scopes": ["mail.send", "user.profile.read"]}))
 
     def _ordered(self) -> Reply:
@@ -194,23 +194,25 @@ class HttpSession(asyncio.Protocol):
             return Reply(400, {"error": "not a behaviour"})
         return Reply(200, {})
 
-    def _misbehave(self, act: Act, octets: bytes) -> None:
+    def _misbehave(self, act: Fault, octets: bytes) -> None:
         """Do what the script says, in place of the answer."""
         half = len(octets) // 2
-        deeds: dict[Act, Callable[[], None]] = {
-            Act.CLOSE: lambda: self._end(by_reset=False),
-            Act.RESET: lambda: self._end(by_reset=True),
-            Act.HANG: lambda: None,
-            Act.DRIP: lambda: self._drip(b"HTTP/1.1 202 Accepted\r\nX-Drip: "),
-            Act.DRIP_BODY: self._drip_body,
-            Act.HALF: lambda: self._send(answer(202, {"X-Message-Id": "half"}, b"x" * 50, announced=100), closes=True),
-            Act.HALF_HEAD: lambda: self._send(octets[:half], closes=True),
-            Act.FLOOD: self._flood,
-            Act.HTML: lambda: self._send(answer(200, {"Content-Type": "text/html"}, _PAGE)),
-            Act.EMPTY: lambda: self._send(answer(200, {}, b"")),
-            Act.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),
-            Act.REDIRECT: lambda: self._send(answer(307, {"Location": self._where()}, b"")),
-            Act.LAST_ANSWER: lambda: self._tell(octets, closes=True),
+        deeds: dict[Fault, Callable[[], None]] = {
+            Fault.CLOSE: lambda: self._end(by_reset=False),
+            Fault.RESET: lambda: self._end(by_reset=True),
+            Fault.HANG: lambda: None,
+            Fault.DRIP: lambda: self._drip(b"HTTP/1.1 202 Accepted\r\nX-Drip: "),
+            Fault.DRIP_BODY: self._drip_body,
+            Fault.HALF: lambda: self._send(
+                answer(202, {"X-Message-Id": "half"}, b"x" * 50, announced=100), closes=True
+            ),
+            Fault.HALF_HEAD: lambda: self._send(octets[:half], closes=True),
+            Fault.FLOOD: self._flood,
+            Fault.HTML: lambda: self._send(answer(200, {"Content-Type": "text/html"}, _PAGE)),
+            Fault.EMPTY: lambda: self._send(answer(200, {}, b"")),
+            Fault.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),
+            Fault.REDIRECT: lambda: self._send(answer(307, {"Location": self._where()}, b"")),
+            Fault.LAST_ANSWER: lambda: self._tell(octets, closes=True),
         }
         deeds[act]()
 

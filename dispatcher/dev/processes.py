@@ -78,7 +78,7 @@ class Processes:
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped while they started.")
         keeper.send(identity.pid, signal.SIGHUP)
-        # Until then the record has the end of the process before, which `obituary` would report for the new one.
+        # Until then the record has the end of the process before, which `exit_report` would report for the new one.
         deadline = time.monotonic() + LAUNCH_SECONDS
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)
@@ -101,7 +101,7 @@ class Processes:
         living = {name: _living(entry) for name, entry in (record["running"] if record else {}).items()}
         return {name: identity.pid for name, identity in living.items() if identity}
 
-    def obituary(self, name: str) -> str | None:
+    def exit_report(self, name: str) -> str | None:
         """How the server ended, with the last words of its log; None while it lives or has not started yet."""
         log = self.folder / "log" / f"{name}.log"
         record = self.record()

@@ -204,7 +204,7 @@ def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
 def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
     """Debian's programs, unpacked in the cache folder."""
     name = f"rabbitmq-{debian.system()}"
-    final = cache.place(name)
+    final = cache.path_of(name)
 
     def build(folder: Path) -> None:
         progress("fetching RabbitMQ from Debian (35 MB)")
@@ -343,7 +343,7 @@ def _await(processes: Processes, name: str, what: str, ready: Callable[[], bool]
     await_condition(
         ready,
         seconds=READY_SECONDS,
-        broken=lambda: processes.obituary(name),
+        broken=lambda: processes.exit_report(name),
         what=what,
         log=processes.folder / "log" / f"{name}.log",
     )

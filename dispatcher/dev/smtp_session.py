@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol, cast
 
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 
 DRIP_SECONDS: Final = 0.02
 _PATH: Final = re.compile(r"(?:FROM|TO): ?<([^<>]*)>(.*)", re.IGNORECASE)
@@ -352,16 +352,16 @@ class SmtpSession(asyncio.Protocol):
         wanted = self._behaviour.scripted(step)
         if wanted is None:
             return False
-        self._closes = self._closes or wanted in (SmtpAct.CLOSE, SmtpAct.RESET)
-        if wanted == SmtpAct.CLOSE:
+        self._closes = self._closes or wanted in (SmtpFault.CLOSE, SmtpFault.RESET)
+        if wanted == SmtpFault.CLOSE:
             self._transport.close()
-        elif wanted == SmtpAct.RESET:
+        elif wanted == SmtpFault.RESET:
             self._transport.abort()
-        elif wanted in (SmtpAct.HANG, SmtpAct.FREEZE):
+        elif wanted in (SmtpFault.HANG, SmtpFault.FREEZE):
             self._is_waiting = True
-            if wanted == SmtpAct.FREEZE:
+            if wanted == SmtpFault.FREEZE:
                 self._transport.pause_reading()
-        elif wanted == SmtpAct.DRIP:
+        elif wanted == SmtpFault.DRIP:
             self._is_waiting = True
             self._drip(b"250-")
         else:

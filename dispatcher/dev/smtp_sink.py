@@ -5,7 +5,7 @@
 prints one line of JSON with its ports and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
 `mail/<email id>.<n>.eml` for each acceptance, and with `--wire`, `wire.jsonl`, with what was seen of each email and
 connection (see `SmtpSink.witness`). A line of JSON on the control port changes its behaviour while it runs (see
-`smtp_script.SmtpBehaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
+`smtp_behaviour.SmtpBehaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time
@@ -38,7 +38,7 @@ from typing import Final
 import orjson
 
 from dispatcher.dev.acceptance_ledger import AcceptanceLedger, LedgerEntry, LedgerWriter, read_ledger
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_session import Received, SmtpSession
 
 PR_SET_PDEATHSIG: Final = 1
@@ -230,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--latency-ms", type=float, default=0.0, help="before the answer to an email")
     parser.add_argument("--slow-ms", type=float, default=200.0, help="before the reply to a recipient named slow…")
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
-        f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(SmtpAct)}"
+        f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(SmtpFault)}"
     ))  # fmt: skip
     parser.add_argument("--login", metavar="USER:PASSWORD", help="what MAIL needs; default: an open server")
     parser.add_argument("--wire", action="store_true", help="keep a record of every email and connection")

@@ -91,7 +91,7 @@ class Disturbance:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RecordedAttempt:
     """One attempt on record.
 
     Attributes:
@@ -152,7 +152,11 @@ def _fragments(events: Iterable[Mapping[str, Any]]) -> list[Fragment]:
 
 
 def explain(
-    attempt: Attempt, seen: Sequence[Exchange], wire: Wire, disturbances: Iterable[Disturbance], spent: set[Fragment]
+    attempt: RecordedAttempt,
+    seen: Sequence[Exchange],
+    wire: Wire,
+    disturbances: Iterable[Disturbance],
+    spent: set[Fragment],
 ) -> Explanation:
     """Why this attempt's outcome is unknown.
 
@@ -170,7 +174,9 @@ def explain(
     return Explanation.AT_THE_EDGE if edges else Explanation.NONE
 
 
-def _explain_unseen(attempt: Attempt, wire: Wire, own: Sequence[Disturbance], spent: set[Fragment]) -> Explanation:
+def _explain_unseen(
+    attempt: RecordedAttempt, wire: Wire, own: Sequence[Disturbance], spent: set[Fragment]
+) -> Explanation:
     if any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in wire.closed_at):
         return Explanation.ON_THE_WIRE
     for fragment in wire.fragments:
@@ -180,13 +186,15 @@ def _explain_unseen(attempt: Attempt, wire: Wire, own: Sequence[Disturbance], sp
     return Explanation.AT_THE_EDGE if own else Explanation.NONE
 
 
-def _was_cut_off(fragment: Fragment, attempt: Attempt, disturbance: Disturbance) -> bool:
+def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Disturbance) -> bool:
     """Whether it began in this attempt, and its end is the disturbance's work."""
     begins_within = attempt.started_at - CLOCK_SECONDS <= fragment.began_at <= disturbance.since + EDGE_SECONDS
     return begins_within and fragment.ended_at >= disturbance.since
 
 
-def requests_of(attempt: Attempt, all_attempts: Iterable[Attempt], seen: Iterable[Exchange]) -> list[Exchange]:
+def requests_of(
+    attempt: RecordedAttempt, all_attempts: Iterable[RecordedAttempt], seen: Iterable[Exchange]
+) -> list[Exchange]:
     """The email's requests that came in this attempt: after it began, and before the next one did."""
     later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
     until = min(later, default=math.inf)

@@ -113,7 +113,7 @@ class Sink:
         return self._ledger.stat().st_size
 
     def behave(self, **behaviour: object) -> None:
-        """See `dispatcher.dev.smtp_script.SmtpBehaviour.change`."""
+        """See `dispatcher.dev.smtp_behaviour.SmtpBehaviour.change`."""
         with socket.create_connection(("127.0.0.1", self._control_port), timeout=10) as control:
             control.sendall(orjson.dumps(behaviour) + b"\n")
             assert control.makefile("rb").readline() == b"{}\n", behaviour

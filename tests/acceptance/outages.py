@@ -47,7 +47,7 @@ class Removable:
 
     def is_gone(self, name: str) -> bool:
         """Whether it has ended, and its keeper knows, who starts nothing that it takes for running."""
-        return self._processes.obituary(name) is not None and name not in self._processes.running()
+        return self._processes.exit_report(name) is not None and name not in self._processes.running()
 
     def is_replaced(self, name: str, pid: int) -> bool:
         """Whether another one has taken its place: when any server starts, all start that are gone."""

@@ -15,7 +15,7 @@ import trustme
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.mail import MailChannel
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.domain.alert import Notice
 from tests.waiting import Overtime
@@ -113,9 +113,9 @@ async def test_a_server_s_no_is_no_delivery_and_its_words_are_not_ours(
     assert "@" not in fault.value.reason
 
 
-@pytest.mark.parametrize("act", [SmtpAct.HANG, SmtpAct.DRIP])
+@pytest.mark.parametrize("act", [SmtpFault.HANG, SmtpFault.DRIP])
 async def test_a_server_that_is_slow_takes_no_longer_than_the_whole_deadline(
-    sink: SmtpSink, notice: Notice, act: SmtpAct
+    sink: SmtpSink, notice: Notice, act: SmtpFault
 ) -> None:
     sink.behaviour.script = {Step.MAIL: act}
     server = SmtpServer("127.0.0.1", sink.port, "none")

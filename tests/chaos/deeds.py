@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from random import Random
 from typing import Final
 
-from dispatcher.dev.smtp_script import SmtpAct, Step
+from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.chaos.deed import Deed
 from tests.chaos.message_deeds import (
@@ -46,7 +46,7 @@ from tests.chaos.stage import Stage
 
 
 def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Deed:
-    """The provider behaves so for a while; see `dispatcher.dev.http_behaviour` and `smtp_script`."""
+    """The provider behaves so for a while; see `dispatcher.dev.http_behaviour` and `smtp_behaviour`."""
     behaviours = {"sendgrid": sendgrid, "smtp": smtp}
 
     def misbehave(stage: Stage, random: Random) -> bool:
@@ -93,15 +93,15 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
     "provider closes": (
-        provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpAct.CLOSE, times=3)),
+        provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpFault.CLOSE, times=3)),
         1,
     ),
     "provider resets": (
-        provider(sendgrid={"act": "reset", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpAct.RESET, times=3)),
+        provider(sendgrid={"act": "reset", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpFault.RESET, times=3)),
         1,
     ),
     "provider forgets": (
-        provider(sendgrid={"act": "forget", "times": 3}, smtp=_smtp(Step.END, SmtpAct.CLOSE, times=3)),
+        provider(sendgrid={"act": "forget", "times": 3}, smtp=_smtp(Step.END, SmtpFault.CLOSE, times=3)),
         1,
     ),
     "provider breaks off": (
@@ -109,11 +109,11 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
         1,
     ),
     "provider hangs": (
-        provider(sendgrid={"act": "hang", "times": 2}, smtp=_smtp(Step.ANSWER, SmtpAct.HANG, times=2)),
+        provider(sendgrid={"act": "hang", "times": 2}, smtp=_smtp(Step.ANSWER, SmtpFault.HANG, times=2)),
         1,
     ),
     "provider hangs up": (
-        provider(sendgrid={"act": "last-answer", "times": 20}, smtp=_smtp(Step.MAIL, SmtpAct.CLOSE, times=20)),
+        provider(sendgrid={"act": "last-answer", "times": 20}, smtp=_smtp(Step.MAIL, SmtpFault.CLOSE, times=20)),
         1,
     ),
     "provider 500": (

@@ -9,8 +9,8 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from dispatcher.dev.oracle import Books, Letter, Row
-from dispatcher.dev.wire import Attempt, Wire
+from dispatcher.dev.oracle import Books, DlqEntry, Row
+from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.chaos.stage import Stage
 from tests.supervisor.program import Event
 
@@ -41,18 +41,18 @@ def collect(stage: Stage, policy: str) -> Books:
     """Everything that the oracle has to know; the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
-        attempts = [Attempt(*row) for row in session.execute(_ATTEMPTS)]
+        attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
         unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
-    letters, refuse = _dead_letters(stage)
+    entries, unknown = _dlq_entries(stage)
     return Books(
         policy=policy,
-        asked=stage.producers.asked(),
-        told=stage.producers.told(),
+        requested_keys=stage.producers.asked(),
+        answers=stage.producers.told(),
         rows=rows,
         attempts=attempts,
-        rescued=Counter(UUID(event["email_id"]) for event in stage.events("email.recovered")),
-        letters=letters,
-        refuse=refuse,
+        expired_leases=Counter(UUID(event["email_id"]) for event in stage.events("email.rescued")),
+        dlq_entries=entries,
+        unknown_messages=unknown,
         garbage=frozenset(stage.diary.garbage),
         waiting=stage.rabbit.waiting(stage.topology.queue),
         accepted=stage.provider.delivered(),
@@ -60,8 +60,8 @@ def collect(stage: Stage, policy: str) -> Books:
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
         unledgered=frozenset(unledgered),
-        expired_at=[_unix(event) for event in stage.events("email.recovered") if event["reason"] == "lease_expired"],
-        struck_at=tuple(stage.diary.struck_at),
+        expired_at=[_unix(event) for event in stage.events("email.rescued") if event["reason"] == "lease_expired"],
+        fault_times=tuple(stage.diary.struck_at),
     )
 
 
@@ -75,12 +75,12 @@ def _unix(event: Event) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def _dead_letters(stage: Stage) -> tuple[list[Letter], list[bytes]]:
-    letters, refuse = [], []
+def _dlq_entries(stage: Stage) -> tuple[list[DlqEntry], list[bytes]]:
+    entries, unknown = [], []
     for message in stage.rabbit.read_all(stage.topology.dlq):
         if message.was_rejected:
-            refuse.append(message.body)
+            unknown.append(message.body)
         else:
             document = orjson.loads(message.body)
-            letters.append(Letter(UUID(document["email_id"]), document["status"]))
-    return letters, refuse
+            entries.append(DlqEntry(UUID(document["email_id"]), document["status"]))
+    return entries, unknown

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.cli.demo import explain
-from dispatcher.dev.demo_play import Kill, Report
+from dispatcher.dev.demo_run import Kill, Report
 
 REPORT: Final = Report(
     emails=1000,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from dispatcher.dev.demo_emails import Fate, Planned, plan_emails
+from dispatcher.dev.demo_emails import ExpectedOutcome, PlannedEmail, plan_emails
 from dispatcher.domain.address import parse_address
 from dispatcher.domain.email import Email
 
@@ -35,26 +35,26 @@ SHAPES: dict[str, Callable[[Email], bool]] = {
 
 
 @pytest.fixture(scope="module")
-def planned() -> list[Planned]:
+def planned() -> list[PlannedEmail]:
     """As many as the demo makes, from its seed."""
     return list(plan_emails(1000, seed=1))
 
 
-def test_same_seed_gives_the_same_emails(planned: list[Planned]) -> None:
+def test_same_seed_gives_the_same_emails(planned: list[PlannedEmail]) -> None:
     assert list(plan_emails(1000, seed=1)) == planned
 
 
-def test_an_email_does_not_depend_on_how_many_are_made(planned: list[Planned]) -> None:
+def test_an_email_does_not_depend_on_how_many_are_made(planned: list[PlannedEmail]) -> None:
     assert list(plan_emails(10, seed=1, first=50)) == planned[50:60]
 
 
-def test_another_seed_gives_other_emails(planned: list[Planned]) -> None:
+def test_another_seed_gives_other_emails(planned: list[PlannedEmail]) -> None:
     others = plan_emails(1000, seed=2)
 
     assert not {item.email.message_key for item in others} & {item.email.message_key for item in planned}
 
 
-def test_every_key_is_new(planned: list[Planned]) -> None:
+def test_every_key_is_new(planned: list[PlannedEmail]) -> None:
     assert len({item.email.message_key for item in planned}) == len(planned)
 
 
@@ -64,28 +64,28 @@ def test_every_shape_is_there(shape: str, seed: int) -> None:
     assert sum(SHAPES[shape](item.email) for item in plan_emails(1000, seed)) >= 3
 
 
-def test_few_are_refused_and_few_are_deferred(planned: list[Planned]) -> None:
-    fates = Counter(item.fate for item in planned)
+def test_few_are_refused_and_few_are_deferred(planned: list[PlannedEmail]) -> None:
+    fates = Counter(item.expected for item in planned)
 
-    assert 10 <= fates[Fate.REFUSED] <= 20
-    assert 8 <= fates[Fate.GREYLISTED] <= 20
+    assert 10 <= fates[ExpectedOutcome.REFUSED] <= 20
+    assert 8 <= fates[ExpectedOutcome.GREYLISTED] <= 20
 
 
 def test_a_small_demo_has_every_fate_and_a_repeated_email() -> None:
     small = list(plan_emails(6, seed=1))
 
-    assert {item.fate for item in small} == set(Fate)
+    assert {item.expected for item in small} == set(ExpectedOutcome)
     assert any(item.is_repeated for item in small)
 
 
-def test_a_recipient_that_decides_the_fate_is_alone_and_in_one_email(planned: list[Planned]) -> None:
-    judged = [item.email for item in planned if item.fate is not Fate.ACCEPTED]
+def test_a_recipient_that_decides_the_fate_is_alone_and_in_one_email(planned: list[PlannedEmail]) -> None:
+    judged = [item.email for item in planned if item.expected is not ExpectedOutcome.ACCEPTED]
 
     assert all(len(email.to) == 1 and not email.cc and not email.bcc for email in judged)
     assert len({email.to for email in judged}) == len(judged)
 
 
-def test_mail_goes_to_reserved_domains_alone(planned: list[Planned]) -> None:
+def test_mail_goes_to_reserved_domains_alone(planned: list[PlannedEmail]) -> None:
     texts = {text for item in planned for text in (item.email.sender, *item.email.to, *item.email.cc, *item.email.bcc)}
 
     assert all(parse_address(text).domain.split(".")[-2:][-1] in ("example", "com", "org", "net") for text in texts)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from dispatcher.dev.acceptance_ledger import read_ledger
-from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
 from tests.waiting import until
 
@@ -92,9 +92,9 @@ async def test_sandbox_mode_answers_200(double: HttpDouble) -> None:
     assert status == 200
 
 
-@pytest.mark.parametrize("act", [Act.CLOSE, Act.RESET])
-async def test_an_answer_that_never_comes_leaves_its_line(act: Act, double: HttpDouble) -> None:
-    double.behaviour.act = act
+@pytest.mark.parametrize("act", [Fault.CLOSE, Fault.RESET])
+async def test_an_answer_that_never_comes_leaves_its_line(act: Fault, double: HttpDouble) -> None:
+    double.behaviour.fault = act
 
     with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
         await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
@@ -103,7 +103,7 @@ async def test_an_answer_that_never_comes_leaves_its_line(act: Act, double: Http
 
 
 async def test_who_is_not_read_is_not_in_the_ledger(double: HttpDouble) -> None:
-    double.behaviour.act = Act.CLOSE_UNREAD
+    double.behaviour.fault = Fault.CLOSE_UNREAD
 
     with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
         await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
@@ -113,7 +113,7 @@ async def test_who_is_not_read_is_not_in_the_ledger(double: HttpDouble) -> None:
 
 
 async def test_an_act_may_be_for_some_requests_only(double: HttpDouble) -> None:
-    double.behaviour = Behaviour(Act.EMPTY, times=2)
+    double.behaviour = Behaviour(Fault.EMPTY, times=2)
 
     statuses = [(await say(double.port, "POST", SENDGRID, for_sendgrid(str(n))))[0] for n in range(4)]
 
@@ -198,7 +198,7 @@ async def test_an_order_that_makes_no_sense_is_refused(double: HttpDouble) -> No
     status, _, _ = await say(double.port, "PUT", "/double", {"act": "explode"})
 
     assert status == 400
-    assert double.behaviour.act is None
+    assert double.behaviour.fault is None
 
 
 async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) 
     await double.start()
     await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))
     await until(lambda: not double.sessions)
-    double.behaviour.act = Act.CLOSE
+    double.behaviour.fault = Fault.CLOSE
 
     with pytest.raises(asyncio.IncompleteReadError):
         await say(double.port, "POST", SENDGRID, for_sendgrid("id-2"))
@@ -221,7 +221,7 @@ async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) 
 
 
 async def test_a_forgotten_request_is_not_in_the_ledger_and_is_not_answered(double: HttpDouble) -> None:
-    double.behaviour.act = Act.FORGET
+    double.behaviour.fault = Fault.FORGET
 
     with pytest.raises(asyncio.IncompleteReadError):
         await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))

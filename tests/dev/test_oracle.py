@@ -7,24 +7,24 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.dev.oracle import Answer, Books, Letter, Row, judge
-from dispatcher.dev.wire import Attempt, Disturbance, Exchange, Fragment, Wire
+from dispatcher.dev.oracle import Answer, Books, DlqEntry, Row, judge
+from dispatcher.dev.wire import Disturbance, Exchange, Fragment, RecordedAttempt, Wire
 
 SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
 WORKER = "host:w0:77:abcd"
 
 
-def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 100.0) -> Attempt:
-    return Attempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
+def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 100.0) -> RecordedAttempt:
+    return RecordedAttempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
 
 
 GOOD = Books(
-    asked=frozenset({"a", "b", "c", "never-committed"}),
-    told=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
+    requested_keys=frozenset({"a", "b", "c", "never-committed"}),
+    answers=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
     rows={SENT: Row("a", "sent", is_completed=True), FAILED: Row("b", "failed"), HELD: Row("c", "held")},
     attempts=[attempt(SENT, "accepted"), attempt(FAILED, "rejected"), attempt(HELD, "uncertain")],
-    letters=[Letter(FAILED, "failed"), Letter(HELD, "held"), Letter(SENT, "held")],
-    refuse=[b"[]"],
+    dlq_entries=[DlqEntry(FAILED, "failed"), DlqEntry(HELD, "held"), DlqEntry(SENT, "held")],
+    unknown_messages=[b"[]"],
     garbage=frozenset({b"[]", b"{}"}),
     accepted={SENT: 1, HELD: 1},
     wire=Wire([Exchange(SENT, 100.1, 100.2), Exchange(HELD, 100.1)]),
@@ -36,10 +36,10 @@ def with_row(email_id: UUID, row: Row) -> Books:
 
 
 BAD: dict[str, Books] = {
-    "told of and without a row": replace(GOOD, told=[*GOOD.told, Answer("c", STRANGER, "accepted")]),
-    "told of under another key": replace(GOOD, told=[*GOOD.told, Answer("b", HELD, "known")]),
+    "told of and without a row": replace(GOOD, answers=[*GOOD.answers, Answer("c", STRANGER, "accepted")]),
+    "told of under another key": replace(GOOD, answers=[*GOOD.answers, Answer("b", HELD, "known")]),
     "keys with two emails": with_row(STRANGER, Row("a", "failed")),
-    "keys accepted twice": replace(GOOD, told=[*GOOD.told, Answer("a", SENT, "accepted")]),
+    "keys accepted twice": replace(GOOD, answers=[*GOOD.answers, Answer("a", SENT, "accepted")]),
     "keys that nobody asked by": with_row(STRANGER, Row("d", "failed")),
     "neither sent nor failed nor held": with_row(HELD, Row("c", "sending")),
     "messages left on the send queue": replace(GOOD, waiting=1),
@@ -48,19 +48,19 @@ BAD: dict[str, Books] = {
     "failed and accepted": replace(GOOD, accepted={**GOOD.accepted, FAILED: 1}),
     "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),
     "accepted more than once": replace(GOOD, accepted={**GOOD.accepted, SENT: 2}),
-    "dead without a dead letter": replace(GOOD, letters=[Letter(FAILED, "failed")]),
-    "alive with a dead letter": replace(GOOD, letters=[*GOOD.letters, Letter(SENT, "failed")]),
-    "on the DLQ and not garbage": replace(GOOD, refuse=[b"a message of ours"]),
-    "failed without a refusal": replace(GOOD, refused=frozenset()),
-    "refused and not failed": replace(GOOD, refused=frozenset({"a", "b"})),
+    "dead without a dead letter": replace(GOOD, dlq_entries=[DlqEntry(FAILED, "failed")]),
+    "alive with a dead letter": replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(SENT, "failed")]),
+    "on the DLQ and not garbage": replace(GOOD, unknown_messages=[b"a message of ours"]),
+    "failed without a refusal": replace(GOOD, refused_keys=frozenset()),
+    "refused and not failed": replace(GOOD, refused_keys=frozenset({"a", "b"})),
     "held without need": replace(GOOD, wire=Wire()),
-    "leases taken without need": replace(GOOD, expired_at=[140.0], struck_at=[100.0, 150.0]),
+    "leases taken without need": replace(GOOD, expired_at=[140.0], fault_times=[100.0, 150.0]),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
 }
 
 
 def test_books_that_are_right_are_good() -> None:
-    verdict = judge(replace(GOOD, refused=frozenset({"b"})))
+    verdict = judge(replace(GOOD, refused_keys=frozenset({"b"})))
 
     assert verdict.is_good, verdict.violations
     assert verdict.counts == {"sent": 1, "failed": 1, "held": 1}
@@ -90,33 +90,35 @@ def test_emails_that_nobody_would_hear_of_again_are_lost(books: Books, lost: int
 
 
 def test_a_lease_that_expires_soon_after_a_deed_was_taken_for_it() -> None:
-    assert judge(replace(GOOD, expired_at=[120.0], struck_at=[100.0])).is_good
+    assert judge(replace(GOOD, expired_at=[120.0], fault_times=[100.0])).is_good
 
 
 def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
     assert judge(replace(GOOD, accepted={SENT: 4, HELD: 2})).duplicates == 4
 
 
-def resend(accepted: int, *, uncertain: int, rescued: int = 0) -> Books:
+def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Books:
     """An email that is sent, was accepted so often, and of which nobody knew the outcome so often."""
     attempts = [attempt(SENT, "uncertain", number) for number in range(uncertain)]
     return Books(
         policy="resend",
-        asked=frozenset({"a"}),
-        told=[Answer("a", SENT, "accepted")],
+        requested_keys=frozenset({"a"}),
+        answers=[Answer("a", SENT, "accepted")],
         rows={SENT: Row("a", "sent", is_completed=True)},
         attempts=[*attempts, attempt(SENT, "accepted", uncertain + 1)],
-        rescued={SENT: rescued},
+        expired_leases={SENT: expired_leases},
         accepted={SENT: accepted},
     )
 
 
-@pytest.mark.parametrize("books", [resend(1, uncertain=0), resend(3, uncertain=2), resend(2, uncertain=0, rescued=1)])
+@pytest.mark.parametrize(
+    "books", [resend(1, uncertain=0), resend(3, uncertain=2), resend(2, uncertain=0, expired_leases=1)]
+)
 def test_under_resend_an_email_may_be_accepted_again_once_for_each_doubt(books: Books) -> None:
     assert judge(books).is_good
 
 
-@pytest.mark.parametrize("books", [resend(2, uncertain=0), resend(4, uncertain=1, rescued=1)])
+@pytest.mark.parametrize("books", [resend(2, uncertain=0), resend(4, uncertain=1, expired_leases=1)])
 def test_under_resend_an_acceptance_more_than_there_were_doubts_is_wrong(books: Books) -> None:
     assert "accepted again without a doubt" in judge(books).violations
 
@@ -224,14 +226,14 @@ def test_one_fragment_explains_one_email() -> None:
 
 
 def test_a_held_email_that_failed_when_its_host_was_back_has_the_dead_letter_of_its_rescue() -> None:
-    books = replace(GOOD, letters=[*GOOD.letters, Letter(FAILED, "held")])
+    books = replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(FAILED, "held")])
 
     assert "alive with a dead letter" in judge(books).violations
-    assert judge(replace(books, rescued={FAILED: 1})).is_good
+    assert judge(replace(books, expired_leases={FAILED: 1})).is_good
 
 
 def test_no_wrong_hides_another() -> None:
-    assert len(judge(replace(GOOD, waiting=1, faults=["x"], accepted={}, refuse=[b"ours"])).violations) >= 4
+    assert len(judge(replace(GOOD, waiting=1, faults=["x"], accepted={}, unknown_messages=[b"ours"])).violations) >= 4
 
 
 def test_the_wire_is_read_from_the_record_of_the_double() -> None:

@@ -122,19 +122,19 @@ def test_a_process_that_ended_can_be_launched_again(processes: Processes, eventu
     eventually(lambda: "shell" in processes.running(), "the process runs")
     first = processes.running()["shell"]
     os.kill(first, signal.SIGKILL)
-    eventually(lambda: processes.obituary("shell") is not None, "the keeper noticed its death")
+    eventually(lambda: processes.exit_report("shell") is not None, "the keeper noticed its death")
 
     processes.launch("shell", plan)
 
     eventually(lambda: processes.running().get("shell", first) != first, "it runs again")
-    assert processes.obituary("shell") is None
+    assert processes.exit_report("shell") is None
 
 
 def test_an_obituary_quotes_exit_code_and_log(processes: Processes, eventually: Eventually) -> None:
     processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
-    eventually(lambda: processes.obituary("shell") is not None, "the process ended")
+    eventually(lambda: processes.exit_report("shell") is not None, "the process ended")
 
-    words = processes.obituary("shell")
+    words = processes.exit_report("shell")
 
     assert words is not None
     assert "exit code 3" in words

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink
 from dispatcher.dev.wire import Exchange, Fragment, Wire
 from tests.waiting import until
@@ -48,7 +48,7 @@ async def test_an_email_that_was_accepted_was_read_and_answered(tmp_path: Path) 
 
 
 async def test_an_email_whose_connection_the_server_closed_was_read_and_not_answered(tmp_path: Path) -> None:
-    behaviour = SmtpBehaviour({Step.ANSWER: SmtpAct.CLOSE})
+    behaviour = SmtpBehaviour({Step.ANSWER: SmtpFault.CLOSE})
 
     wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b""), behaviour=behaviour)
 
@@ -71,7 +71,7 @@ async def test_a_refused_recipient_is_nothing_on_the_wire(tmp_path: Path) -> Non
 
 
 def test_a_change_applies_as_often_as_it_says_and_resets_the_rest() -> None:
-    behaviour = SmtpBehaviour({Step.MAIL: SmtpAct.CLOSE}, latency_seconds=3.0)
+    behaviour = SmtpBehaviour({Step.MAIL: SmtpFault.CLOSE}, latency_seconds=3.0)
 
     behaviour.change({"script": {"end": "451 4.3.0 later"}, "times": 2, "latency_ms": 30})
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.conformance import PLAIN, Habits
-from dispatcher.dev.smtp_script import SmtpBehaviour
+from dispatcher.dev.conformance import NO_QUIRKS, ProviderQuirks
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
@@ -25,7 +25,7 @@ class SmtpPlace:
 
     provider: SmtpProvider
     sink: SmtpSink
-    habits: Habits = PLAIN
+    quirks: ProviderQuirks = NO_QUIRKS
 
     def contents(self) -> list[bytes]:
         return [email.content for email in self.sink.received]
@@ -40,7 +40,7 @@ class CapturePlace:
 
     provider: CaptureProvider
     folder: Path
-    habits: Habits = PLAIN
+    quirks: ProviderQuirks = NO_QUIRKS
 
     def contents(self) -> list[bytes]:
         return [path.read_bytes() for path in sorted(self.folder.glob("new/*"), key=_nanoseconds)]

@@ -15,14 +15,14 @@ from email.utils import parseaddr
 from pathlib import Path
 from typing import Any
 
-from dispatcher.dev.conformance import Habits
+from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
 
 KEY = "SG.the-key-that-nobody-may-see.0123456789"
 
-HABITS = Habits(frozenset({"Date"}), takes_empty_files=False)
+QUIRKS = ProviderQuirks(frozenset({"Date"}), takes_empty_files=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class SendGridPlace:
 
     provider: SendGridProvider
     double: HttpDouble
-    habits: Habits = HABITS
+    quirks: ProviderQuirks = QUIRKS
 
     def contents(self) -> list[bytes]:
         """What a reader would get, rendered by the standard library as SendGrid does from its JSON."""

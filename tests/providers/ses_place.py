@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pytest
 
-from dispatcher.dev.conformance import Habits
+from dispatcher.dev.conformance import ProviderQuirks
 from dispatcher.dev.http_behaviour import Behaviour
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.providers.ses import SesProvider, SesSettings
@@ -26,7 +26,7 @@ from dispatcher.providers.ses import SesProvider, SesSettings
 ACCESS_KEY: Final = "AKIATHEKEYSNAMEXYZ12"
 SECRET_KEY: Final = "the/secret+that/nobody+may/see/0123456789"
 REGION: Final = "eu-west-1"
-SES_HABITS: Final = Habits(own_headers=frozenset({"Message-ID", "Date"}))
+SES_QUIRKS: Final = ProviderQuirks(own_headers=frozenset({"Message-ID", "Date"}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class SesPlace:
 
     provider: SesProvider
     double: HttpDouble
-    habits: Habits = SES_HABITS
+    quirks: ProviderQuirks = SES_QUIRKS
 
     def contents(self) -> list[bytes]:
         """What a reader would get."""

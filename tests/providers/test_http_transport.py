@@ -16,7 +16,7 @@ import orjson
 import pytest
 import uvloop
 
-from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
 from dispatcher.providers.contract import NoPlace
@@ -124,24 +124,24 @@ async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transpor
 @pytest.mark.parametrize(
     ("act", "words", "status", "whole"),
     [
-        (Act.CLOSE_UNREAD, "no answer", None, 0),
-        (Act.RESET_UNREAD, "no answer", None, 0),
-        (Act.CLOSE, "closed", None, 1),
-        (Act.RESET, "reset", None, 1),
-        (Act.HANG, "deadline", None, 1),
-        (Act.DRIP, "deadline", None, 1),
-        (Act.DRIP_BODY, "did not end in time", 202, 1),
-        (Act.HALF, "broke off", 202, 1),
-        (Act.HALF_HEAD, "closed", None, 1),
-        (Act.GARBAGE, "no HTTP", None, 1),
+        (Fault.CLOSE_UNREAD, "no answer", None, 0),
+        (Fault.RESET_UNREAD, "no answer", None, 0),
+        (Fault.CLOSE, "closed", None, 1),
+        (Fault.RESET, "reset", None, 1),
+        (Fault.HANG, "deadline", None, 1),
+        (Fault.DRIP, "deadline", None, 1),
+        (Fault.DRIP_BODY, "did not end in time", 202, 1),
+        (Fault.HALF, "broke off", 202, 1),
+        (Fault.HALF_HEAD, "closed", None, 1),
+        (Fault.GARBAGE, "no HTTP", None, 1),
     ],
 )
 async def test_silence_after_the_body_left_is_no_answer(
-    act: Act, words: str, status: int | None, whole: int, tls: bool, authority: Authority, tmp_path: Path,
+    act: Fault, words: str, status: int | None, whole: int, tls: bool, authority: Authority, tmp_path: Path,
     transport: HttpTransport,
 ) -> None:  # fmt: skip
     async with running_double(tmp_path, Behaviour(act), tls=authority.server if tls else None) as double:
-        seconds = {Act.HANG: SOON, Act.DRIP: SOON, Act.DRIP_BODY: LATER}.get(act, PATIENCE)
+        seconds = {Fault.HANG: SOON, Fault.DRIP: SOON, Fault.DRIP_BODY: LATER}.get(act, PATIENCE)
         call = await Call(transport, double.url).run_past_leaving(seconds)
 
         assert isinstance(call.end, NoAnswer)
@@ -152,8 +152,8 @@ async def test_silence_after_the_body_left_is_no_answer(
         assert double.begun.total() == 1
 
 
-@pytest.mark.parametrize("act", [act for act in Act if act is not Act.FLOOD])
-async def test_the_next_call_is_not_affected(act: Act, double: HttpDouble, transport: HttpTransport) -> None:
+@pytest.mark.parametrize("act", [act for act in Fault if act is not Fault.FLOOD])
+async def test_the_next_call_is_not_affected(act: Fault, double: HttpDouble, transport: HttpTransport) -> None:
     double.behaviour = Behaviour(act)
     await Call(transport, double.url, "first").run(SOON)
     double.behaviour = Behaviour()
@@ -174,11 +174,11 @@ async def test_a_large_body_arrives_whole(double: HttpDouble, transport: HttpTra
     assert double.received[0]["text"] == text
 
 
-@pytest.mark.parametrize("act", [Act.CLOSE_UNREAD, Act.RESET_UNREAD])
+@pytest.mark.parametrize("act", [Fault.CLOSE_UNREAD, Fault.RESET_UNREAD])
 async def test_a_large_body_that_breaks_off_is_a_definite_no(
-    act: Act, double: HttpDouble, transport: HttpTransport
+    act: Fault, double: HttpDouble, transport: HttpTransport
 ) -> None:
-    double.behaviour.act = act
+    double.behaviour.fault = act
 
     call = await Call(transport, double.url, text="x" * 20_000_000).run()
 
@@ -221,7 +221,7 @@ async def test_a_large_body_is_not_given_up_at_the_deadline_of_the_call_before(t
 
 
 async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
-    double.behaviour.act = Act.REDIRECT
+    double.behaviour.fault = Fault.REDIRECT
 
     call = await Call(transport, double.url).run()
 
@@ -231,7 +231,7 @@ async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, tran
 
 
 async def test_of_an_endless_answer_only_the_beginning_is_kept(double: HttpDouble, transport: HttpTransport) -> None:
-    double.behaviour.act = Act.FLOOD
+    double.behaviour.fault = Fault.FLOOD
 
     call = await Call(transport, double.url).run()
 
@@ -411,7 +411,7 @@ async def _saying(octets: bytes, *, closes: bool = True) -> AsyncIterator[str]:
 
 async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, authority: Authority) -> None:
     transport = HttpTransport(connections=2, ca_file=authority.ca_file)
-    double.behaviour.act = Act.HANG
+    double.behaviour.fault = Fault.HANG
 
     first = [asyncio.create_task(Call(transport, double.url, str(number)).run()) for number in range(2)]
     await until(lambda: double.requests.total() == 2)
@@ -445,7 +445,7 @@ async def test_a_kept_connection_that_the_server_closed_costs_no_second_post(
     double: HttpDouble, transport: HttpTransport
 ) -> None:
     """The server closes after each answer without saying so: the next call meets the close half-way, or not."""
-    double.behaviour.act = Act.LAST_ANSWER
+    double.behaviour.fault = Fault.LAST_ANSWER
 
     calls = [await Call(transport, double.url, str(number)).run() for number in range(200)]
 
@@ -472,7 +472,7 @@ async def test_a_connection_that_the_server_dropped_while_idle_is_replaced(
 
 
 async def test_two_hundred_without_an_answer_are_posted_once_each(double: HttpDouble, transport: HttpTransport) -> None:
-    double.behaviour.act = Act.CLOSE
+    double.behaviour.fault = Fault.CLOSE
 
     calls = await asyncio.gather(*(Call(transport, double.url, str(number)).run() for number in range(200)))
 
@@ -531,14 +531,14 @@ async def _somebody_connects(listening: socket.socket) -> None:
     loop.remove_reader(listening)
 
 
-@pytest.mark.parametrize("act", [None, Act.CLOSE], ids=["ended by us", "ended by the server"])
+@pytest.mark.parametrize("act", [None, Fault.CLOSE], ids=["ended by us", "ended by the server"])
 def test_a_connection_that_ended_is_gone_without_the_collector(
-    tmp_path: Path, authority: Authority, act: Act | None
+    tmp_path: Path, authority: Authority, act: Fault | None
 ) -> None:
     """Which comes by once an hour in a quiet worker: until then each would keep TLS's buffers."""
 
     async def use_and_end() -> None:
-        async with running_double(tmp_path, Behaviour(act=act), tls=authority.server) as double:
+        async with running_double(tmp_path, Behaviour(fault=act), tls=authority.server) as double:
             transport = HttpTransport(connections=8, ca_file=authority.ca_file)
             for number in range(3):
                 call = Call(transport, double.url, str(number))

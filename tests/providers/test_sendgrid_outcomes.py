@@ -15,7 +15,7 @@ from typing import Final
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import NoPlace
@@ -50,7 +50,7 @@ class Case:
 
     row: str
     expected: str
-    act: Act | Reply | None = None
+    act: Fault | Reply | None = None
     code: str | None = None
     detail: str = ""
     accepted: int = 0
@@ -86,10 +86,10 @@ FAULT: Final = "ProviderFault"
 CASES: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
     Case(SANDBOX, "accepted", accepted=1, sandbox=True, detail="sandbox mode"),
-    Case(NEITHER, "uncertain", Act.EMPTY, "200", "200 unexpected with an empty body", accepted=1),
-    Case(NEITHER, "uncertain", Act.HTML, "200", "octets of text/html, titled 'Welcome'", accepted=1),
-    Case(NEITHER, "uncertain", Act.HTML, "200", "titled 'Welcome'", accepted=1, sandbox=True),
-    Case(NEITHER, "uncertain", Act.REDIRECT, "307", "307 unexpected", accepted=1),
+    Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 unexpected with an empty body", accepted=1),
+    Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html, titled 'Welcome'", accepted=1),
+    Case(NEITHER, "uncertain", Fault.HTML, "200", "titled 'Welcome'", accepted=1, sandbox=True),
+    Case(NEITHER, "uncertain", Fault.REDIRECT, "307", "307 unexpected", accepted=1),
     Case(NEITHER, "uncertain", Reply(204), "204", "204 unexpected"),
     Case(SENDER, BAD_SENDER, sendgrid_error(403, UNVERIFIED, "from"), "403", "verified Sender Identity"),
     Case(SENDER, BAD_SENDER, sendgrid_error(400, "no valid address", "from.email"), "400", "from.email: no"),
@@ -117,18 +117,18 @@ CASES: Final = [
     Case(SERVER, DOWN, Reply(408), "408"),
     Case(GATEWAY, "uncertain", PAGE, "504", "GatewayTimeoutError with 58 octets of text/html"),
     Case(GATEWAY, "uncertain", Reply(502), "502", "502 with an empty body"),
-    Case(SILENCE, "uncertain", Act.CLOSE_UNREAD),
-    Case(SILENCE, "uncertain", Act.RESET_UNREAD),
-    Case(SILENCE, "uncertain", Act.CLOSE, accepted=1, detail="no answer: the connection was closed"),
-    Case(SILENCE, "uncertain", Act.RESET, accepted=1, detail="no answer: the connection was reset"),
-    Case(SILENCE, "uncertain", Act.HANG, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
-    Case(SILENCE, "uncertain", Act.DRIP, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
-    Case(SILENCE, "uncertain", Act.DRIP_BODY, "202", accepted=1, seconds=LATER_SECONDS, detail="did not end in time"),
-    Case(BROKEN, "uncertain", Act.HALF, "202", accepted=1, detail="an answer with status 202 broke off"),
-    Case(BROKEN, "uncertain", Act.HALF_HEAD, accepted=1),
-    Case(BROKEN, "uncertain", Act.GARBAGE, accepted=1),
-    Case(ACCEPTED, "accepted", Act.FLOOD, accepted=1),
-    Case(ACCEPTED, "accepted", Act.LAST_ANSWER, accepted=1),
+    Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
+    Case(SILENCE, "uncertain", Fault.RESET_UNREAD),
+    Case(SILENCE, "uncertain", Fault.CLOSE, accepted=1, detail="no answer: the connection was closed"),
+    Case(SILENCE, "uncertain", Fault.RESET, accepted=1, detail="no answer: the connection was reset"),
+    Case(SILENCE, "uncertain", Fault.HANG, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
+    Case(SILENCE, "uncertain", Fault.DRIP, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
+    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", accepted=1, seconds=LATER_SECONDS, detail="did not end in time"),
+    Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1, detail="an answer with status 202 broke off"),
+    Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
+    Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
+    Case(ACCEPTED, "accepted", Fault.FLOOD, accepted=1),
+    Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
 ]  # fmt: skip
 ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
                     (UNTRUSTED, "ProviderFault")}  # fmt: skip
@@ -168,8 +168,9 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
         assert place.double.begun.total() == 1
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.act, Act) and case.act is not Act.FLOOD],
-                         ids=_named)  # fmt: skip
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
+)
 async def test_the_next_email_is_not_affected(case: Case, tmp_path: Path, authority: Authority) -> None:
     async with sendgrid_place(
         tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file, connections=1
@@ -188,7 +189,9 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
     tmp_path: Path, authority: Authority
 ) -> None:
     emails = [an_email() for _ in range(200)]
-    async with sendgrid_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
+    async with sendgrid_place(
+        tmp_path, Behaviour(Fault.CLOSE), tls=authority.server, ca_file=authority.ca_file
+    ) as place:
         sendings = await asyncio.gather(*(send(place.provider, email) for email in emails))
 
         assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []
@@ -293,7 +296,7 @@ async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
 
 
 async def test_an_email_that_no_connection_became_free_for_says_nothing_of_sendgrid(tmp_path: Path) -> None:
-    async with sendgrid_place(tmp_path, Behaviour(Act.HANG), connections=1) as place:
+    async with sendgrid_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.requests.total() == 1)
 

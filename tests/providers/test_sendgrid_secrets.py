@@ -13,7 +13,7 @@ import structlog
 from sendgrid import SendGridAPIClient
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.sendgrid import SendGridSettings
 from dispatcher.telemetry import log
@@ -36,12 +36,12 @@ def debug_log() -> Iterator[None]:
 @pytest.mark.usefixtures("debug_log")
 @pytest.mark.parametrize(
     "act",
-    [None, Act.CLOSE, Act.RESET, Act.HANG, Act.HALF, Act.GARBAGE, Act.HTML, Act.REDIRECT, ECHO,
+    [None, Fault.CLOSE, Fault.RESET, Fault.HANG, Fault.HALF, Fault.GARBAGE, Fault.HTML, Fault.REDIRECT, ECHO,
      sendgrid_error(401, "The key is not ann@example.com's"), Reply(500, b"ann@example.com")],
     ids=str,
 )  # fmt: skip
 async def test_nothing_private_is_logged_or_raised(
-    act: Act | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
+    act: Fault | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     caplog.set_level(1)

@@ -19,7 +19,7 @@ import pytest
 import structlog
 
 from dispatcher.config import load
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import check_provider, most_connections, open_provider
@@ -40,7 +40,7 @@ DENIED = aws_error(403, "AccessDeniedException", "arn:aws:ses:eu-west-1:1:identi
 async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path) -> None:
     email = an_email()
     environment = {"AWS_MAX_ATTEMPTS": "5", "AWS_RETRY_MODE": mode}
-    async with ses_place(tmp_path, Behaviour(Act.CLOSE), environment=environment) as place:
+    async with ses_place(tmp_path, Behaviour(Fault.CLOSE), environment=environment) as place:
         sending = await send(place.provider, email)
 
         assert isinstance(sending.outcome, Uncertain)
@@ -50,7 +50,7 @@ async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path)
 async def test_boto3_left_alone_posts_again(tmp_path: Path) -> None:
     """Why boto3 sends nothing here, and that the double would show it."""
     email = {"Content": {"Raw": {"Data": b"x"}}}
-    async with ses_place(tmp_path, Behaviour(Act.CLOSE)) as place:
+    async with ses_place(tmp_path, Behaviour(Fault.CLOSE)) as place:
         with aws_environment():
             client = boto3.session.Session(region_name=REGION).client("sesv2", endpoint_url=place.double.url)
             with pytest.raises(Exception, match="Connection was closed"):
@@ -164,11 +164,11 @@ def debug_log() -> Iterator[None]:
 
 @pytest.mark.usefixtures("debug_log")
 @pytest.mark.parametrize(
-    "act", [None, Act.CLOSE, Act.RESET, Act.HANG, Act.HALF, Act.GARBAGE, Act.HTML, Act.REDIRECT, ECHO, DENIED,
-            Reply(500, b"ann@example.com")], ids=str,
+    "act", [None, Fault.CLOSE, Fault.RESET, Fault.HANG, Fault.HALF, Fault.GARBAGE, Fault.HTML, Fault.REDIRECT, ECHO,
+            DENIED, Reply(500, b"ann@example.com")], ids=str,
 )  # fmt: skip
 async def test_nothing_private_is_logged_or_raised(
-    act: Act | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
+    act: Fault | Reply | None, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     caplog.set_level(1)

@@ -12,7 +12,7 @@ import botocore.session
 import pytest
 from botocore.retries.standard import ThrottledRetryableChecker
 
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
@@ -47,7 +47,7 @@ class Case:
 
     row: str
     expected: str
-    act: Act | Reply | None = None
+    act: Fault | Reply | None = None
     code: str | None = None
     detail: str = ""
     accepted: int = 0
@@ -85,15 +85,15 @@ PAGE: Final = b"<html><title>504 Gateway Time-out</title></html>"
 
 CASES: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
-    Case(ACCEPTED, "accepted", Act.LAST_ANSWER, accepted=1),
-    Case(NEITHER, "uncertain", Act.EMPTY, "200", "without a MessageId (no content type)", accepted=1),
-    Case(NEITHER, "uncertain", Act.HTML, "200", "without a MessageId (text/html)", accepted=1),
-    Case(NEITHER, "uncertain", Act.FLOOD, "202", accepted=1),
+    Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
+    Case(NEITHER, "uncertain", Fault.EMPTY, "200", "without a MessageId (no content type)", accepted=1),
+    Case(NEITHER, "uncertain", Fault.HTML, "200", "without a MessageId (text/html)", accepted=1),
+    Case(NEITHER, "uncertain", Fault.FLOOD, "202", accepted=1),
     Case(NEITHER, "uncertain", Reply(204), "204"),
     Case(NEITHER, "uncertain", Reply(200, {"MessageId": 5}), "200"),
     Case(NEITHER, "uncertain", Reply(200, {"MessageId": ""}), "200"),
     Case(NEITHER, "uncertain", Reply(200, b'{"MessageId": "broken'), "200"),
-    Case(NEITHER, "uncertain", Act.REDIRECT, "307", accepted=1),
+    Case(NEITHER, "uncertain", Fault.REDIRECT, "307", accepted=1),
     Case(THROTTLED, "deferred throttled", aws_error(429, "TooManyRequestsException", "Maximum sending rate exceeded."),
          "TooManyRequestsException", "Maximum sending rate"),
     Case(THROTTLED, "deferred throttled", aws_error(400, "ThrottlingException", "Rate"), "ThrottlingException"),
@@ -136,18 +136,18 @@ CASES: Final = [
     Case(SERVER, "deferred server_error", Reply(599, b"?"), "599"),
     Case(GATEWAY, "uncertain", Reply(504, PAGE), "504"),
     Case(GATEWAY, "uncertain", Reply(502), "502"),
-    Case(SILENCE, "uncertain", Act.CLOSE_UNREAD),
-    Case(SILENCE, "uncertain", Act.RESET_UNREAD),
-    Case(SILENCE, "uncertain", Act.CLOSE, detail="the connection was closed", accepted=1),
-    Case(SILENCE, "uncertain", Act.RESET, detail="the connection was reset", accepted=1),
-    Case(SILENCE, "uncertain", Act.HANG, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Act.DRIP, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Act.DRIP_BODY, "202", "did not end in time", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
+    Case(SILENCE, "uncertain", Fault.RESET_UNREAD),
+    Case(SILENCE, "uncertain", Fault.CLOSE, detail="the connection was closed", accepted=1),
+    Case(SILENCE, "uncertain", Fault.RESET, detail="the connection was reset", accepted=1),
+    Case(SILENCE, "uncertain", Fault.HANG, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.DRIP, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", "did not end in time", accepted=1, seconds=LATER_SECONDS),
     Case(BROKEN, "uncertain", Reply(200, ["MessageId"]), "200"),
     Case(BROKEN, "uncertain", Reply(503, ["?"]), "503", detail="no sense in it"),
-    Case(BROKEN, "uncertain", Act.HALF, "202", accepted=1),
-    Case(BROKEN, "uncertain", Act.HALF_HEAD, accepted=1),
-    Case(BROKEN, "uncertain", Act.GARBAGE, accepted=1),
+    Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1),
+    Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
+    Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
 ]  # fmt: skip
 ELSEWHERE: Final = {
     (LOCAL_SIZE, "rejected too_large"),
@@ -193,8 +193,9 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
 
 
 @pytest.mark.parametrize("tls", [True, False], ids=["tls", "clear"])
-@pytest.mark.parametrize("case", [case for case in CASES if isinstance(case.act, Act) and case.act is not Act.FLOOD],
-                         ids=_named)  # fmt: skip
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
+)
 async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
     """With one connection at a time: whatever happened to one email, there is one for the next."""
     async with ses_place(
@@ -215,7 +216,7 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
     tmp_path: Path, authority: Authority
 ) -> None:
     emails = [an_email() for _ in range(200)]
-    async with ses_place(tmp_path, Behaviour(Act.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
+    async with ses_place(tmp_path, Behaviour(Fault.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
         sendings = await asyncio.gather(*(send_surely(place.provider, email) for email in emails))
 
         assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []

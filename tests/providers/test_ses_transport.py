@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.domain.outcome import Accepted, Uncertain
 from dispatcher.providers.contract import NoPlace
 from tests.providers.attempts import FakeAttempt
@@ -66,7 +66,7 @@ async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
 
 
 async def test_an_email_that_no_connection_became_free_for_says_nothing_of_ses(tmp_path: Path) -> None:
-    async with ses_place(tmp_path, Behaviour(Act.HANG), connections=1) as place:
+    async with ses_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email(), seconds=LATER_SECONDS, leaves=True))
         await until(lambda: place.double.begun.total() == 1)
         with pytest.raises(NoPlace):
@@ -139,7 +139,7 @@ async def test_no_more_connections_are_opened_than_the_setting_says_and_they_are
 
 
 async def test_one_connection_that_waits_for_an_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
-    async with ses_place(tmp_path, Behaviour(Act.HANG), connections=1) as place:
+    async with ses_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = await send(place.provider, an_email(), seconds=SOON_SECONDS, leaves=True)
         place.double.behaviour = Behaviour()
         second = await send(place.provider, an_email())

@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import read_ledger
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
 from dispatcher.providers.contract import NoPlace
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
@@ -77,7 +77,7 @@ async def test_closing_says_goodbye(tmp_path: Path) -> None:
 
 
 async def test_closing_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.QUIT: SmtpAct.HANG})) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.QUIT: SmtpFault.HANG})) as place:
         await send(place.provider, an_email())
 
         async with asyncio.timeout(PATIENCE_SECONDS):
@@ -98,7 +98,7 @@ async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_pa
 
 
 @pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
-@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", SmtpAct.CLOSE, SmtpAct.RESET])
+@pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", SmtpFault.CLOSE, SmtpFault.RESET])
 async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Path, step: Step, what: str) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
@@ -117,7 +117,7 @@ async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until
 ) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[step] = SmtpAct.HANG
+        place.sink.behaviour.script[step] = SmtpFault.HANG
 
         sending = await send(place.provider, an_email(), seconds=LATER_SECONDS)
 
@@ -129,7 +129,7 @@ async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until
 async def test_a_new_connection_that_hangs_as_the_kept_one_did_is_the_last(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[Step.MAIL] = SmtpAct.HANG
+        place.sink.behaviour.script[Step.MAIL] = SmtpFault.HANG
 
         sending = asyncio.create_task(send(place.provider, an_email(), seconds=4 * LATER_SECONDS))
         await _until(lambda: place.sink.connections == 2 and place.sink.commands["MAIL"] == 3)
@@ -155,7 +155,7 @@ async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: 
 async def test_silence_after_the_body_is_never_tried_again(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
-        place.sink.behaviour.script[Step.ANSWER] = SmtpAct.CLOSE
+        place.sink.behaviour.script[Step.ANSWER] = SmtpFault.CLOSE
         email = an_email()
 
         sending = await send(place.provider, email)
@@ -209,7 +209,7 @@ async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_e
 
 
 async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_the_server(tmp_path: Path) -> None:
-    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.MAIL: SmtpAct.HANG}), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={Step.MAIL: SmtpFault.HANG}), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
 
@@ -222,7 +222,7 @@ async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_th
 
 async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
-    behaviour = SmtpBehaviour(script={Step.MAIL: SmtpAct.HANG})
+    behaviour = SmtpBehaviour(script={Step.MAIL: SmtpFault.HANG})
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
@@ -279,7 +279,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [Step.CONNECT, Step.EHLO, Step.MAIL, Step.DATA])
 async def test_cancelling_before_the_email_leaves_sends_nothing_and_frees_the_place(tmp_path: Path, step: Step) -> None:
-    async with smtp_place(tmp_path, SmtpBehaviour(script={step: SmtpAct.HANG}), connections=1) as place:
+    async with smtp_place(tmp_path, SmtpBehaviour(script={step: SmtpFault.HANG}), connections=1) as place:
         task = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.connections == 1 and _has_come_to(place, step))
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
@@ -57,20 +57,20 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.CONNECT: "554 5.3.2 no"}, code="554 5.3.2"),
     ],
     ("the server closes, resets or is gone before the final dot", "deferred connection_failed"): [
-        Case({Step.CONNECT: SmtpAct.CLOSE}),
-        Case({Step.EHLO: SmtpAct.RESET}),
-        Case({Step.MAIL: SmtpAct.CLOSE}),
-        Case({Step.RCPT: SmtpAct.RESET}),
-        Case({Step.DATA: SmtpAct.CLOSE}),
-        Case({Step.BODY: SmtpAct.RESET}, text=LARGE * 8),
+        Case({Step.CONNECT: SmtpFault.CLOSE}),
+        Case({Step.EHLO: SmtpFault.RESET}),
+        Case({Step.MAIL: SmtpFault.CLOSE}),
+        Case({Step.RCPT: SmtpFault.RESET}),
+        Case({Step.DATA: SmtpFault.CLOSE}),
+        Case({Step.BODY: SmtpFault.RESET}, text=LARGE * 8),
     ],
     ("the deadline passes before the final dot", "deferred timeout_before_send"): [
-        Case({Step.CONNECT: SmtpAct.HANG}, seconds=SOON),
-        Case({Step.EHLO: SmtpAct.DRIP}, seconds=SOON),
-        Case({Step.MAIL: SmtpAct.HANG}, seconds=SOON),
-        Case({Step.RCPT: SmtpAct.DRIP}, seconds=SOON),
-        Case({Step.DATA: SmtpAct.HANG}, seconds=SOON),
-        Case({Step.BODY: SmtpAct.FREEZE}, seconds=SOON, text=LARGE * 8),
+        Case({Step.CONNECT: SmtpFault.HANG}, seconds=SOON),
+        Case({Step.EHLO: SmtpFault.DRIP}, seconds=SOON),
+        Case({Step.MAIL: SmtpFault.HANG}, seconds=SOON),
+        Case({Step.RCPT: SmtpFault.DRIP}, seconds=SOON),
+        Case({Step.DATA: SmtpFault.HANG}, seconds=SOON),
+        Case({Step.BODY: SmtpFault.FREEZE}, seconds=SOON, text=LARGE * 8),
     ],
     ("no SMTP reply before the final dot", "deferred server_error"): [
         Case({Step.CONNECT: "HTTP/1.1 400 Bad Request"}),
@@ -135,12 +135,12 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "530 5.7.0 sign in first"}),
     ],
     ("silence after the final dot", "uncertain"): [
-        Case({Step.END: SmtpAct.CLOSE}, left=True),
-        Case({Step.END: SmtpAct.RESET}, left=True),
-        Case({Step.ANSWER: SmtpAct.CLOSE}, left=True, arrived=1),
-        Case({Step.ANSWER: SmtpAct.RESET}, left=True, arrived=1, text=LARGE),
-        Case({Step.ANSWER: SmtpAct.HANG}, left=True, arrived=1, seconds=SOON),
-        Case({Step.ANSWER: SmtpAct.DRIP}, left=True, arrived=1, seconds=SOON),
+        Case({Step.END: SmtpFault.CLOSE}, left=True),
+        Case({Step.END: SmtpFault.RESET}, left=True),
+        Case({Step.ANSWER: SmtpFault.CLOSE}, left=True, arrived=1),
+        Case({Step.ANSWER: SmtpFault.RESET}, left=True, arrived=1, text=LARGE),
+        Case({Step.ANSWER: SmtpFault.HANG}, left=True, arrived=1, seconds=SOON),
+        Case({Step.ANSWER: SmtpFault.DRIP}, left=True, arrived=1, seconds=SOON),
     ],
     ("no SMTP reply after the final dot", "uncertain"): [
         Case({Step.ANSWER: "<html>OK</html>"}, left=True, arrived=1),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.config.values import SmtpServer
-from dispatcher.dev.smtp_script import SmtpAct, SmtpBehaviour, Step
+from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.errors import ProviderFault
@@ -53,12 +53,12 @@ async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Author
 @pytest.mark.parametrize(
     ("act", "seconds", "reason"),
     [
-        (SmtpAct.FREEZE, LATER_SECONDS, Reason.TIMEOUT_BEFORE_SEND),
-        (SmtpAct.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
+        (SmtpFault.FREEZE, LATER_SECONDS, Reason.TIMEOUT_BEFORE_SEND),
+        (SmtpFault.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
     ],
 )
 async def test_a_large_body_that_was_not_taken_has_not_left(
-    tmp_path: Path, authority: Authority, security: str, act: SmtpAct, seconds: float, reason: Reason
+    tmp_path: Path, authority: Authority, security: str, act: SmtpFault, seconds: float, reason: Reason
 ) -> None:
     behaviour = SmtpBehaviour(script={Step.BODY: act}, security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
@@ -130,7 +130,7 @@ async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_p
 
 
 async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
-    behaviour = SmtpBehaviour(script={Step.CONNECT: SmtpAct.HANG})
+    behaviour = SmtpBehaviour(script={Step.CONNECT: SmtpFault.HANG})
     async with secured(tmp_path, behaviour, authority.ca_file, security="tls") as (provider, _):
         sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 

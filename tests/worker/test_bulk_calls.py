@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Act, Behaviour
+from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt, Part, Provider, RefusedTogether
@@ -93,7 +93,7 @@ async def test_a_culprit_fails_alone_and_uses_no_other_emails_attempt(
 async def test_a_lost_answer_holds_only_the_emails_of_that_call(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
-    place.double.behaviour.act, place.double.behaviour.times = Act.CLOSE, 1
+    place.double.behaviour.fault, place.double.behaviour.times = Fault.CLOSE, 1
     email_ids = a_hundred(bench)
     await bench.deliver(email_ids)
     await bench.start([provider])
@@ -127,7 +127,7 @@ async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
 async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
-    place.double.behaviour.act, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
+    place.double.behaviour.fault, place.double.behaviour.times = sendgrid_error(503, "not now"), 3
     email_ids = a_hundred(bench)
     await bench.deliver(email_ids)
     await bench.start([provider])
@@ -167,7 +167,7 @@ async def test_a_drain_waits_for_the_smaller_calls_after_a_refused_bulk_call(
     bench: Bench, place: SendGridPlace, provider: Provider
 ) -> None:
     place.double.behaviour.latency_seconds = 0.2
-    place.double.behaviour.act = sendgrid_error(400, "The template is not active.", field="template_id")
+    place.double.behaviour.fault = sendgrid_error(400, "The template is not active.", field="template_id")
 
     worker = await drained_on_the_wire(bench, provider)
 

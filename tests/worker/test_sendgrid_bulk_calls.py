@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
-from dispatcher.dev.http_behaviour import Act, Behaviour, Reply
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -158,8 +158,8 @@ async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_
     assert calls(place) == 2 + len(culprits) if names else calls(place) <= 1 + 14 * len(culprits)
 
 
-async def test_a_wrongly_named_suspect_is_cleared(place: SendGridPlace) -> None:
-    place.double.behaviour.act = sendgrid_error(400, "Does not contain a valid address.", "personalizations.3.to")
+async def test_a_name_that_is_wrong_is_found_out(place: SendGridPlace) -> None:
+    place.double.behaviour.fault = sendgrid_error(400, "Does not contain a valid address.", "personalizations.3.to")
     place.double.behaviour.times = 1
 
     sends = await send_all(BulkSender(place.provider, 100), hundred())
@@ -169,8 +169,8 @@ async def test_a_wrongly_named_suspect_is_cleared(place: SendGridPlace) -> None:
 
 
 @pytest.mark.parametrize("field", ["from.email", "template_id", "reply_to.email"])
-async def test_a_refused_common_field_fails_all_emails_at_once(place: SendGridPlace, field: str) -> None:
-    place.double.behaviour.act = sendgrid_error(400, "no", field)
+async def test_what_is_common_is_refused_for_all_at_once(place: SendGridPlace, field: str) -> None:
+    place.double.behaviour.fault = sendgrid_error(400, "no", field)
 
     sends = await send_all(BulkSender(place.provider, 100), hundred())
 
@@ -178,8 +178,8 @@ async def test_a_refused_common_field_fails_all_emails_at_once(place: SendGridPl
     assert calls(place) == 1
 
 
-async def test_a_call_that_is_too_large_is_split_in_halves(place: SendGridPlace) -> None:
-    place.double.behaviour.act = Reply(413)
+async def test_a_call_that_is_too_large_is_halved(place: SendGridPlace) -> None:
+    place.double.behaviour.fault = Reply(413)
     place.double.behaviour.times = 3
 
     sends = await send_all(BulkSender(place.provider, 100), hundred())
@@ -189,11 +189,11 @@ async def test_a_call_that_is_too_large_is_split_in_halves(place: SendGridPlace)
     assert_balanced(place, sends)
 
 
-@pytest.mark.parametrize("act", [Act.CLOSE, Act.HANG])
-async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_sent_again(
-    place: SendGridPlace, act: Act
+@pytest.mark.parametrize("act", [Fault.CLOSE, Fault.HANG])
+async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_posted_again(
+    place: SendGridPlace, act: Fault
 ) -> None:
-    place.double.behaviour.act, place.double.behaviour.times = act, 1
+    place.double.behaviour.fault, place.double.behaviour.times = act, 1
 
     sends = await send_all(BulkSender(place.provider, 50), hundred(), seconds=LATER_SECONDS)
 
@@ -228,7 +228,7 @@ async def test_an_account_fault_concerns_every_email_of_the_call(place: SendGrid
 
 async def test_a_text_about_the_whole_call_repeats_no_email_content(place: SendGridPlace) -> None:
     emails = [templated(number, template_data={"code": f"{number}4711secret"}) for number in range(3)]
-    place.double.behaviour.act = sendgrid_error(500, "broke at 14711secret, 04711secret of customer-2")
+    place.double.behaviour.fault = sendgrid_error(500, "broke at 14711secret, 04711secret of customer-2")
 
     sends = await send_all(BulkSender(place.provider, 100), emails)
 

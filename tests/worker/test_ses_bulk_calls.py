@@ -8,7 +8,7 @@ from pathlib import Path
 import botocore.session
 import pytest
 
-from dispatcher.dev.http_behaviour import Act, Reply
+from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
@@ -103,8 +103,8 @@ def test_every_entry_status_is_mapped_to_an_outcome() -> None:
     assert {"SUCCESS", *BY_ENTRY} == set(model.shape_for("BulkEmailStatus").enum)
 
 
-async def test_a_call_refused_as_a_whole_is_split_in_halves_and_the_others_arrive_once(place: SesPlace) -> None:
-    place.double.behaviour.act = Reply(400, {"message": "Bad"}, {"x-amzn-ErrorType": "BadRequestException"})
+async def test_a_call_that_is_refused_as_a_whole_is_halved_and_all_the_others_arrive_once(place: SesPlace) -> None:
+    place.double.behaviour.fault = Reply(400, {"message": "Bad"}, {"x-amzn-ErrorType": "BadRequestException"})
     place.double.behaviour.times = 3
 
     sends = await send_all(BulkSender(place.provider, 50), some(20))
@@ -114,8 +114,8 @@ async def test_a_call_refused_as_a_whole_is_split_in_halves_and_the_others_arriv
     assert sum(place.double.begun.values()) == 7
 
 
-async def test_a_missing_template_fails_every_email_with_one_call(place: SesPlace) -> None:
-    place.double.behaviour.act = Reply(404, {"message": "no template"}, {"x-amzn-ErrorType": "NotFoundException"})
+async def test_a_template_that_is_missing_is_everybodys_and_asked_for_once(place: SesPlace) -> None:
+    place.double.behaviour.fault = Reply(404, {"message": "no template"}, {"x-amzn-ErrorType": "NotFoundException"})
 
     sends = await send_all(BulkSender(place.provider, 50), some(20))
 
@@ -124,10 +124,12 @@ async def test_a_missing_template_fails_every_email_with_one_call(place: SesPlac
 
 
 @pytest.mark.parametrize(
-    "act", [Act.CLOSE, Reply(200, {"BulkEmailEntryResults": [{"Status": "SUCCESS", "MessageId": "1"}]}), Act.HTML]
+    "act", [Fault.CLOSE, Reply(200, {"BulkEmailEntryResults": [{"Status": "SUCCESS", "MessageId": "1"}]}), Fault.HTML]
 )
-async def test_a_lost_or_incomplete_answer_leaves_all_emails_uncertain(place: SesPlace, act: Act | Reply) -> None:
-    place.double.behaviour.act = act
+async def test_an_answer_that_is_lost_or_does_not_tell_of_each_leaves_all_uncertain(
+    place: SesPlace, act: Fault | Reply
+) -> None:
+    place.double.behaviour.fault = act
 
     sends = await send_all(BulkSender(place.provider, 50), some(20))
 

@@ -1,6 +1,6 @@
-"""What a demo needs around it: servers, a local SMTP server and a `dispatcher run`, all of them gone at its end.
+"""The processes of a demo: servers, a local SMTP server and `dispatcher run`. All of them stop at its end.
 
-The processes are children of a keeper (see `keeper`), so that none outlives this process, however it ends.
+The processes are children of a keeper (see `keeper`), which stops them however this process ends.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import orjson
 from dispatcher.config import PREFIX, Settings, load
 from dispatcher.dev import keeper
 from dispatcher.dev.command import last_lines
-from dispatcher.dev.demo_place import demo_servers, own_folder
+from dispatcher.dev.demo_folder import demo_servers, locked_folder
 from dispatcher.dev.keeper import Plan
 from dispatcher.dev.processes import Processes, await_condition
 from dispatcher.dev.servers import Progress
@@ -30,20 +30,21 @@ from dispatcher.store.queries import schema
 RUN: Final = "run"
 SMTP: Final = "smtp"
 SMTP_LATENCY_MS: Final = 15
-"""Before the answer to an email: about what a provider in the same country takes. Else a kill would meet nothing."""
+"""Delay before the answer to an email: as long as a provider in the same country takes. Without a delay, no email would
+be on the wire when the worker is killed."""
 READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # A small window, so that both workers have a share of a small demo; it is far above the connections that send.
+    # Small, so that both workers get emails in a small demo. Still far more than there are connections.
     "DISPATCHER_PREFETCH": "64",
-    # Not needed for the recovery from a kill, which the in-flight ledger does at once: only if that failed.
+    # Matters only if the in-flight ledger fails, by which the relay recovers a killed worker's emails at once.
     "DISPATCHER_LEASE_SECONDS": "20",
     "DISPATCHER_HANG_SECONDS": "10",
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
-    # The host's own dispatcher may have it.
+    # This machine's own dispatcher may use the port.
     "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
@@ -51,12 +52,12 @@ _WORKER_TITLE: Final = b"dispatcher: worker"
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """Everything in its place.
+class DemoHost:
+    """The folder, the settings and the processes of a demo.
 
     Attributes:
-        environment: The whole environment of our programs.
-        settings: The same, as they read it.
+        environment: The whole environment of the demo's programs.
+        settings: The settings in that environment.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ class Stage:
 
     @property
     def run_log(self) -> Path:
-        """The log of `dispatcher run` and its workers: a JSON object per line."""
+        """The log of `dispatcher run` and its processes: one JSON object per line."""
         return self.folder / "log" / f"{RUN}.log"
 
     @property
@@ -76,40 +77,40 @@ class Stage:
 
     @property
     def wire(self) -> Path:
-        """What the SMTP server saw of every connection."""
+        """The SMTP server's record of every connection."""
         return self.folder / SMTP / "wire.jsonl"
 
     def initialise(self) -> list[str]:
-        """Runs `dispatcher init`; returns what it says.
+        """Runs `dispatcher init`; returns the lines of its output.
 
         Raises:
-            DispatcherError: it failed.
+            DispatcherError: `init` failed.
         """
         finished = subprocess.run(
             _program("init"), env=self.environment, capture_output=True, text=True, errors="replace", check=False
         )
         if finished.returncode != 0:
-            words = last_lines(finished.stderr, 4)
-            raise DispatcherError(f"`dispatcher init` ended with exit code {finished.returncode}: {words}")
+            output = last_lines(finished.stderr, 4)
+            raise DispatcherError(f"`dispatcher init` exited with code {finished.returncode}: {output}")
         return finished.stdout.splitlines()
 
     def start_run(self) -> None:
-        """Starts `dispatcher run`, and waits until each of its workers consumes.
+        """Starts `dispatcher run`, and waits until every worker consumes.
 
         Raises:
-            ServerUnavailable: it ended, or took too long; with the end of its log.
+            ServerUnavailable: the run exited or took too long; the message has the end of its log.
         """
         self.processes.launch(RUN, _plan(self.folder, RUN, _program("run"), self.environment, ["SIGTERM"]))
         await_condition(
             lambda: self._consuming_workers() >= self.settings.workers,
             seconds=READY_SECONDS,
-            broken=self.obituary,
+            broken=self.exit_report,
             what="`dispatcher run`",
             log=self.run_log,
         )
 
     def kill_worker(self) -> int | None:
-        """Kills one of the run's workers with SIGKILL; returns its pid, or None while there is none."""
+        """Kills a worker with SIGKILL; returns its pid, or None if there is no worker."""
         workers = [pid for pid in keeper.descendants(self._run_pid() or 0) if _title(pid).startswith(_WORKER_TITLE)]
         if not workers:
             return None
@@ -117,9 +118,9 @@ class Stage:
         return workers[0]
 
     def stop_run(self) -> int | None:
-        """Asks the run to drain; returns its exit code, or None if it did not end in time.
+        """Sends SIGTERM to the run; returns its exit code, or None if it did not exit in time.
 
-        Harmless where it has ended by itself.
+        Idempotent.
         """
         if pid := self._run_pid():
             keeper.send(pid, signal.SIGTERM)
@@ -128,20 +129,20 @@ class Stage:
                 lambda: self._exit_code() is not None,
                 seconds=STOP_SECONDS,
                 broken=lambda: None,
-                what="the end of the run",
+                what="the exit of the run",
             )
         return self._exit_code()
 
-    def obituary(self) -> str | None:
-        """How the run ended, with the end of its log; None while it lives."""
-        return self.processes.obituary(RUN)
+    def exit_report(self) -> str | None:
+        """The run's exit code and the end of its log, as text; None while it is running."""
+        return self.processes.exit_report(RUN)
 
     def events(self) -> list[Mapping[str, Any]]:
-        """What the run's log says so far; lines that are no event (a stack trace) are passed over."""
+        """The events in the run's log so far. Other lines, such as stack traces, are skipped."""
         return read_events(self.run_log)
 
-    def last_words(self) -> str:
-        """The end of the run's log, without the attempts."""
+    def log_tail(self) -> str:
+        """The last lines of the run's log, without the events of attempts."""
         lines = self.run_log.read_text(errors="replace").splitlines() if self.run_log.exists() else []
         notable = [line for line in lines if '"email.attempted"' not in line]
         return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
@@ -159,38 +160,38 @@ class Stage:
 
 
 @contextmanager
-def set_stage(folder: Path, *, workers: int, progress: Progress) -> Iterator[Stage]:
-    """A stage with servers and a local SMTP server, and without `dispatcher run`; at the end no process is left.
+def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterator[DemoHost]:
+    """Starts the servers and a local SMTP server, not `dispatcher run`. Stops every process at the end of the block.
 
     Raises:
-        ServerUnavailable: something did not start.
-        DispatcherError: the folder is in use, or holds what no demo made.
+        ServerUnavailable: a server did not start.
+        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
     """
     folder = folder.absolute()
-    with own_folder(folder), demo_servers(folder / "servers", progress) as names:
+    with locked_folder(folder), demo_servers(folder / "servers", progress) as names:
         processes = Processes(folder)
         processes.spawn_keeper(os.getpid())
         try:
             port = _start_smtp(processes)
-            progress(f"a local SMTP server listens on port {port} and keeps a ledger")
+            progress(f"a local SMTP server listens on port {port} and records deliveries in its ledger")
             ours = {
-                "DISPATCHER_DATABASE_SCHEMA": schema(),  # this process reads the same tables
+                "DISPATCHER_DATABASE_SCHEMA": schema(),  # the same as this process uses
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
                 "DISPATCHER_RUN_DIR": str(folder / RUN),
             }
             environment = _foreign_environment() | names | SETTINGS | ours | {"DISPATCHER_WORKERS": str(workers)}
-            yield Stage(folder, environment, load(environment), processes)
+            yield DemoHost(folder, environment, load(environment), processes)
         finally:
             processes.stop()
 
 
 def _foreign_environment() -> dict[str, str]:
-    """The environment without any of our settings: a demo is not to work by a host's."""
+    """This process's environment without our settings: the demo must not use the settings of this machine."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
 def _start_smtp(processes: Processes) -> int:
-    """The port of a local SMTP server that keeps a ledger."""
+    """Starts the local SMTP server; returns its port."""
     words = ["--folder", str(processes.folder / SMTP), "--latency-ms", str(SMTP_LATENCY_MS), "--wire"]
     argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words]
     plan = _plan(processes.folder, SMTP, argv, _foreign_environment(), ["SIGTERM"])
@@ -199,7 +200,7 @@ def _start_smtp(processes: Processes) -> int:
     await_condition(
         lambda: bool(read_events(log)),
         seconds=READY_SECONDS,
-        broken=lambda: processes.obituary(SMTP),
+        broken=lambda: processes.exit_report(SMTP),
         what="the local SMTP server",
         log=log,
     )
@@ -207,7 +208,7 @@ def _start_smtp(processes: Processes) -> int:
 
 
 def read_events(path: Path) -> list[Mapping[str, Any]]:
-    """The lines of a file that are whole JSON objects; none where there is no file."""
+    """The lines of a file that are complete JSON objects; empty if there is no file."""
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     return [orjson.loads(line) for line in lines if line.startswith(b"{") and line.endswith(b"}\n")]
 
@@ -218,7 +219,7 @@ def _program(command: str) -> list[str]:
 
 def _plan(folder: Path, name: str, argv: Sequence[str], environment: Mapping[str, str], stop: list[str]) -> Plan:
     log = str(folder / "log" / f"{name}.log")
-    # SIGTERM, so that a run drains and reaps even then; the SMTP server ends by it at once.
+    # If the keeper is killed, SIGTERM lets the run drain and reap its children. The SMTP server exits at once.
     return Plan(argv=list(argv), env=dict(environment), cwd=str(folder), log=log, stop=stop, orphaned="SIGTERM")
 
 

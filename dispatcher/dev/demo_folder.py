@@ -1,14 +1,14 @@
-"""Where a demo plays: a folder and servers that nobody else uses, both cleared at its end.
+"""The folder and the servers of a demo, used by no other process.
 
 In the folder:
-    demo.lock     held while a demo runs; marks the folder as one that the next demo may clear
-    log/          a log per process
+    demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty
+    log/          one log per process
     run/          the run directory of `dispatcher run`, with the in-flight ledgers
-    smtp/         the SMTP server's ledger, and `mail/` with an .eml for each email that it accepted
-    servers/      private servers, while the demo runs
+    smtp/         the SMTP server's ledger, and `mail/` with one .eml file for each accepted email
+    servers/      the private servers, while the demo runs
 
-A demo enqueues invented emails and counts every one of them. On servers that the environment names, it therefore works
-in a database and on queues of its own.
+The demo must count only its own emails. So on servers that the environment names, it creates its own database and
+queues, and deletes them at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dispatcher.store.queries import query
 
 CA_FILE: Final = "DISPATCHER_CA_FILE"
 _DATABASE: Final = "email_dispatcher_demo"
-"""As `sql/queries/demo.sql` names it."""
+"""The same name as in `sql/queries/demo.sql`."""
 _NAMES: Final = {
     "DISPATCHER_EXCHANGE": "email.dispatcher.demo.{}",
     "DISPATCHER_QUEUE": "email.dispatcher.demo.{}.send",
@@ -45,20 +45,20 @@ _REMEDY: Final = "Name another folder with --folder."
 
 
 @contextmanager
-def own_folder(folder: Path) -> Iterator[None]:
-    """A folder that is empty but for the lock; at the end, without what only the servers need.
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Locks and empties a folder for the demo. At the end of the block, removes the servers' data and keeps the logs.
 
     Raises:
-        DispatcherError: another demo is there, or files that no demo made.
+        DispatcherError: another demo uses the folder, or the folder has files that are not a demo's.
     """
     if folder.exists() and not (folder / _LOCK).exists() and any(folder.iterdir()):
-        raise DispatcherError(f"{folder} holds files that no demo made.", remedy=_REMEDY)
+        raise DispatcherError(f"{folder} has files that are not from a demo.", remedy=_REMEDY)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DispatcherError(f"Another demo runs in {folder}.", remedy=_REMEDY) from error
+            raise DispatcherError(f"Another demo is running in {folder}.", remedy=_REMEDY) from error
         _clear(folder)
         try:
             yield
@@ -67,7 +67,7 @@ def own_folder(folder: Path) -> Iterator[None]:
 
 
 def _clear(folder: Path) -> None:
-    """Removes what an earlier demo left; its last processes too, should it have been killed a moment ago."""
+    """Removes the files of an earlier demo, and stops its processes if it was killed."""
     Processes(folder).stop()
     private.stop(folder / "servers")
     for entry in folder.iterdir():
@@ -78,7 +78,7 @@ def _clear(folder: Path) -> None:
 
 
 def _keep_logs(folder: Path) -> None:
-    """Moves the private servers' logs to the others, and removes their data."""
+    """Moves the private servers' logs to `log/`, and removes the servers' data."""
     (folder / "log").mkdir(exist_ok=True)
     for name in ("postgres.log", "rabbitmq.log"):
         if (log := folder / "servers" / "log" / name).exists():
@@ -89,11 +89,13 @@ def _keep_logs(folder: Path) -> None:
 
 @contextmanager
 def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
-    """The settings that point to servers where nobody but the demo is; gone with the block, or with this process.
+    """Settings for servers, a database and queues that only the demo uses, removed at the end of the block.
+
+    Private servers also stop if this process dies.
 
     Raises:
-        ServerUnavailable: they cannot be had.
-        DispatcherError: a named server does not let us make a place of our own.
+        ServerUnavailable: a server did not start.
+        DispatcherError: the demo could not create its database on the server that the environment names.
     """
     with private_servers(folder, progress=progress) as servers, ExitStack() as stack:
         names = servers.environment()
@@ -108,36 +110,38 @@ def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _own_database(database_url: str) -> Iterator[str]:
-    """A database of ours on a server of others."""
+    """A temporary database on the server of DISPATCHER_DATABASE_URL; yields its URL."""
     with connected(database_url, name="dispatcher demo") as connection:
         locked = connection.execute(query("try_demo_lock")).fetchone()
         if not (locked and locked[0]):
-            raise DispatcherError(f"Another demo uses the server in {DATABASE_URL}.", remedy="Wait for its end.")
+            raise DispatcherError(
+                f"Another demo is using the server of {DATABASE_URL}.", remedy="Try again when that demo has ended."
+            )
         try:
             with translated():
                 connection.execute(query("drop_demo_database"))
                 connection.execute(query("create_demo_database"))
         except DispatcherError as error:
             raise DispatcherError(
-                f"The demo could not make a database of its own on the server in {DATABASE_URL}.",
-                remedy="Name a user there who may create databases, or unset it: the demo then starts its own server.",
+                f"The demo could not create its database on the server of {DATABASE_URL}.",
+                remedy=f"Use a role that may create databases. Or unset {DATABASE_URL}: the demo starts a server.",
             ) from error
         try:
-            yield _beside(database_url)
+            yield _demo_url(database_url)
         finally:
             connection.execute(query("drop_demo_database"))
 
 
-def _beside(database_url: str) -> str:
-    """The URL of our database on the same server."""
+def _demo_url(database_url: str) -> str:
+    """The URL of the demo's database on the same server."""
     if "://" not in database_url:
-        return f"{database_url} dbname={_DATABASE}"  # libpq takes the last word
+        return f"{database_url} dbname={_DATABASE}"  # of several dbname, libpq uses the last
     return urlunsplit(urlsplit(database_url)._replace(path=f"/{_DATABASE}"))
 
 
 @contextmanager
 def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
-    """Names for an exchange and queues of ours; `init` makes them."""
+    """Settings with unique names for exchange and queues, which `init` creates. Deletes them at the end."""
     unique = secrets.token_hex(4)
     names = {variable: name.format(unique) for variable, name in _NAMES.items()}
     try:

@@ -30,7 +30,7 @@ class Step(StrEnum):
     """After accepting, in place of the answer: the ledger has the email."""
 
 
-class SmtpAct(StrEnum):
+class SmtpFault(StrEnum):
     """What a script may do instead of replying with a line of its own."""
 
     CLOSE = "close"
@@ -47,7 +47,7 @@ class SmtpBehaviour:
     """How the server behaves; may be changed while it runs.
 
     Attributes:
-        script: Steps at which it does something else: an `SmtpAct`, or says this reply, its lines parted by CRLF.
+        script: Steps at which it does something else: an `SmtpFault`, or says this reply, its lines parted by CRLF.
         times: How often the script applies; None for always.
         security: `none`, `starttls` or `tls`.
         tls: The server's side of TLS; where it is missing STARTTLS is not offered.

@@ -1,0 +1,371 @@
+"""The demo: sends a thousand emails through the whole system, kills a worker, and lets the oracle judge the result.
+
+    start servers ─▶ init ─▶ run ─▶ publish a poison message ─▶ enqueue in transactions ─▶ kill a worker ─▶
+    wait until nothing is pending ─▶ stop the run ─▶ judge: database, SMTP server's ledger and connections, DLQ
+
+The emails are sent by a real `dispatcher run` in its own processes, configured by its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Protocol
+from uuid import UUID
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dead_letter import decode
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.publisher import Publisher
+from dispatcher.config import Settings
+from dispatcher.dev.acceptance_ledger import read_ledger
+from dispatcher.dev.demo_emails import ROLLED_BACK_EMAILS, Application, ExpectedOutcome
+from dispatcher.dev.demo_host import SMTP_LATENCY_MS, DemoHost, open_demo_host, read_events
+from dispatcher.dev.oracle import Books, DlqEntry, Row, judge
+from dispatcher.dev.wire import Disturbance, RecordedAttempt, Wire
+from dispatcher.domain.status import FINISHED, Status
+from dispatcher.errors import DispatcherError, InvalidPointer
+from dispatcher.store.connections import Session, connected
+from dispatcher.store.counts import count_emails
+from dispatcher.store.queries import query
+
+POISON: Final = b"\x00\xffNot a pointer to an email.\r\n"
+CHECK_SECONDS: Final = 0.04
+STALL_SECONDS: Final = 30.0
+"""Longer than a lease, which is the longest wait of a recovery."""
+SLOWEST_EMAILS_PER_SECOND: Final = 20
+_EXAMPLES_SHOWN: Final = 3
+
+
+class DemoOptions(NamedTuple):
+    """The options of `dispatcher demo`."""
+
+    emails: int
+    seed: int
+    workers: int
+    folder: Path
+
+
+class DemoProgress(NamedTuple):
+    """How far the demo is.
+
+    Attributes:
+        emails: How many emails the demo will enqueue.
+        enqueued: How many it has enqueued.
+        counts: The enqueued emails by status.
+        seconds: Since the first enqueue.
+    """
+
+    emails: int
+    enqueued: int
+    counts: Mapping[Status, int]
+    seconds: float
+
+    @property
+    def finished(self) -> int:
+        """How many emails are in a final status: sent, failed or held."""
+        return sum(self.counts[status] for status in FINISHED)
+
+
+class ProgressDisplay(Protocol):
+    """Shows the demo's progress to the user."""
+
+    def say(self, text: str) -> None:
+        """Prints one line. May be called from another thread."""
+
+    def show(self, progress: DemoProgress) -> None:
+        """Updates the progress. Called many times a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The worker that was killed, and the recovery of its emails, from the relay's log.
+
+    Attributes:
+        worker: Its slot, such as `w0`.
+        finished: How many emails were finished when the worker was killed.
+        released: Leases that the relay returned at once, because the email was not on the wire.
+        recorded: Answers that the relay recorded from the in-flight ledger.
+        uncertain: Emails that were on the wire without an answer.
+    """
+
+    worker: str
+    finished: int
+    released: int
+    recorded: int
+    uncertain: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a demo.
+
+    Attributes:
+        pending: Emails that are pending or sending.
+        delivered: Different emails in the SMTP server's ledger.
+        held_delivered: How many delivered emails are held.
+        duplicates: Acceptances beyond each email's first.
+        lost: Emails without a row, not in a final status, or `sent` and not in the ledger.
+        dlq: Messages on the DLQ.
+        known: Second enqueues that returned the first one's email.
+        rolled_back: Emails whose transaction was rolled back.
+        poison: Messages on the send queue that are not pointers to emails.
+        retried: Emails that the server deferred at least once.
+        rescued: Emails that were recovered only after their lease expired; 0 if the in-flight ledger works.
+        killed: None if no worker was killed.
+        seconds: From the first enqueue until no email was pending.
+        smtp_latency_ms: How long the SMTP server waits before it answers.
+        folder: The folder with logs, mail and ledger.
+        differences: Descriptions of everything that violates the promise.
+    """
+
+    emails: int
+    sent: int
+    failed: int
+    held: int
+    pending: int
+    delivered: int
+    held_delivered: int
+    duplicates: int
+    lost: int
+    dlq: int
+    transactions: int
+    known: int
+    rolled_back: int
+    poison: int
+    retried: int
+    rescued: int
+    killed: Kill | None
+    seconds: float
+    seed: int
+    workers: int
+    smtp_latency_ms: int
+    folder: Path
+    differences: tuple[str, ...]
+
+    @property
+    def balances(self) -> bool:
+        """Whether there are no differences."""
+        return not self.differences
+
+    @property
+    def emails_per_second(self) -> float:
+        """The average rate, including the kill, the retries and the server's latency."""
+        return self.emails / self.seconds if self.seconds else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The output of `--json`; scripts rely on its form."""
+        rounded = {"seconds": round(self.seconds, 2), "emails_per_second": round(self.emails_per_second, 1)}
+        return {**asdict(self), **rounded, "folder": str(self.folder), "balances": self.balances}
+
+
+def run_demo(options: DemoOptions, display: ProgressDisplay) -> Report:
+    """Runs the demo. No process of the demo is left when this returns or raises.
+
+    Raises:
+        DispatcherError: the demo could not run.
+    """
+    with open_demo_host(options.folder, workers=options.workers, progress=display.say) as host:
+        for change in host.initialise():
+            display.say(f"dispatcher init: {change}")
+        host.start_run()
+        workers = f"{options.workers} worker{'' if options.workers == 1 else 's'}"
+        display.say(f"dispatcher run: {workers} and the relay are ready")
+        with connected(host.settings.database_url, name="dispatcher demo") as connection:
+            return _DemoRun(options, host, connection, display).run()
+
+
+class _DemoRun:
+    """One demo, from the first enqueue to the report."""
+
+    def __init__(self, options: DemoOptions, host: DemoHost, connection: Session, display: ProgressDisplay) -> None:
+        self._options = options
+        self._host = host
+        self._connection = connection
+        self._display = display
+        self._application = Application(connection, options.emails, options.seed)
+        self._kill: Disturbance | None = None
+        self._finished_at_kill = 0
+        self._faults: list[str] = []
+        self._started_at = time.monotonic()
+        self._next_check_at = 0.0
+        self._changed_at = self._started_at
+        self._progress = DemoProgress(options.emails, 0, dict.fromkeys(Status, 0), 0.0)
+
+    def run(self) -> Report:
+        """Publishes, enqueues, kills, waits, and returns the report."""
+        if not asyncio.run(_publish(self._host.settings, POISON)):
+            raise DispatcherError("RabbitMQ did not confirm the poison message.")
+        self._started_at = self._changed_at = time.monotonic()
+        application = self._application
+        for _ in application.work():
+            self._check_progress()
+        self._display.say(
+            f"enqueued {len(application.expected_outcomes)} emails in {application.transactions} transactions, "
+            f"{application.repeated} of them twice; rolled back {ROLLED_BACK_EMAILS}"
+        )
+        while not self._is_done() and not self._is_stalled():
+            time.sleep(CHECK_SECONDS)
+            self._check_progress()
+        seconds = time.monotonic() - self._started_at
+        code = self._host.stop_run()
+        if code is None:
+            self._faults.append(f"`dispatcher run` did not exit after SIGTERM; {self._host.log_tail()}")
+        elif code != 0:
+            self._faults.append(f"`dispatcher run` exited with code {code} instead of 0")
+        try:
+            return self._report(seconds)
+        except DispatcherError as error:  # a server is unreachable; the error includes the faults so far
+            raise DispatcherError("\n".join([*self._faults, str(error)])) from error
+
+    def _check_progress(self) -> None:
+        """Counts the emails, updates the display, and kills a worker when half of the emails are finished."""
+        now = time.monotonic()
+        if now < self._next_check_at:
+            return
+        self._next_check_at = now + CHECK_SECONDS
+        counts = count_emails(self._connection).emails
+        enqueued = len(self._application.expected_outcomes)
+        progress = DemoProgress(self._options.emails, enqueued, counts, now - self._started_at)
+        if counts != self._progress.counts:
+            self._changed_at = now
+        self._progress = progress
+        self._display.show(progress)
+        if self._kill is None and progress.finished >= (self._options.emails + 1) // 2:
+            killed_at, pid = time.time(), self._host.kill_worker()
+            if pid is not None:
+                self._kill, self._finished_at_kill = Disturbance(pid, killed_at), progress.finished
+                self._display.say(f"killed worker process {pid} (SIGKILL) after {progress.finished} emails")
+
+    def _is_done(self) -> bool:
+        """Whether a worker was killed, every email is finished, and every dead letter is on the DLQ."""
+        if self._kill is None or self._progress.finished < self._progress.enqueued:
+            return False
+        counts = self._progress.counts
+        return len(asyncio.run(_read_dlq(self._host.settings))) >= counts[Status.FAILED] + counts[Status.HELD] + 1
+
+    def _is_stalled(self) -> bool:
+        """Whether the demo should stop waiting; notes the reason as a fault."""
+        longest_seconds = STALL_SECONDS * 2 + self._options.emails / SLOWEST_EMAILS_PER_SECOND
+        if self._host.exit_report() is not None:
+            why = "`dispatcher run` exited before SIGTERM"
+        elif time.monotonic() - self._changed_at > STALL_SECONDS:
+            why = f"no email changed its status for {STALL_SECONDS:.0f} s"
+        elif self._progress.seconds > longest_seconds:
+            why = f"the demo took longer than {longest_seconds:.0f} s"
+        else:
+            return False
+        self._faults.append(f"{why}; {self._host.log_tail()}")
+        return True
+
+    def _report(self, seconds: float) -> Report:
+        application, events = self._application, self._host.events()
+        killed = self._killed(events)
+        known = sum(answer.acceptance == "known" for answer in application.answers)
+        if killed is None:
+            self._faults.append("the relay's log has no recovery of the killed worker's emails")
+        if known != application.repeated:
+            self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} were already known")
+        dlq = asyncio.run(_read_dlq(self._host.settings))
+        books = self._books(dlq)
+        verdict = judge(books)
+        statuses = Counter(row.status for row in books.rows.values())
+        wrong = [
+            f"{name}: {len(found)}, such as {', '.join(found[:_EXAMPLES_SHOWN])}"
+            for name, found in verdict.violations.items()
+        ]
+        return Report(
+            emails=len(application.expected_outcomes),
+            sent=statuses[Status.SENT],
+            failed=statuses[Status.FAILED],
+            held=statuses[Status.HELD],
+            pending=statuses[Status.PENDING] + statuses[Status.SENDING],
+            delivered=len(books.accepted),
+            held_delivered=sum(row.status == Status.HELD and i in books.accepted for i, row in books.rows.items()),
+            duplicates=verdict.duplicates,
+            lost=verdict.lost,
+            dlq=len(dlq),
+            transactions=application.transactions,
+            known=known,
+            rolled_back=ROLLED_BACK_EMAILS,
+            poison=1,
+            retried=len({each["email_id"] for each in events if each.get("outcome") == "deferred"}),
+            rescued=sum(event["event"] == "email.rescued" for event in events),
+            killed=killed,
+            seconds=seconds,
+            seed=self._options.seed,
+            workers=self._options.workers,
+            smtp_latency_ms=SMTP_LATENCY_MS,
+            folder=self._host.folder,
+            differences=(*wrong, *self._faults),
+        )
+
+    def _books(self, dlq: Sequence[bytes]) -> Books:
+        rows = {row[0]: Row(*row[1:]) for row in self._connection.execute(query("list_demo_rows"))}
+        counted, found = count_emails(self._connection).emails, Counter(row.status for row in rows.values())
+        entries = [entry for body in dlq if (entry := _dlq_entry(body))]
+        times = read_ledger(self._host.ledger).times
+        return Books(
+            requested_keys=frozenset(self._application.expected_outcomes),
+            refused_keys=frozenset(
+                key
+                for key, expected in self._application.expected_outcomes.items()
+                if expected is ExpectedOutcome.REFUSED
+            ),
+            answers=self._application.answers,
+            rows=rows,
+            attempts=[RecordedAttempt(*row) for row in self._connection.execute(query("list_demo_attempts"))],
+            dlq_entries=entries,
+            unknown_messages=[body for body in dlq if not _dlq_entry(body)],
+            garbage=frozenset({POISON}),
+            accepted={UUID(email_id): count for email_id, count in times.items() if email_id},
+            wire=Wire.of(read_events(self._host.wire)),
+            disturbances=[self._kill] if self._kill else [],
+            faults=[
+                f"`dispatcher status` counts {count} {status}, but there are {found[status]} rows"
+                for status, count in counted.items()
+                if count != found[status]
+            ],
+        )
+
+    def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
+        """The recovery of the killed worker's emails, from the run's log; None if the log does not have it."""
+        for event in events:
+            if event["event"] == "ledger.settled" and self._kill:
+                _, slot, pid, _ = event["worker"].split(":")  # host, slot, pid, random
+                if pid == str(self._kill.pid):
+                    counts = (event["released"], event["recorded"], event["uncertain"])
+                    return Kill(slot, self._finished_at_kill, *counts)
+        return None
+
+
+def _dlq_entry(body: bytes) -> DlqEntry | None:
+    """A message of the DLQ as a dead letter; None if it is not one of ours."""
+    try:
+        found = decode(body)
+    except InvalidPointer:
+        return None
+    return DlqEntry(found.email_id, found.status)
+
+
+async def _read_dlq(settings: Settings) -> list[bytes]:
+    """The bodies of the messages on the DLQ; removes none."""
+    async with (
+        await open_connection(settings.amqp_url, name="dispatcher demo", ca_file=settings.ca_file) as connection,
+        DeadLetterQueue(connection, settings.dlq).look() as look,
+    ):
+        return [found.body async for batch in look.batches() for found in batch]
+
+
+async def _publish(settings: Settings, body: bytes) -> bool:
+    """Publishes bytes to the send queue; returns whether RabbitMQ confirmed them."""
+    publisher = Publisher(settings.amqp_url, settings.exchange, name="dispatcher demo", ca_file=settings.ca_file)
+    try:
+        return (await publisher.publish([Outgoing(settings.queue, body, message_id="poison")]))[0]
+    finally:
+        await publisher.close()
