@@ -1,5 +1,6 @@
-"""The shapes of SendGrid's and SES's APIs, as far as the HTTP double speaks them: where the email id stands in a
-request, and what accepting, throttling and refusing look like. From their public documentation.
+"""The parts of SendGrid's and SES's APIs that the HTTP double implements, from their public documentation.
+
+Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Mail:
     """One email of a request.
 
     Attributes:
-        addresses: Of all its recipients, in lower case.
+        addresses: The addresses of all recipients, in lower case.
     """
 
     email_id: str
@@ -33,11 +34,11 @@ class Mail:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request to send, as it arrived.
+    """One request to send.
 
     Attributes:
-        mails: The emails in it; several where they share a call.
-        document: The body, decoded.
+        mails: The emails in the request; several in a bulk call.
+        document: The decoded body.
         octets: The body's size.
     """
 
@@ -47,23 +48,23 @@ class Request:
 
 
 class Api(Protocol):
-    """One provider's shape."""
+    """One endpoint of a provider's API."""
 
     def read(self, document: dict[str, Any], octets: int) -> Request:
-        """The request that a body holds; raises KeyError, TypeError or the like if it holds none."""
+        """Reads a request from its body; raises KeyError, TypeError or a similar error if the body is invalid."""
         ...
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """The answer to a request of which nothing is accepted; None where it is not refused as a whole.
+        """The answer that refuses the whole request; None if the provider accepts at least a part of it.
 
         Args:
-            culprits: Addresses to which nothing may go, each with the provider's word for why.
-            names: Whether the answer tells which email is to blame.
+            culprits: Refused addresses, each with the provider's error code or text.
+            names: Whether the answer names the refused email.
         """
         ...
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """The emails that are accepted of a request that is not refused as a whole."""
+        """The accepted emails of a request that is not refused as a whole."""
         ...
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
@@ -71,15 +72,19 @@ class Api(Protocol):
         ...
 
     def throttled(self, until: float) -> Reply:
-        """The answer to an email that came too fast."""
+        """The answer to a request above the rate limit.
+
+        Args:
+            until: When the limit ends, in seconds since 1970.
+        """
         ...
 
     def unauthorized(self) -> Reply:
-        """The answer to a wrong key."""
+        """The answer to a wrong API key."""
         ...
 
     def malformed(self) -> Reply:
-        """The answer to a body that holds no email."""
+        """The answer to an invalid body."""
         ...
 
 
@@ -99,7 +104,7 @@ class SendGrid:
         return Request(tuple(Mail(email_id, found) for email_id, found in mails.items()), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:
-        """400 for all of them: for too many, for an address that comes twice, for a culprit."""
+        """400 for the whole request: for too many emails, for a repeated address, for a refused address."""
         people = request.document["personalizations"]
         addresses = [address for mail in request.mails for address in mail.addresses]
         if len(people) > MOST_PERSONALIZATIONS or len(addresses) > MOST_PERSONALIZATIONS:
@@ -115,11 +120,11 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """All of them."""
+        """All emails of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
-        """202 with `X-Message-Id`; 200 without one in sandbox mode, which is how SendGrid answers there."""
+        """202 with `X-Message-Id`; in sandbox mode 200 without it, as SendGrid answers."""
         sandbox = request.document.get("mail_settings", {}).get("sandbox_mode", {}).get("enable", False)
         if sandbox:
             return answer(200, {}, b"")
@@ -135,11 +140,11 @@ class SendGrid:
         return Reply(429, _errors("too many requests"), headers)
 
     def unauthorized(self) -> Reply:
-        """401 in SendGrid's words."""
+        """401 with SendGrid's text."""
         return Reply(401, _errors("The provided authorization grant is invalid, expired, or revoked"))
 
     def malformed(self) -> Reply:
-        """400 in SendGrid's words."""
+        """400 with SendGrid's text."""
         return Reply(400, _errors("Bad Request"))
 
 
@@ -153,12 +158,12 @@ class Ses:
         return Request((_ses_mail(document, document.get("EmailTags", ())),), document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for a culprit."""
+        """400 for a refused address."""
         word = _word_for(request.mails[0], culprits)
         return None if word is None else _aws(400, "MessageRejected", word)
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """The one."""
+        """The only email of the request."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -166,15 +171,15 @@ class Ses:
         return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
-        """429; SES does not say for how long."""
+        """429. SES's answer does not have the time of the limit's end."""
         return _aws(429, "TooManyRequestsException", "Maximum sending rate exceeded.")
 
     def unauthorized(self) -> Reply:
-        """403 as every AWS service has it."""
+        """403, as every AWS service answers."""
         return _aws(403, "UnrecognizedClientException", "The security token included in the request is invalid.")
 
     def malformed(self) -> Reply:
-        """400 as SES has it."""
+        """400, as SES answers."""
         return _aws(400, "BadRequestException", "The request is not valid.")
 
 
@@ -192,16 +197,16 @@ class SesBulk(Ses):
         return Request(mails, document, octets)
 
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
-        """400 for too many or none."""
+        """400 for too many emails or for none."""
         recipients = sum(len(mail.addresses) for mail in request.mails)
         return None if 0 < len(request.mails) <= MOST_BULK_ENTRIES >= recipients else self.malformed()
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
-        """Those that are none of the culprits'."""
+        """The emails without a refused address."""
         return [mail for mail in request.mails if _word_for(mail, culprits) is None]
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:
-        """200, and SUCCESS or the culprit's word for each entry."""
+        """200, with SUCCESS or the refused address's status for each entry."""
         return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
 
 
@@ -234,7 +239,7 @@ def _json(status: int, document: object) -> bytes:
 
 
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
-    """A refusal as SendGrid words it."""
+    """A refusal in SendGrid's form."""
     return Reply(status, _errors(message, field))
 
 
@@ -260,4 +265,4 @@ APIS: dict[str, Api] = {
     "/v2/email/outbound-emails": Ses(),
     "/v2/email/outbound-bulk-emails": SesBulk(),
 }
-"""By path."""
+"""The endpoints by path."""

@@ -1,4 +1,4 @@
-"""How the HTTP double behaves besides accepting: a script of misdeeds, and the refusals that real servers send."""
+"""The configurable behaviour of the HTTP double: faults, refusals, throttling, latency."""
 
 from __future__ import annotations
 
@@ -12,51 +12,53 @@ import orjson
 
 
 class Fault(StrEnum):
-    """What a script may do instead of answering.
+    """A fault that the double injects instead of a normal answer.
 
-    All but the first three accept the email first: the ledger has it, and whoever tries again makes a duplicate.
+    With the first three, the double accepts nothing. With all others it has accepted the email (the ledger has it), so
+    a second attempt makes a duplicate.
     """
 
     FORGET = "forget"
-    """Read the whole request, accept nothing, and end the connection without an answer."""
+    """Read the whole request, accept nothing, and close the connection without an answer."""
 
     CLOSE_UNREAD = "close-unread"
-    """End the connection at the request's first octets; nothing is accepted."""
+    """Close the connection after the request's headers, and accept nothing."""
     RESET_UNREAD = "reset-unread"
-    """The same by a TCP reset."""
+    """Like CLOSE_UNREAD, with a TCP reset."""
     CLOSE = "close"
-    """End the connection without an answer."""
+    """Close the connection without an answer."""
     RESET = "reset"
-    """The same by a TCP reset."""
+    """Like CLOSE, with a TCP reset."""
     HANG = "hang"
+    """Never answer."""
     DRIP = "drip"
-    """An endless answer, an octet every 20 ms, that never gets to the end of its headers."""
+    """Send headers without end, one octet every 20 ms."""
     DRIP_BODY = "drip-body"
-    """The headers at once, and a body that goes on for ever, an octet every 20 ms."""
+    """Send the headers at once, then a body without end, one octet every 20 ms."""
     HALF = "half"
-    """Half of an answer's body, then the end of the connection."""
+    """Send half of an answer's body, then close the connection."""
     HALF_HEAD = "half-head"
-    """Half of an answer's headers, then the end of the connection."""
+    """Send half of an answer's headers, then close the connection."""
     FLOOD = "flood"
-    """The right answer with a body of 64 MiB."""
+    """Send the right answer with a body of 64 MiB."""
     HTML = "html"
-    """200 with a web page."""
+    """Answer 200 with a web page."""
     EMPTY = "empty"
-    """200 without a body."""
+    """Answer 200 without a body."""
     GARBAGE = "garbage"
-    """What is no HTTP."""
+    """Send bytes that are not HTTP."""
     REDIRECT = "redirect"
-    """307 to the same place: who follows it has posted twice."""
+    """Answer 307 to the same path: a client that follows the redirect has posted twice."""
     LAST_ANSWER = "last-answer"
-    """The right answer, and the end of the connection straight after it, without a word of warning."""
+    """Send the right answer, then close the connection without `Connection: close`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer that accepts nothing.
+    """An answer to a request that the double does not accept.
 
     Attributes:
-        body: Sent as JSON unless it is bytes.
+        body: Bytes, or a value to send as JSON.
     """
 
     status: int
@@ -66,16 +68,16 @@ class Reply:
 
 @dataclass(slots=True)
 class Behaviour:
-    """How the server behaves; may be changed while it runs.
+    """The server's behaviour, which may be changed while it runs.
 
     Attributes:
-        act: What it does instead of accepting and answering; None to accept and answer.
-        times: How many more requests meet the act; None for all.
-        throttled_until: Until then everything is answered 429, unix seconds.
-        latency_seconds: Before an answer.
+        fault: What the server does instead of accepting and answering; None for normal answers.
+        times: How many more requests get the fault; None for all.
+        throttled_until: The server answers 429 until then, in seconds since 1970.
+        latency_seconds: Delay before an answer.
         key: The API key that SendGrid's requests need; None for any.
-        culprits: Addresses to which nothing may go, with the provider's word for why (SES bulk: the entry's status).
-        names_culprits: Whether SendGrid tells which of several emails is to blame.
+        culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).
+        names_culprits: Whether SendGrid's answer names the refused email of several.
     """
 
     fault: Fault | Reply | None = None
@@ -87,7 +89,7 @@ class Behaviour:
     names_culprits: bool = False
 
     def next_fault(self) -> Fault | Reply | None:
-        """What this request meets."""
+        """The fault for the next request; None for a normal answer. Counts `times` down."""
         if self.fault is None or self.times is None:
             return self.fault
         if self.times <= 0:
@@ -96,12 +98,14 @@ class Behaviour:
         return self.fault
 
     def throttle(self, seconds: float) -> None:
-        """Answer 429 to everything for so long."""
+        """Answers 429 to every request for this long."""
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Behave as a JSON object says: `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`,
-        `latency_ms`, `culprits`, `names_culprits`; what it does not name is reset.
+        """Replaces the behaviour by that of a JSON object. Fields that the object does not have are reset.
+
+        The fields are `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`, `latency_ms`, `culprits`
+        and `names_culprits`.
         """
         latency_seconds = document.get("latency_ms", 0) / 1000
         throttle_seconds = float(document.get("throttle_seconds", 0))
@@ -126,10 +130,10 @@ REASONS: Final = {
 
 
 def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: int | None = None) -> bytes:
-    """An HTTP answer's octets.
+    """The octets of an HTTP answer.
 
     Args:
-        announced: The length that it claims, where that is not the body's.
+        announced: The Content-Length, if it is not the body's length.
     """
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     octets = len(body) if announced is None else announced
@@ -138,7 +142,7 @@ def answer(status: int, headers: Mapping[str, str], body: bytes, *, announced: i
 
 
 def octets_of(reply: Reply) -> bytes:
-    """A reply as it goes on the wire."""
+    """The octets of a reply."""
     if isinstance(reply.body, bytes):
         return answer(reply.status, reply.headers, reply.body)
     return answer(reply.status, {"Content-Type": "application/json", **reply.headers}, orjson.dumps(reply.body))

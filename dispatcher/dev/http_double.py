@@ -1,12 +1,15 @@
-"""A local HTTPS server that stands for SendGrid and SES, with a ledger of what it accepted. It delivers nothing.
+"""A local HTTPS server that stands in for SendGrid and SES. It records accepted emails in a ledger, delivers nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
-prints one line of JSON with its URL and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
-with every email that it accepted; `requests.jsonl`, with every request that it read, and what came of it; with
-`--wire`, `wire.jsonl`, with what was seen of each request and connection (see `HttpDouble.witness`); with `--tls`,
-`ca.pem`. `PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`), `GET /double` tells
-its counts.
+prints one line of JSON with its URL and paths, and runs until SIGTERM. It writes to the folder:
+
+    ledger.jsonl      every email that it accepted (see `acceptance_ledger`)
+    requests.jsonl    every request that it read, and the result
+    wire.jsonl        with `--wire`: events of each request and connection (see `HttpDouble.record_event`)
+    ca.pem            with `--tls`: the certificate of its authority
+
+`PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`). `GET /double` returns counts.
 """
 
 from __future__ import annotations
@@ -36,15 +39,15 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class HttpDouble:
-    """The server and its books.
+    """The server and its records.
 
     Attributes:
-        behaviour: What it does besides accepting; may be changed while it runs.
-        sessions: Open connections.
-        connections: How many there ever were.
+        behaviour: Faults, refusals and latency; may be changed while the server runs.
+        sessions: The open connections.
+        connections: Number of connections since the start.
         begun: Requests to send whose headers were read, by path.
-        requests: Requests to send that were read to their end, by email id: who posts twice shows here.
-        received: The bodies of the accepted ones, if it was told to keep them.
+        requests: Requests to send that were read completely, by email id: shows emails that were posted twice.
+        received: The bodies of the accepted requests, if `keeps` is set.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class HttpDouble:
         *,
         tls: ssl.SSLContext | None = None,
         keeps: bool = False,
-        watches_wire: bool = False,
+        records_wire: bool = False,
     ) -> None:
         self.behaviour = behaviour or Behaviour()
         self.sessions: set[HttpSession] = set()
@@ -67,29 +70,29 @@ class HttpDouble:
         self._tls = tls
         self._keeps = keeps
         self._ledger: LedgerWriter | None = None
-        self._watches_wire = watches_wire
+        self._records_wire = records_wire
         self._log = -1
         self._wire = -1
         self._server: asyncio.Server | None = None
 
     @property
     def ledger_path(self) -> Path:
-        """Where the ledger is."""
+        """The path of the ledger."""
         return self._folder / "ledger.jsonl"
 
     @property
     def requests_path(self) -> Path:
-        """Where the requests are."""
+        """The path of the record of requests."""
         return self._folder / "requests.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """Where the wire's events are."""
+        """The path of the record of wire events."""
         return self._folder / "wire.jsonl"
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         assert self._server is not None, "the double has not been started"
         port = self._server.sockets[0].getsockname()[1]
         assert isinstance(port, int)
@@ -97,26 +100,26 @@ class HttpDouble:
 
     @property
     def url(self) -> str:
-        """What DISPATCHER_SENDGRID_HOST or DISPATCHER_SES_ENDPOINT_URL should say."""
+        """The value for DISPATCHER_SENDGRID_HOST or DISPATCHER_SES_ENDPOINT_URL."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
-        """What it accepted so far."""
+        """The ledger so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
-        """Listen on the loopback; 0 finds a free port."""
+        """Listens on the loopback interface; port 0 chooses a free port."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._ledger = LedgerWriter(self.ledger_path)
         self._log = _appended(self.requests_path)
-        if self._watches_wire:
+        if self._records_wire:
             self._wire = _appended(self.wire_path)
         self._server = await asyncio.get_running_loop().create_server(
             self._new_session, "127.0.0.1", port, ssl=self._tls, backlog=1024
         )
 
     async def close(self) -> None:
-        """Stop listening and end every session. Again is harmless."""
+        """Stops listening and closes every session. Idempotent."""
         if self._server is not None:
             self._server.close()
             self.drop_connections()
@@ -131,22 +134,22 @@ class HttpDouble:
             self._wire = -1
 
     def drop_connections(self) -> None:
-        """End every open connection without a word, as a restarted server does."""
+        """Aborts every open connection, as a restarted server does."""
         for session in tuple(self.sessions):
             session.drop()
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
-        """Enter the accepted emails of a request into the ledger."""
+        """Writes the accepted emails of a request to the ledger."""
         self._accepted += len(mails)
         if self._keeps:
             self.received.append(request.document)
         assert self._ledger is not None
-        # Of a request that several share, each has its part of the octets.
+        # The octets of a bulk call are divided among its emails.
         octets, at = request.octets // max(1, len(mails)), time.time()
         self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
-    def note(self, request: Request, came: str) -> None:
-        """Enter a request that was read to its end, and what comes of it: a line for each of its emails."""
+    def record_request(self, request: Request, came: str) -> None:
+        """Records a completely read request: one line for each email, with the result (`came`)."""
         at = time.time()
         lines = []
         for mail in request.mails:
@@ -155,17 +158,22 @@ class HttpDouble:
             lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
         os.write(self._log, b"".join(lines))
 
-    def witness(self, connection: int, event: str, **fields: object) -> None:
-        """Enter what is seen on the wire: a request `began` (its headers are read), was `read` (`email_id`, and
-        `email_ids` where several share it), was `answered` (the kernel took the whole answer while the connection
-        stood), and that a connection `ended` (`by_us`, `by_reset`).
+    def record_event(self, connection: int, event: str, **fields: object) -> None:
+        """Records an event of a connection, if `records_wire` is set.
+
+        Args:
+            connection: The connection's number.
+            event: `began`: the request's headers were read. `read`: the whole request was read (with `email_id`, and
+                `email_ids` for a bulk call). `answered`: the kernel took the whole answer while the connection was
+                open. `ended`: the connection was closed (with `by_us`, `by_reset`).
+            fields: Fields of the event.
         """
         if self._wire >= 0:
             line = {"connection": connection, "event": event, "at": time.time(), **fields}
             os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-    def told(self) -> dict[str, object]:
-        """The counts, as `GET /double` tells them."""
+    def counts(self) -> dict[str, object]:
+        """The answer to `GET /double`."""
         return {
             "begun": sum(self.begun.values()),
             "requests": self.requests.total(),
@@ -187,7 +195,7 @@ def _appended(path: Path) -> int:
 async def running_double(
     folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpDouble]:
-    """A double on this loop, for tests; keeps what it receives in memory."""
+    """A double on this event loop, for tests. It keeps the received bodies in memory."""
     double = HttpDouble(folder, behaviour, tls=tls, keeps=True)
     await double.start()
     try:
@@ -197,8 +205,10 @@ async def running_double(
 
 
 def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
-    """The server's side of TLS for the loopback, by an authority that is made now and forgotten; `ca_file` gets its
-    certificate, for whoever is to trust it.
+    """A TLS context for a server on the loopback interface, with a certificate of a new authority.
+
+    Args:
+        ca_file: Gets the authority's certificate, for the clients.
     """
     import trustme
 
@@ -209,12 +219,12 @@ def throwaway_tls(ca_file: Path) -> ssl.SSLContext:
     return context
 
 
-async def _serve(double: HttpDouble, port: int, told: dict[str, str]) -> None:
+async def _serve(double: HttpDouble, port: int, more: dict[str, str]) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await double.start(port)
-    where = {"url": double.url, "port": double.port, "ledger": str(double.ledger_path), **told}
+    where = {"url": double.url, "port": double.port, "ledger": str(double.ledger_path), **more}
     sys.stdout.buffer.write(orjson.dumps(where, option=orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
     await stop.wait()
@@ -222,18 +232,22 @@ async def _serve(double: HttpDouble, port: int, told: dict[str, str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; returns after SIGTERM or SIGINT."""
+    """Runs the server until SIGTERM or SIGINT.
+
+    Args:
+        arguments: Without the program's name; None for `sys.argv`.
+    """
     parser = argparse.ArgumentParser("python -m dispatcher.dev.http_double", description="A local SendGrid and SES.")
-    parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the certificate")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
-    parser.add_argument("--tls", action="store_true", help="HTTPS, by an authority of its own")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before an answer")
-    parser.add_argument("--act", type=Fault, choices=list(Fault), help="do this to each request")
-    parser.add_argument("--times", type=int, help="how many requests meet the act; default: all")
-    parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for so long")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the certificate")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
+    parser.add_argument("--tls", action="store_true", help="use HTTPS, with a certificate of a new authority")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before an answer; default: 0")
+    parser.add_argument("--act", type=Fault, choices=list(Fault), help="the fault that each request gets")
+    parser.add_argument("--times", type=int, help="how many requests get the fault; default: all")
+    parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for this long; default: 0")
     parser.add_argument("--key", help="the API key that SendGrid's requests need; default: any")
-    parser.add_argument("--wire", action="store_true", help="keep a record of every request and connection")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
+    parser.add_argument("--wire", action="store_true", help="record every request and connection in wire.jsonl")
+    parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -244,8 +258,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tls = throwaway_tls(ca_file) if options.tls else None
     import uvloop
 
-    told = {"ca_file": str(ca_file)} if tls else {}
-    uvloop.run(_serve(HttpDouble(options.folder, behaviour, tls=tls, watches_wire=options.wire), options.port, told))
+    more = {"ca_file": str(ca_file)} if tls else {}
+    uvloop.run(_serve(HttpDouble(options.folder, behaviour, tls=tls, records_wire=options.wire), options.port, more))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""The server's half of one HTTP/1.1 connection, with a script of misdeeds. See `http_double`.
+"""The server's side of one HTTP/1.1 connection, with injected faults. See `http_double`.
 
-httptools parses; an asyncio protocol does the rest. A web framework answers neatly, and neat is what this must not be.
+Built on httptools and an asyncio protocol: a web framework does not let us send incomplete or invalid answers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octet
 DRIP_SECONDS: Final = 0.02
 FLOOD_OCTETS: Final = 64 * 1024 * 1024
 _CHUNK: Final = bytes(64 * 1024)
-_NONSENSE: Final = (ValueError, LookupError, TypeError, AttributeError)
-"""What reading a document raises that is not of the expected form."""
+_INVALID_DOCUMENT: Final = (ValueError, LookupError, TypeError, AttributeError)
+"""The errors that `Api.read` and `Behaviour.change` raise for an invalid document."""
 _LINGER_NOT: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body>ann@example.com, sign in</body></html>"
 
@@ -33,38 +33,38 @@ SES_ACCOUNT: Final = {
     "ProductionAccessEnabled": True,
     "SendQuota": {"Max24HourSend": 50_000.0, "MaxSendRate": 1_000.0, "SentLast24Hours": 0.0},
 }
-"""What `dispatcher doctor` asks SES for."""
+"""The answer to `dispatcher doctor`'s request for the SES account."""
 
 
-class HttpBooks(Protocol):
-    """Where a session enters what it accepts, and what all sessions share."""
+class HttpRecords(Protocol):
+    """The records and the behaviour that all sessions of a server share."""
 
     behaviour: Behaviour
     sessions: set[HttpSession]
     begun: Counter[str]
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
-        """Enter the accepted emails of a request, before the answer goes out."""
+        """Writes the accepted emails of a request to the ledger. Called before the answer is sent."""
         ...
 
-    def note(self, request: Request, came: str) -> None:
-        """Enter a request that was read to its end, whatever comes of it."""
+    def record_request(self, request: Request, came: str) -> None:
+        """Records a completely read request and its result."""
         ...
 
-    def witness(self, connection: int, event: str, **fields: object) -> None:
-        """Enter what is seen on the wire, if the wire is watched."""
+    def record_event(self, connection: int, event: str, **fields: object) -> None:
+        """Records an event of a connection, if the server records them."""
         ...
 
-    def told(self) -> dict[str, object]:
-        """The counts, for who asks over HTTP."""
+    def counts(self) -> dict[str, object]:
+        """The answer to `GET /double`."""
         ...
 
 
 class HttpSession(asyncio.Protocol):
     """One connection."""
 
-    def __init__(self, books: HttpBooks, number: int) -> None:
-        self._books = books
+    def __init__(self, records: HttpRecords, number: int) -> None:
+        self._records = records
         self._number = number
         self._loop = asyncio.get_running_loop()
         self._parser = httptools.HttpRequestParser(self)
@@ -73,65 +73,65 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Note the session (asyncio calls this, once TLS stands)."""
+        """Adds the session to the open ones (called by asyncio, after the TLS handshake)."""
         self._transport = cast(asyncio.Transport, transport)
-        self._books.sessions.add(self)
+        self._records.sessions.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the session (asyncio calls this)."""
-        self._books.sessions.discard(self)
-        self._books.witness(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
+        """Removes the session (called by asyncio)."""
+        self._records.sessions.discard(self)
+        self._records.record_event(self._number, "ended", by_us=self._closes, by_reset=exc is not None)
 
     def data_received(self, data: bytes) -> None:
-        """Obey (asyncio calls this)."""
+        """Parses the data; the parser calls the `on_…` methods (called by asyncio)."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self._transport.abort()
 
     def drop(self) -> None:
-        """End the connection without a word."""
+        """Aborts the connection."""
         self._closes = True
         self._transport.abort()
 
     def on_url(self, url: bytes) -> None:
-        """Part of the request's target (httptools calls this and what follows)."""
+        """Takes a part of the request's target (called by httptools, like the methods below)."""
         self._path += url.decode("ascii", "replace")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Takes one header."""
         if name.lower() == b"authorization":
             self._authorization = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The headers are read: time for those who do not read the rest."""
+        """Counts a request to send, and injects the faults that do not read its body."""
         self._method = self._parser.get_method().decode("ascii")
         self._api: Api | None = APIS.get(self._path) if self._method == "POST" else None
         if self._api is None:
             return
-        self._books.begun[self._path] += 1
-        self._books.witness(self._number, "began")
-        self._act = self._books.behaviour.next_fault()
+        self._records.begun[self._path] += 1
+        self._records.record_event(self._number, "began")
+        self._act = self._records.behaviour.next_fault()
         if self._act is Fault.CLOSE_UNREAD or self._act is Fault.RESET_UNREAD:
             self._end(by_reset=self._act is Fault.RESET_UNREAD)
 
     def on_body(self, body: bytes) -> None:
-        """Part of the body."""
+        """Takes a part of the body."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """The whole request is read."""
+        """Answers the request, and prepares for the next one."""
         if not self._transport.is_closing():
             self._answer()
         self._begin()
 
     def _begin(self) -> None:
-        """Back to where a request may begin."""
+        """Resets the state of the request."""
         self._path = self._method = self._authorization = ""
         self._body = bytearray()
 
     def _answer(self) -> None:
-        behaviour = self._books.behaviour
+        behaviour = self._records.behaviour
         if self._api is None:
             self._send(self._administer())
         elif behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":
@@ -142,41 +142,41 @@ class HttpSession(asyncio.Protocol):
     def _judge(self, api: Api, behaviour: Behaviour) -> None:
         try:
             request = api.read(orjson.loads(self._body), len(self._body))
-        except _NONSENSE:
+        except _INVALID_DOCUMENT:
             self._send(octets_of(api.malformed()))
             return
-        self._witness_read(request)
+        self._record_read(request)
         if behaviour.throttled_until and time.time() < behaviour.throttled_until:
-            self._books.note(request, "429")
+            self._records.record_request(request, "429")
             self._later(octets_of(api.throttled(behaviour.throttled_until)))
         elif isinstance(self._act, Reply):
-            self._books.note(request, str(self._act.status))
+            self._records.record_request(request, str(self._act.status))
             self._later(octets_of(self._act))
         elif refusal := api.refused(request, behaviour.culprits, names=behaviour.names_culprits):
-            self._books.note(request, str(refusal.status))
+            self._records.record_request(request, str(refusal.status))
             self._later(octets_of(refusal))
         elif self._act is Fault.FORGET:
-            self._books.note(request, self._act)
+            self._records.record_request(request, self._act)
             self._end(by_reset=False)
         else:
-            self._books.note(request, self._act or "accepted")
-            self._books.accept(request, api.taken(request, behaviour.culprits))
+            self._records.record_request(request, self._act or "accepted")
+            self._records.accept(request, api.taken(request, behaviour.culprits))
             octets = api.accepted(request, behaviour.culprits)
             if self._act is None:
                 self._later(octets)
             else:
                 self._misbehave(self._act, octets)
 
-    def _witness_read(self, request: Request) -> None:
+    def _record_read(self, request: Request) -> None:
         ids = [mail.email_id for mail in request.mails]
         together = {"email_ids": ids} if len(ids) > 1 else {}
-        self._books.witness(self._number, "read", email_id=ids[0], **together)
+        self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """What stands beside the two APIs: SendGrid's scopes, SES's account, and the double's own controls."""
-        behaviour = self._books.behaviour
+        """The answer to other requests: SendGrid's scopes, SES's account, and the double's own controls."""
+        behaviour = self._records.behaviour
         if self._path == "/double":
-            return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._books.told()))
+            return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._records.counts()))
         if self._path == "/v2/email/account":
             return octets_of(Reply(200, SES_ACCOUNT))
         if self._path != "/v3/scopes":
@@ -189,15 +189,15 @@ class HttpSession(asyncio.Protocol):
 
     def _ordered(self) -> Reply:
         try:
-            self._books.behaviour.change(orjson.loads(self._body))
-        except _NONSENSE:
+            self._records.behaviour.change(orjson.loads(self._body))
+        except _INVALID_DOCUMENT:
             return Reply(400, {"error": "not a behaviour"})
         return Reply(200, {})
 
     def _misbehave(self, act: Fault, octets: bytes) -> None:
-        """Do what the script says, in place of the answer."""
+        """Injects a fault in place of the answer `octets`."""
         half = len(octets) // 2
-        deeds: dict[Fault, Callable[[], None]] = {
+        faults: dict[Fault, Callable[[], None]] = {
             Fault.CLOSE: lambda: self._end(by_reset=False),
             Fault.RESET: lambda: self._end(by_reset=True),
             Fault.HANG: lambda: None,
@@ -212,25 +212,25 @@ class HttpSession(asyncio.Protocol):
             Fault.EMPTY: lambda: self._send(answer(200, {}, b"")),
             Fault.GARBAGE: lambda: self._send(b"220 smtp.example ESMTP\r\n", closes=True),
             Fault.REDIRECT: lambda: self._send(answer(307, {"Location": self._where()}, b"")),
-            Fault.LAST_ANSWER: lambda: self._tell(octets, closes=True),
+            Fault.LAST_ANSWER: lambda: self._send_answer(octets, closes=True),
         }
-        deeds[act]()
+        faults[act]()
 
     def _where(self) -> str:
         return next(path for path, api in APIS.items() if api is self._api)
 
     def _later(self, octets: bytes) -> None:
-        if seconds := self._books.behaviour.latency_seconds:
-            self._loop.call_later(seconds, self._tell, octets)
+        if seconds := self._records.behaviour.latency_seconds:
+            self._loop.call_later(seconds, self._send_answer, octets)
         else:
-            self._tell(octets)
+            self._send_answer(octets)
 
-    def _tell(self, octets: bytes, closes: bool = False) -> None:
-        """Send a whole answer, and witness it if the kernel took it whole."""
+    def _send_answer(self, octets: bytes, closes: bool = False) -> None:
+        """Sends a whole answer, and records it if the kernel took all of it."""
         was_open = not self._transport.is_closing()
         self._send(octets, closes)
         if was_open and not self._transport.get_write_buffer_size():
-            self._books.witness(self._number, "answered")
+            self._records.record_event(self._number, "answered")
 
     def _send(self, octets: bytes, closes: bool = False) -> None:
         if not self._transport.is_closing():

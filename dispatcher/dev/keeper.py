@@ -1,17 +1,17 @@
-"""The keeper: parent of all private servers of one folder, whose end is theirs.
+"""The keeper: the parent process of all private servers of one folder. When the keeper exits, the servers exit.
 
-Run as a file by `dispatcher.dev.processes`, with nothing but the standard library, so that it costs a few megabytes:
+`dispatcher.dev.processes` runs this file as a program. It uses only the standard library, so it needs a few megabytes:
 
     keeper.py FOLDER [OWNER_PID OWNER_STARTED]
 
-It starts what the files in FOLDER/plan describe, says in FOLDER/keeper.json which processes those are, and waits:
+It starts the processes that the files in FOLDER/plan describe, writes their pids to FOLDER/keeper.json, and waits:
 
-    SIGHUP              start whatever is planned and not running
-    SIGTERM, SIGINT     stop everything, then exit
-    the owner is gone   the same; by any death, SIGKILL included
-    SIGKILL             the kernel ends the servers (parent-death signal), and they their children
+    SIGHUP              start every planned process that is not running
+    SIGTERM, SIGINT     stop all processes, then exit
+    the owner exits     the same, however the owner died
+    SIGKILL             the kernel kills the servers (parent-death signal), and they their children
 
-As the "child subreaper" of its descendants it inherits orphans, so that nothing escapes its last sweep.
+The keeper is a "child subreaper": orphaned descendants become its children, so it can stop them, too.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ from typing import NamedTuple, TypedDict
 
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
-PATIENCE_SECONDS = 16.0  # RabbitMQ takes 6 to leave in order
-OWNED_PATIENCE_SECONDS = 4.0  # nobody will read their data again
-STRAY_PATIENCE_SECONDS = 0.5  # a server's helpers notice by themselves that it is gone
+STOP_SECONDS = 16.0  # a clean stop of RabbitMQ takes 6 s
+OWNED_STOP_SECONDS = 4.0  # the data is not needed any more
+ORPHAN_STOP_SECONDS = 0.5  # a server's helper processes notice by themselves that the server has exited
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """One process, told apart from a later one with the same pid."""
+    """One process; differs from a later process with the same pid."""
 
     pid: int
     started: str
 
 
 class Plan(TypedDict):
-    """How to start one process and how to end it.
+    """How to start and stop one process.
 
     Attributes:
         argv: Program (an absolute path) and arguments.
         env: The whole environment.
-        cwd: Working directory.
-        log: File for stdout and stderr.
-        stop: One signal's name or two, the second with more force; SIGKILL follows by itself.
-        orphaned: Name of the signal that the kernel sends should the keeper be killed.
+        cwd: The working directory.
+        log: The file for stdout and stderr.
+        stop: Names of one or two signals that stop the process, the second if the first does not. SIGKILL is implied.
+        orphaned: Name of the signal that the kernel sends to the process if the keeper is killed.
     """
 
     argv: list[str]
@@ -65,13 +65,13 @@ class Plan(TypedDict):
 
 
 class Record(TypedDict):
-    """What FOLDER/keeper.json says.
+    """The content of FOLDER/keeper.json.
 
     Attributes:
-        keeper: The keeper's own identity.
-        owner: Whose end is ours; empty if we stay until we are told to go.
-        running: Identities of the servers, by name.
-        exited: Exit codes (negative: signal numbers) of the servers that ended, by name.
+        keeper: The keeper's identity.
+        owner: The identity of the owner, with whose exit the keeper stops; empty if it runs until SIGTERM.
+        running: Identities of the running servers, by name.
+        exited: Exit codes (negative: signal numbers) of the servers that exited, by name.
     """
 
     keeper: list[int | str]
@@ -81,7 +81,7 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The process with this pid; None if there is none, or only what its parent has not collected yet."""
+    """The process with this pid; None if there is none. A zombie counts only with `even_a_zombie`."""
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
@@ -89,12 +89,12 @@ def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this very process still runs."""
+    """Whether this process is still running (not another one with its pid)."""
     return identify(identity.pid) == identity
 
 
 def descendants(pid: int) -> list[int]:
-    """Children, grandchildren and so on, zombies included."""
+    """The pids of all descendants of a process, zombies included."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
@@ -109,13 +109,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def send(pid: int, number: int) -> None:
-    """Signal a process that may be gone already."""
+    """Sends a signal to a process; does nothing if the process has exited."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def replace_json(path: Path, content: object) -> None:
-    """Write a file so that readers see the old text or the new one, never half."""
+    """Writes a JSON file atomically: readers see the old content or the new one."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file, indent=1)
@@ -123,7 +123,7 @@ def replace_json(path: Path, content: object) -> None:
 
 
 def _stat(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; the name before them may hold anything."""
+    """The fields of /proc/PID/stat after the process's name, which may contain spaces and parentheses."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
@@ -132,17 +132,17 @@ def _stat(pid: int) -> list[str] | None:
 
 
 def _boot_id() -> str:
-    """What tells this boot from others, whose processes may have had the same pid and start tick."""
+    """The id of this boot: after a reboot, a process may have the same pid and start time."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def _prctl(option: int, value: int) -> None:
-    """A Linux prctl(2) that we can live without, so a refusal is no fault."""
+    """Calls prctl(2) and ignores a failure: these options are not essential."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 class Keeper:
-    """The loop around the servers of one folder."""
+    """Starts, watches and stops the servers of one folder."""
 
     def __init__(self, folder: Path, owner: ProcessIdentity | None) -> None:
         self.folder = folder
@@ -152,14 +152,14 @@ class Keeper:
         self.exited: dict[str, int] = {}
 
     def run(self) -> None:
-        """Start, wait, and in the end leave nothing behind."""
+        """Serves until the owner exits or a signal arrives, then stops all processes."""
         self.record()
-        self.wait_for_the_end()
-        self.stop(OWNED_PATIENCE_SECONDS if self.owner else PATIENCE_SECONDS)
+        self.serve()
+        self.stop(OWNED_STOP_SECONDS if self.owner else STOP_SECONDS)
         (self.folder / "keeper.json").unlink(missing_ok=True)
 
-    def wait_for_the_end(self) -> None:
-        """Serve until everything is to stop."""
+    def serve(self) -> None:
+        """Starts planned processes and reaps children, until SIGTERM, SIGINT or the owner's exit."""
         while True:
             event = signal.sigtimedwait(WAKING, OWNER_CHECK_SECONDS)
             if self.reap():
@@ -172,14 +172,14 @@ class Keeper:
                 return
 
     def start_missing(self) -> None:
-        """Start every planned process that does not run."""
+        """Starts every planned process that is not running."""
         for path in sorted((self.folder / "plan").glob("*.json")):
             if path.stem not in self.names.values():
                 self.start(path.stem, json.loads(path.read_text()))
         self.record()
 
     def start(self, name: str, plan: Plan) -> None:
-        """Fork and exec one process, tied to our life."""
+        """Forks and executes one process, which the kernel kills if the keeper dies."""
         self.exited.pop(name, None)
         keeper = os.getpid()
         pid = os.fork()
@@ -194,7 +194,7 @@ class Keeper:
         self.identities[pid] = identify(pid) or ProcessIdentity(pid, "")
 
     def reap(self) -> bool:
-        """Collect the dead, adopted ones included; whether a server was among them."""
+        """Reaps exited children, adopted orphans included; returns whether a server was among them."""
         changed = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -208,7 +208,7 @@ class Keeper:
         return changed
 
     def record(self) -> None:
-        """Say what runs, for `stop` to find it should we be killed."""
+        """Writes keeper.json, by which `Processes.stop` finds the servers if the keeper was killed."""
         record: Record = {
             "keeper": list(identify(os.getpid()) or (os.getpid(), "")),
             "owner": list(self.owner or ()),
@@ -217,22 +217,22 @@ class Keeper:
         }
         replace_json(self.folder / "keeper.json", record)
 
-    def stop(self, patience_seconds: float) -> None:
-        """Ask politely, then firmly, then kill every descendant."""
+    def stop(self, timeout_seconds: float) -> None:
+        """Sends each server its stop signals, then kills every descendant."""
         for step in range(2):
             for pid, name in self.names.items():
-                words = json.loads((self.folder / "plan" / f"{name}.json").read_text())["stop"]
-                for word in words[step : step + 1]:
-                    send(pid, signal.Signals[word])
-            self.wait_until(lambda: not self.names, patience_seconds / 2)
-        self.wait_until(lambda: not descendants(os.getpid()), STRAY_PATIENCE_SECONDS)
+                signals = json.loads((self.folder / "plan" / f"{name}.json").read_text())["stop"]
+                for each in signals[step : step + 1]:
+                    send(pid, signal.Signals[each])
+            self.wait_until(lambda: not self.names, timeout_seconds / 2)
+        self.wait_until(lambda: not descendants(os.getpid()), ORPHAN_STOP_SECONDS)
         while left := descendants(os.getpid()):
             for pid in left:
                 send(pid, signal.SIGKILL)
             self.wait_until(lambda: not descendants(os.getpid()), 0.05)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Collect the dead until the condition holds, or the time is over."""
+        """Reaps children until the condition holds or the time is over."""
         deadline = time.monotonic() + seconds
         self.reap()
         while not done() and time.monotonic() < deadline:
@@ -241,7 +241,7 @@ class Keeper:
 
 
 def _become(plan: Plan, keeper: int) -> None:
-    """In the child: turn into the planned program; returns only by an exception."""
+    """Executes the planned program in the child process. Returns only if the keeper has died."""
     os.setsid()
     _prctl(PR_SET_PDEATHSIG, signal.Signals[plan["orphaned"]])
     if os.getppid() != keeper:
@@ -251,11 +251,11 @@ def _become(plan: Plan, keeper: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.chdir(plan["cwd"])
-    os.execve(plan["argv"][0], plan["argv"], plan["env"])  # noqa: S606 - no shell is what we want
+    os.execve(plan["argv"][0], plan["argv"], plan["env"])  # noqa: S606 - deliberately without a shell
 
 
 def main() -> None:
-    """Keep the servers of the folder named on the command line."""
+    """Runs the keeper of the folder on the command line."""
     signal.pthread_sigmask(signal.SIG_BLOCK, WAKING)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     os.chdir("/")

@@ -1,16 +1,17 @@
-"""The oracle: judges the demo, and a storm of tests/chaos, by the books alone. Pure, and without a line of the product.
+"""The oracle: judges the demo and the runs of tests/chaos by their records alone. Pure; uses no code of the product.
 
-    told      what each producer was told, and by which keys it asked
-    rows      the database, after everything has come to rest
-    attempts  the audit of every attempt
-    letters   the DLQ
-    accepted  the provider's ledger
-    wire      its view of every request and connection
-    diary     what the adversary did to whom, and when
+    answers       the answers to each producer, and the keys that it used
+    rows          the database, after all processes have finished
+    attempts      the table of attempts
+    dlq_entries   the DLQ
+    accepted      the provider's ledger
+    wire          the provider's record of every request and connection
+    disturbances  which process the adversary killed or froze, and when
 
-What must hold: an email that a producer was told of exists, one for each key; `sent` was accepted once, `failed` never,
-`held` once or never; whatever failed or is held has a dead letter, and the DLQ has nothing else but garbage. With the
-policy `resend` nothing is held, and an email was accepted again no more often than its outcome was unknown.
+What must hold: for every answer to a producer there is an email, and one email per key. A `sent` email was accepted
+once, a `failed` one never, a `held` one at most once. Every failed or held email has a dead letter, and the DLQ has
+nothing else except injected garbage. With the policy `resend`, no email is held, and no email was accepted again more
+often than its outcome was unknown.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ from dispatcher.dev.wire import (
 T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held")
-STRUCK_SECONDS: Final = 30.0
-"""So long after a deed a lease may expire by it: the deed lasts, then the lease and the grace of other hosts."""
+FAULT_SECONDS: Final = 30.0
+"""A fault can cause a lease to expire for this long: its own duration, the lease, and the grace of other hosts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a producer was told about one email."""
+    """The answer to a producer about one email."""
 
     message_key: str
     email_id: UUID
@@ -50,10 +51,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An email as the database has it.
+    """An email in the database.
 
     Attributes:
-        is_completed: Whether its idempotency row says so, too.
+        is_completed: Whether the email's idempotency row is marked as completed.
     """
 
     message_key: str
@@ -63,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class DlqEntry:
-    """A dead letter of ours."""
+    """A dead letter on the DLQ."""
 
     email_id: UUID
     status: str
@@ -71,20 +72,20 @@ class DlqEntry:
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """All that is known from outside.
+    """Everything that is known from outside.
 
     Attributes:
         policy: `hold` or `resend`.
-        refused_keys: Keys of the emails that the provider refuses, each time; None if nobody knows.
-        requested_keys: Every key by which a producer has asked, answered or not.
-        expired_leases: How often each email's lease ended without a word from its owner, by the relay's log.
-        unknown_messages: Bodies on the DLQ that are no letters of ours.
+        refused_keys: Keys of the emails that the provider always refuses; None if unknown.
+        requested_keys: Every key that a producer has enqueued, answered or not.
+        expired_leases: How often each email was recovered from an expired lease, by the relay's log.
+        unknown_messages: Bodies on the DLQ that are not dead letters of ours.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
-        faults: What went wrong with the processes themselves.
-        unledgered: Held emails that were leased to a worker whose ledger was deleted, and that then died.
-        expired_at: When a relay took a lease for expired whose host it did not know.
-        fault_times: When the adversary did anything that can keep a worker from renewing its leases.
+        faults: Faults of the processes.
+        unledgered: Held emails that were leased to a worker that died after its ledger was deleted.
+        expired_at: When a relay recovered an expired lease of a host without a ledger.
+        fault_times: When the adversary did something that can stop a worker from renewing its leases.
     """
 
     policy: str = "hold"
@@ -109,18 +110,18 @@ class Books:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the books come to.
+    """The oracle's judgement.
 
     Attributes:
         counts: Emails by status.
-        lost: Emails that nobody would ever hear of again: without a row, without an end, or `sent` and never accepted.
+        lost: Emails without a row, not in a final status, or `sent` and never accepted.
         duplicates: Acceptances beyond each email's first.
-        held_on_wire: Held emails whose request reached the provider and whose answer reached nobody.
-        held_at_edge: Held emails whose worker was struck in a moment that no ledger can see.
+        held_on_wire: Held emails whose request reached the provider and whose answer reached no worker.
+        held_at_edge: Held emails whose worker was killed or frozen in a moment that no ledger can distinguish.
         held_without_ledger: Held emails of a worker whose ledger was deleted.
-        held_unexplained: The others.
-        uncertain: Attempts and leases that ended without anybody knowing the outcome.
-        violations: What is wrong, with examples; empty if all is well.
+        held_unexplained: All other held emails.
+        uncertain: Attempts and leases whose outcome is unknown.
+        violations: Everything that must not be, with examples; empty if there is nothing.
     """
 
     counts: Mapping[str, int]
@@ -136,12 +137,12 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything that must hold does."""
+        """Whether there are no violations."""
         return not self.violations
 
 
 def judge(books: Books) -> Verdict:
-    """The verdict on a storm that has come to rest."""
+    """The verdict on a run whose processes have finished."""
     all_held = explain_held(books)
     held = Counter(each.why for each in all_held)
     wrong = {
@@ -149,7 +150,7 @@ def judge(books: Books) -> Verdict:
         **_deliveries(books),
         **_announcements(books),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
-        "leases taken without need": [at for at in books.expired_at if not _was_struck_before(at, books)],
+        "leases recovered without need": [at for at in books.expired_at if not _follows_fault(at, books)],
         "processes": books.faults,
     }
     counts = Counter(row.status for row in books.rows.values())
@@ -170,7 +171,7 @@ def judge(books: Books) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held email, and everything that is known of it."""
+    """A held email, with its explanation and the records about it."""
 
     email_id: UUID
     why: Explanation
@@ -180,19 +181,19 @@ class Held:
 
 
 def explain_held(books: Books) -> list[Held]:
-    """Why each held email is held."""
+    """Each held email with its explanation."""
     attempts, exchanges = _by_email(books.attempts), _by_email(books.wire.exchanges)
     ids = [email_id for email_id, row in books.rows.items() if row.status == "held"]
-    spent: set[Fragment] = set()
-    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books, spent) for i in ids]
+    used: set[Fragment] = set()
+    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books, used) for i in ids]
 
 
 def _explained(
-    email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], books: Books, spent: set[Fragment]
+    email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], books: Books, used: set[Fragment]
 ) -> Held:
-    # A refusal that came after the rescue had judged is on record, and the email stays held.
+    # A refusal that arrives after the recovery is recorded, and the email stays held: then no attempt is uncertain.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
-    whys = {explain(each, requests_of(each, own, seen), books.wire, books.disturbances, spent) for each in unknown}
+    whys = {explain(each, requests_of(each, own, seen), books.wire, books.disturbances, used) for each in unknown}
     if email_id in books.unledgered:
         whys.add(Explanation.WITHOUT_LEDGER)
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
@@ -200,12 +201,12 @@ def _explained(
     return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])
 
 
-def _was_struck_before(at: float, books: Books) -> bool:
-    return any(0 <= at - struck_at < STRUCK_SECONDS for struck_at in books.fault_times)
+def _follows_fault(at: float, books: Books) -> bool:
+    return any(0 <= at - fault_at < FAULT_SECONDS for fault_at in books.fault_times)
 
 
 def unknown_outcomes(books: Books) -> Counter[UUID]:
-    """How often nobody knew an email's outcome, by the attempts on record and the leases that expired."""
+    """How often each email's outcome was unknown: uncertain attempts plus expired leases."""
     return Counter(each.email_id for each in books.attempts if each.outcome == "uncertain") + Counter(
         books.expired_leases
     )
@@ -218,12 +219,12 @@ def _existence(books: Books) -> dict[str, Iterable[object]]:
     keys_in_rows = Counter(row.message_key for row in books.rows.values())
     accepted_keys = Counter(answer.message_key for answer in books.answers if answer.acceptance == "accepted")
     return {
-        "told of and without a row": _missing(books),
-        "told of under another key": [answer.email_id for answer in books.answers if not _names(answer, books)],
+        "answered and without a row": _missing(books),
+        "answered under another key": [answer.email_id for answer in books.answers if not _names(answer, books)],
         "keys with two emails": [key for key, ids in ids_by_key.items() if len(ids) > 1]
         + [key for key, times in keys_in_rows.items() if times > 1],
         "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
-        "keys that nobody asked by": keys_in_rows.keys() - books.requested_keys,
+        "keys that no producer used": keys_in_rows.keys() - books.requested_keys,
         "neither sent nor failed nor held": _unfinished(books),
         "messages left on the send queue": range(books.waiting),
     }
@@ -254,35 +255,40 @@ def _repeated_under_hold(books: Books) -> dict[str, Iterable[object]]:
 def _repeated_under_resend(books: Books) -> dict[str, Iterable[object]]:
     unknown = unknown_outcomes(books)
     return {
-        "accepted again without a doubt": [i for i, times in books.accepted.items() if times - 1 > unknown[i]],
+        "accepted again without an unknown outcome": [
+            i for i, times in books.accepted.items() if times - 1 > unknown[i]
+        ],
         "held under resend": [i for i, row in books.rows.items() if row.status == "held"],
     }
 
 
 def _announcements(books: Books) -> dict[str, Iterable[object]]:
-    announced = {letter.email_id for letter in books.dlq_entries}
+    announced = {entry.email_id for entry in books.dlq_entries}
     dead = {email_id for email_id, row in books.rows.items() if row.status in ("failed", "held")}
     return {
         "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [letter.email_id for letter in books.dlq_entries if not _is_true(letter, books)],
+        "alive with a dead letter": [entry.email_id for entry in books.dlq_entries if not _is_true(entry, books)],
         "on the DLQ and not garbage": [body for body in books.unknown_messages if body not in books.garbage],
     }
 
 
-def _is_true(letter: DlqEntry, books: Books) -> bool:
-    """Whether a dead letter says what the database says. A held email may be proved sent after it; or failed, if it was
-    held because its host was away."""
-    row = books.rows.get(letter.email_id)
-    if row is None or row.status == letter.status:
+def _is_true(entry: DlqEntry, books: Books) -> bool:
+    """Whether a dead letter agrees with the database.
+
+    After the dead letter of a held email, evidence may show that the email was sent; or, if it was held because its
+    host had vanished, that it failed.
+    """
+    row = books.rows.get(entry.email_id)
+    if row is None or row.status == entry.status:
         return row is not None
-    was_held = letter.status == "held"
+    was_held = entry.status == "held"
     return was_held and (
-        row.status == "sent" or (row.status == "failed" and books.expired_leases.get(letter.email_id, 0) > 0)
+        row.status == "sent" or (row.status == "failed" and books.expired_leases.get(entry.email_id, 0) > 0)
     )
 
 
 def _names(answer: Answer, books: Books) -> bool:
-    """Whether the email, if it is there, has the key that the producer asked by."""
+    """Whether the email has the producer's key, or does not exist."""
     row = books.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key
 

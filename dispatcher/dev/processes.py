@@ -1,4 +1,4 @@
-"""The processes of one server folder, seen from outside: here one has the keeper start, describe and end them."""
+"""Controls the processes of one server folder through their keeper: starts, lists and stops them."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # a process that ends at once may never be seen to run
+LAUNCH_SECONDS = 2.0  # a process that exits at once may never be listed as running
 LAUNCH_POLL_SECONDS = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The keeper of a folder and the servers under it.
+    """The keeper of a folder and its servers.
 
     Attributes:
-        folder: The server folder; absolute.
+        folder: The server folder, an absolute path.
     """
 
     folder: Path
 
     def spawn_keeper(self, owner_pid: int | None) -> None:
-        """Start a keeper that lives as long as the owner does, or until `stop` when there is none.
+        """Starts a keeper that runs until the owner exits; without an owner, until `stop`.
 
         Raises:
-            ServerUnavailable: It did not come up, or the owner is gone already.
+            ServerUnavailable: The keeper did not start, or the owner has exited.
         """
         shutil.rmtree(self.folder / "plan", ignore_errors=True)
         (self.folder / "plan").mkdir(mode=0o700)
@@ -46,7 +46,7 @@ class Processes:
         owner: list[str] = []
         if owner_pid is not None:
             if (identity := keeper.identify(owner_pid)) is None:
-                raise ServerUnavailable(f"process {owner_pid}, which should own the private servers, is gone.")
+                raise ServerUnavailable(f"process {owner_pid}, the owner of the private servers, has exited.")
             owner = [str(owner_pid), identity.started]
         log = self.folder / "log" / "keeper.log"
         pid = os.posix_spawn(
@@ -59,62 +59,62 @@ class Processes:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
-            setsigmask=keeper.WAKING,  # blocked from birth: a signal sent at once waits instead of killing
+            setsigmask=keeper.WAKING,  # blocked from the start: an early signal stays pending and does not kill it
         )
         await_condition(
             lambda: (record := self.record()) is not None and record["keeper"][0] == pid,
             seconds=10,
-            broken=lambda: f"its keeper died at once: {tail(log)}" if keeper.identify(pid) is None else None,
+            broken=lambda: f"the keeper exited at once: {tail(log)}" if keeper.identify(pid) is None else None,
             what="the keeper of the private servers",
         )
 
     def launch(self, name: str, plan: Plan) -> None:
-        """Have the keeper start a process; returns when it has. A second call after it ended starts it again.
+        """Starts a process through the keeper. If the process has exited, starts it again.
 
         Raises:
-            ServerUnavailable: There is no keeper (any more).
+            ServerUnavailable: There is no keeper, or it has exited.
         """
         keeper.replace_json(self.folder / "plan" / f"{name}.json", plan)
         if (identity := self.keeper()) is None:
-            raise ServerUnavailable("the private servers were stopped while they started.")
+            raise ServerUnavailable("the private servers were stopped during their start.")
         keeper.send(identity.pid, signal.SIGHUP)
-        # Until then the record has the end of the process before, which `exit_report` would report for the new one.
+        # Until the process is listed, the record has the exit of the earlier one, which `exit_report` would return.
         deadline = time.monotonic() + LAUNCH_SECONDS
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)
 
     def keeper(self) -> ProcessIdentity | None:
-        """The living keeper of this folder; None if there is none."""
+        """The running keeper of this folder; None if there is none."""
         record = self.record()
         return _living(record["keeper"]) if record else None
 
     def is_abandoned(self) -> bool:
-        """Whether there was an owner who is gone, so that the servers are about to go, too."""
+        """Whether the owner has exited, so that the keeper is about to stop the servers."""
         record = self.record()
         if record is None or not record.get("owner"):
             return False
         return _living(record["owner"]) is None
 
     def running(self) -> dict[str, int]:
-        """Pids of the servers that run now, by name."""
+        """The pids of the running servers, by name."""
         record = self.record()
         living = {name: _living(entry) for name, entry in (record["running"] if record else {}).items()}
         return {name: identity.pid for name, identity in living.items() if identity}
 
     def exit_report(self, name: str) -> str | None:
-        """How the server ended, with the last words of its log; None while it lives or has not started yet."""
+        """A server's exit code and the end of its log, as text; None if it is running or has not started yet."""
         log = self.folder / "log" / f"{name}.log"
         record = self.record()
         if record is None or self.keeper() is None:
-            return "it was stopped while it started"
+            return "it was stopped during its start"
         if name not in record["exited"]:
             return None
-        return f"it ended with exit code {record['exited'][name]}; the end of {log}:\n{tail(log)}"
+        return f"it exited with code {record['exited'][name]}; the end of {log}:\n{tail(log)}"
 
     def stop(self) -> list[str]:
-        """End every process of this folder and wait until all are gone; harmless when nothing runs.
+        """Stops every process of this folder and waits until all have exited. Idempotent.
 
-        Returns the names of those that ran.
+        Returns the names of the servers that were running.
         """
         record = self.record()
         if record is None:
@@ -124,14 +124,14 @@ class Processes:
         family = _family(list(living.values()))
         if "keeper" in living:
             keeper.send(living["keeper"].pid, signal.SIGTERM)
-            _await_end(family, STOP_SECONDS)
+            _await_exit(family, STOP_SECONDS)
         _kill(family)
         _reap(_identity(record["keeper"]))
         (self.folder / "keeper.json").unlink(missing_ok=True)
         return sorted(living.keys() - {"keeper"})
 
     def record(self) -> Record | None:
-        """What the keeper wrote last; None if it never did, or ended in order."""
+        """The keeper's last record; None if there is none, or the keeper has stopped cleanly."""
         try:
             record: Record = json.loads((self.folder / "keeper.json").read_text())
         except FileNotFoundError:
@@ -142,55 +142,62 @@ class Processes:
 def await_condition(
     ready: Callable[[], bool], *, seconds: float, broken: Callable[[], str | None], what: str, log: Path | None = None
 ) -> None:
-    """Returns once the condition holds.
+    """Waits until a condition holds.
+
+    Args:
+        ready: The condition.
+        seconds: The longest wait.
+        broken: Returns the reason if the condition can never hold, otherwise None.
+        what: What is awaited, for the error.
+        log: A log file whose end is added to the error.
 
     Raises:
-        ServerUnavailable: The time is over, or `broken` said why it will never hold.
+        ServerUnavailable: The time is over, or `broken` returned a reason.
     """
     deadline = time.monotonic() + seconds
     while not ready():
         if (reason := broken()) is not None:
             raise ServerUnavailable(f"{what} did not start: {reason}")
         if time.monotonic() > deadline:
-            words = f" The end of {log}:\n{tail(log)}" if log else ""
-            raise ServerUnavailable(f"{what} was not ready after {seconds:.0f} s.{words}")
+            log_end = f" The end of {log}:\n{tail(log)}" if log else ""
+            raise ServerUnavailable(f"{what} was not ready after {seconds:.0f} s.{log_end}")
         time.sleep(POLL_SECONDS)
 
 
 def _living(entry: list[int | str]) -> ProcessIdentity | None:
-    """The identity as recorded, if that very process still runs."""
+    """The recorded identity, if this process is still running."""
     identity = _identity(entry)
     return identity if keeper.is_alive(identity) else None
 
 
 def _identity(entry: list[int | str]) -> ProcessIdentity:
-    """An identity as it was recorded."""
+    """An identity from its form in the record."""
     return ProcessIdentity(int(entry[0]), str(entry[1]))
 
 
 def _family(heads: list[ProcessIdentity]) -> list[ProcessIdentity]:
-    """These processes and all that descend from them, as far as they live."""
+    """These processes and all their descendants that are running."""
     pids = {pid for head in heads for pid in (head.pid, *keeper.descendants(head.pid))}
     return [identity for pid in sorted(pids) if (identity := keeper.identify(pid))]
 
 
-def _await_end(family: list[ProcessIdentity], seconds: float) -> None:
-    """Wait until all are gone, or the time is over."""
+def _await_exit(family: list[ProcessIdentity], seconds: float) -> None:
+    """Waits until all processes have exited, or the time is over."""
     deadline = time.monotonic() + seconds
     while any(map(keeper.is_alive, family)) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
 
 
 def _kill(family: list[ProcessIdentity]) -> None:
-    """SIGKILL whoever still lives, children born meanwhile included, and wait for their end."""
+    """Kills the processes that are still running, and new children of theirs, and waits until they have exited."""
     while living := _family([identity for identity in family if keeper.is_alive(identity)]):
         for identity in living:
             keeper.send(identity.pid, signal.SIGKILL)
-        _await_end(living, 1)
+        _await_exit(living, 1)
 
 
 def _reap(dead: ProcessIdentity) -> None:
-    """Collect the exit status of the keeper if it was our child; otherwise a zombie would stay as long as we do."""
+    """Reaps the keeper if it was a child of this process; otherwise it would stay a zombie until this process exits."""
     if keeper.identify(dead.pid, even_a_zombie=True) == dead:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(dead.pid, 0)

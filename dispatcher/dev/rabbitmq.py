@@ -1,6 +1,6 @@
-"""A private RabbitMQ with its management plugin: found, configured and started on loopback, with an epmd of its own.
+"""A private RabbitMQ with its management plugin: one node, or a cluster of several, on the loopback interface.
 
-One node, or a cluster of several.
+Finds the programs, configures and starts the nodes. They use a private epmd (Erlang's port mapper).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ REMEDY = (
 )
 ERLANG_PACKAGES = r"rabbitmq-server|erlang-\S+"
 
-# Schedulers that spin while they wait would take a core from whatever is measured beside this server.
+# By default, idle schedulers spin, which would take a core from a benchmark on the same machine.
 ERLANG_ARGUMENTS = "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
-# Nodes of a cluster take a frozen one for gone after about so long; the default is 60 s.
+# After about this long, the nodes of a cluster treat a frozen node as down. The default is 60 s.
 NET_TICK_SECONDS = 10
 CLUSTER_ARGUMENTS = f"+S 1:1 -kernel net_ticktime {NET_TICK_SECONDS}"
 
@@ -47,10 +47,10 @@ class RabbitBinaries:
     """RabbitMQ's and Erlang's programs.
 
     Attributes:
-        scripts: The folder of the real `rabbitmq-server`, not of a distribution's wrapper, which wants root.
+        scripts: The folder of the original `rabbitmq-server`, not of a distribution's wrapper, which needs root.
         erlang: The folder of `erl` and `epmd`.
         libraries: Folders for LD_LIBRARY_PATH.
-        source: Where they came from, in words for a person.
+        source: Where the programs come from, as text for the user.
     """
 
     scripts: Path
@@ -60,14 +60,14 @@ class RabbitBinaries:
 
     @property
     def version(self) -> str:
-        """RabbitMQ's version as its folder's name tells it; empty if it does not."""
+        """RabbitMQ's version, from its folder's name; empty if the name has none."""
         found = re.search(r"rabbitmq_server-([\d.]+)", str(self.scripts))
         return found.group(1) if found else ""
 
 
 @dataclass(frozen=True, slots=True)
 class RabbitAccess:
-    """What a node of a folder keeps from one start to the next; nodes of a cluster share all but names and ports."""
+    """The secrets, name and ports of a node, kept from one start to the next. Nodes of a cluster share the secrets."""
 
     password: str
     cookie: str
@@ -79,37 +79,42 @@ class RabbitAccess:
 
     @property
     def amqp_url(self) -> str:
-        """For AMQP clients."""
+        """The URL for AMQP clients."""
         return f"amqp://{USER}:{self.password}@{ports.LOOPBACK}:{self.amqp_port}/{quote(VHOST, safe='')}"
 
     @property
     def management_url(self) -> str:
-        """For the HTTP API."""
+        """The URL of the management API."""
         return f"http://{USER}:{self.password}@{ports.LOOPBACK}:{self.management_port}"
 
 
 def known_url(folder: Path) -> str | None:
-    """The AMQP URL that the folder's node had when it ran last; None if it never did."""
+    """The AMQP URL of the folder's node at its last start; None if it was never started."""
     path = folder / f"{NAME}.json"
     return RabbitAccess(**json.loads(path.read_text())).amqp_url if path.exists() else None
 
 
 def names_of(nodes: int) -> tuple[str, ...]:
-    """The names of the processes of so many nodes."""
+    """The names of the nodes' processes."""
     return (NAME,) if nodes == 1 else tuple(f"{NAME}-{number}" for number in range(1, nodes + 1))
 
 
 def start(
     processes: Processes, progress: Callable[[str], None], *, disposable: bool, nodes: int = 1
 ) -> tuple[tuple[RabbitAccess, ...], str]:
-    """The access to each running private node, and in words where the programs came from.
+    """Starts the private nodes and waits until all are ready.
 
     Args:
-        disposable: The data is not needed after the stop. The nodes are killed then; an orderly stop takes six seconds.
-        nodes: Several form a cluster that pauses minorities; all have joined it when this returns.
+        processes: The server folder's processes.
+        progress: Called with one line of text for each step.
+        disposable: Whether the data may be lost at the stop. The nodes are then killed: a clean stop takes 6 s.
+        nodes: The number of nodes. Several nodes form a cluster with `pause_minority`.
+
+    Returns:
+        The access to each node, and the source of the programs as text.
 
     Raises:
-        ServerUnavailable: There are no programs to be had, or they do not work here.
+        ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
     """
     began = time.monotonic()
     binaries = find(progress)
@@ -129,7 +134,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """Installed programs, else Debian's, fetched if need be; DISPATCHER_DEV_RABBITMQ forces one of the two."""
+    """The installed programs, otherwise Debian's, downloaded. DISPATCHER_DEV_RABBITMQ forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(f"DISPATCHER_DEV_RABBITMQ is {forced!r}.", remedy='Set it to "installed" or "debian".')
@@ -142,7 +147,7 @@ def find(progress: Callable[[str], None]) -> RabbitBinaries:
 
 
 def find_installed() -> RabbitBinaries | None:
-    """The installed programs; None unless RabbitMQ and Erlang are both there."""
+    """The installed programs; None if RabbitMQ or Erlang is not installed."""
     erl = shutil.which("erl")
     candidates = [Path("/usr/lib/rabbitmq/bin"), *sorted(Path("/usr/lib/rabbitmq/lib").glob("*/sbin"), reverse=True)]
     if program := shutil.which("rabbitmq-server"):
@@ -154,19 +159,19 @@ def find_installed() -> RabbitBinaries | None:
 
 
 def real_scripts(folder: Path) -> Path | None:
-    """Where a folder's `rabbitmq-server` really is, if that is RabbitMQ's own script and not a wrapper around it."""
+    """The folder of the `rabbitmq-server` that a folder's link points to; None if it is a wrapper script."""
     script = (folder / "rabbitmq-server").resolve()
     return script.parent if script.is_file() and (script.parent / "rabbitmq-defaults").is_file() else None
 
 
 def is_ready(access: RabbitAccess) -> bool:
-    """Whether AMQP clients are let in and the management API knows it."""
+    """Whether the node accepts AMQP clients, by a connection and by the management API."""
     listening = f"/api/health/checks/port-listener/{access.amqp_port}"
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 
 
 def running_nodes(access: RabbitAccess) -> int:
-    """How many nodes of its cluster run, as this one sees it; 0 if it does not answer."""
+    """The number of running nodes of the cluster, as this node reports it; 0 if this node does not answer."""
     status, nodes = ask(access, "/api/nodes")
     return sum(node.get("running", False) for node in nodes) if status == http.HTTPStatus.OK else 0
 
@@ -176,19 +181,19 @@ def _has_joined(access: RabbitAccess, nodes: int) -> bool:
 
 
 def patch_root(script: Path, root: Path) -> None:
-    """Tell one of Erlang's start scripts where Erlang is; Debian's build knows only /usr/lib/erlang."""
+    """Sets Erlang's folder in one of its start scripts: Debian's build expects /usr/lib/erlang."""
     text = script.read_text()
     quoted = "'" + str(root).replace("'", "'\\''") + "'"
     script.write_text(re.sub(r"ROOTDIR=/\S+", lambda _: f"ROOTDIR={quoted}", text))
 
 
 def _answers(access: RabbitAccess, path: str) -> bool:
-    """Whether the management API says 200."""
+    """Whether the management API answers with 200."""
     return ask(access, path)[0] == http.HTTPStatus.OK
 
 
 def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
-    """The management API's status and JSON; 0 and None if it does not answer."""
+    """The status and the JSON that the management API answers; 0 and None if it does not answer."""
     connection = http.client.HTTPConnection(ports.LOOPBACK, access.management_port, timeout=5)
     credentials = base64.b64encode(f"{USER}:{access.password}".encode()).decode()
     try:
@@ -202,12 +207,12 @@ def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
 
 
 def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
-    """Debian's programs, unpacked in the cache folder."""
+    """Debian's programs, unpacked into the cache folder."""
     name = f"rabbitmq-{debian.system()}"
     final = cache.path_of(name)
 
     def build(folder: Path) -> None:
-        progress("fetching RabbitMQ from Debian (35 MB)")
+        progress("downloading RabbitMQ from Debian (35 MB)")
         debian.fetch(
             "rabbitmq-server", folder, unless_installed=ERLANG_PACKAGES, remedy=REMEDY,
             progress=lambda words: progress(f"RabbitMQ: {words}"),
@@ -224,7 +229,7 @@ def _fetch_debian(progress: Callable[[str], None]) -> RabbitBinaries:
 
 
 def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
-    """The passwords, cookies, node names and ports of last time; new ports if somebody took one of the old."""
+    """The secrets, node names and ports of the last start, or new ones. All ports are new if one of them is in use."""
     paths = [folder / f"{name}.json" for name in names]
     known = [json.loads(path.read_text()) if path.exists() else {} for path in paths]
     first, own = known[0], ("amqp_port", "management_port", "distribution_port")
@@ -243,7 +248,7 @@ def _accesses(folder: Path, names: Sequence[str]) -> tuple[RabbitAccess, ...]:
 
 
 def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]) -> None:
-    """Write what the node reads when it starts."""
+    """Writes the node's configuration files."""
     home.mkdir(mode=0o700, exist_ok=True)
     settings = {
         "listeners.tcp.1": f"{ports.LOOPBACK}:{access.amqp_port}",
@@ -269,13 +274,13 @@ def _configure(home: Path, access: RabbitAccess, cluster: Sequence[RabbitAccess]
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that only we may read."""
+    """Writes a file that only this user may read."""
     path.touch(mode=0o600)
     path.write_text(text)
 
 
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
-    """Erlang's port mapper in the foreground; left to itself the node starts one that outlives it and serves others."""
+    """The keeper's plan for epmd. Without it, the node starts an epmd that keeps running and serves other nodes."""
     environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],
@@ -290,10 +295,10 @@ def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> 
 def _plan(
     folder: Path, name: str, binaries: RabbitBinaries, access: RabbitAccess, *, disposable: bool, nodes: int
 ) -> Plan:
-    """How the keeper is to run a node.
+    """The keeper's plan for a node.
 
-    The script is started from its own folder by a relative name, because it does not survive a space in its path, and
-    told that input is allowed, because only then does it become the Erlang machine and not a shell that waits for it.
+    The script is started by a relative name from its own folder, because it fails if its path has a space. With
+    RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
     """
     home = folder / name
     arguments = ERLANG_ARGUMENTS if nodes == 1 else f"{ERLANG_ARGUMENTS} {CLUSTER_ARGUMENTS}"
@@ -324,7 +329,7 @@ def _plan(
 
 
 def _environment(binaries: RabbitBinaries, home: Path, access: RabbitAccess) -> dict[str, str]:
-    """A whole environment for Erlang programs, without anything that a developer's shell may hold about RabbitMQ."""
+    """The whole environment for Erlang programs, without the RABBITMQ_… variables of the user's shell."""
     environment = {
         "PATH": os.pathsep.join([str(binaries.erlang), os.environ.get("PATH", os.defpath)]),
         "HOME": str(home),
@@ -339,7 +344,7 @@ def _environment(binaries: RabbitBinaries, home: Path, access: RabbitAccess) -> 
 
 
 def _await(processes: Processes, name: str, what: str, ready: Callable[[], bool]) -> None:
-    """Wait for one of our two processes."""
+    """Waits until a process is ready."""
     await_condition(
         ready,
         seconds=READY_SECONDS,

@@ -1,11 +1,11 @@
-"""Private servers as a whole: PostgreSQL and RabbitMQ of one folder, started together, described, stopped.
+"""Starts, describes and stops the private PostgreSQL and RabbitMQ of one folder.
 
-    with private_servers(folder) as servers:      # the tests, the demo, benchmarks: gone with their owner
+    with private_servers(folder) as servers:      # tests, demo, benchmarks: the servers exit with their owner
         connect(servers.database_url)
 
-    start(folder, owner_pid=None, …)              # `dispatcher dev up`: they stay until `stop(folder)`
+    start(folder, owner_pid=None, …)              # `dispatcher dev up`: the servers run until `stop(folder)`
 
-What the environment names is used and not started.
+A server that the environment names is used, and none is started in its place.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """A PostgreSQL and a RabbitMQ that answer.
+    """A running PostgreSQL and a running RabbitMQ. All URLs include the password.
 
     Attributes:
-        database_url: With the password; so are the others.
         amqp_url: With the vhost, percent-encoded.
-        management_url: RabbitMQ's HTTP API, without `/api`.
-        folder: The server folder; absolute.
-        owned: Whether they end with their owner.
-        postgres_source: In words, where PostgreSQL came from.
-        rabbitmq_source: In words, where RabbitMQ came from.
+        management_url: RabbitMQ's management API, without `/api`.
+        folder: The server folder, an absolute path.
+        owned: Whether the servers exit with their owner.
+        postgres_source: Where PostgreSQL comes from, as text.
+        rabbitmq_source: Where RabbitMQ comes from, as text.
     """
 
     database_url: str
@@ -56,18 +55,18 @@ class Servers:
     rabbitmq_source: str
 
     def environment(self) -> dict[str, str]:
-        """The settings that point our programs to these servers."""
+        """The settings with which our programs use these servers."""
         return {DATABASE_URL: self.database_url, AMQP_URL: self.amqp_url, MANAGEMENT_URL: self.management_url}
 
 
 @dataclass(frozen=True, slots=True)
 class ServersStatus:
-    """What is known of a server folder.
+    """The state of a server folder.
 
     Attributes:
-        servers: What was started there and has not been stopped; None if nothing was.
-        pids: The processes that run now, by name, the keeper included.
-        log_folder: Where their logs are.
+        servers: The servers that were started and not stopped; None if there are none.
+        pids: The running processes by name, including the keeper.
+        log_folder: The folder of the logs.
     """
 
     servers: Servers | None
@@ -76,7 +75,7 @@ class ServersStatus:
 
     @property
     def running(self) -> bool:
-        """Whether every private server of the folder runs; true, too, where the environment names all of them."""
+        """Whether every private server of the folder is running. True if the environment names both servers."""
         if self.servers is None:
             return False
         wanted = set()
@@ -94,16 +93,16 @@ def start(
     owner_pid: int | None,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Servers:
-    """Running servers, ready for clients; blocks until then. Ownerless ones that run already are returned as they are.
+    """Starts the servers and waits until they are ready. Running servers without an owner are returned unchanged.
 
     Args:
-        folder: For their data, logs and secrets; made if need be, kept from one start to the next.
-        progress: Told what goes on, one line at a time; may be called from another thread.
-        owner_pid: The process whose end, by any death, ends the servers; None: they stay until `stop`.
-        postgres_settings: For a PostgreSQL that is started, besides ours.
+        folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.
+        progress: Called with one line of text for each step; may be called from another thread.
+        owner_pid: The process with whose exit the servers stop, however it dies. None: the servers run until `stop`.
+        postgres_settings: Settings for a private PostgreSQL, in addition to ours.
 
     Raises:
-        ServerUnavailable: They cannot be had, or belong to another owner; nothing is left running.
+        ServerUnavailable: A server did not start, or the servers belong to another owner. No process is left running.
     """
     folder = folder.absolute()
     cache.make_writable(folder, "Name another folder for the private servers.")
@@ -123,9 +122,9 @@ def start(
 
 
 def stop(folder: Path) -> list[str]:
-    """End the private servers of the folder and wait until every process is gone; harmless when nothing runs.
+    """Stops the private servers of the folder and waits until every process has exited. Idempotent.
 
-    Returns the names of those that ran. Data, passwords and ports stay for the next start.
+    Returns the names of the servers that were running. Data, passwords and ports are kept for the next start.
     """
     folder = folder.absolute()
     stopped = Processes(folder).stop()
@@ -134,7 +133,7 @@ def stop(folder: Path) -> list[str]:
 
 
 def status(folder: Path) -> ServersStatus:
-    """What runs in the folder now."""
+    """The servers and the running processes of the folder."""
     folder = folder.absolute()
     processes = Processes(folder)
     pids = processes.running()
@@ -150,10 +149,10 @@ def private_servers(
     *,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Servers]:
-    """Servers that end with the block, and with this process should it be killed inside.
+    """Servers that stop at the end of the block, also if this process is killed.
 
     Raises:
-        ServerUnavailable: As `start` does.
+        ServerUnavailable: as for `start`.
     """
     servers = start(folder, progress=progress, owner_pid=os.getpid(), postgres_settings=postgres_settings)
     try:
@@ -165,7 +164,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Take each server from the environment, or start it; the two at the same time."""
+    """Takes each server from the environment, or starts it. Both start at the same time."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
@@ -178,7 +177,7 @@ def _start_both(
             postgres_url, postgres_source = database.result()
             broker_url, management_url, rabbitmq_source = broker.result()
         except BaseException:
-            processes.stop()  # so that the other one need not be awaited
+            processes.stop()  # otherwise the pool's exit would wait for the other server
             raise
     return Servers(
         database_url=postgres_url,
@@ -202,7 +201,7 @@ def _database(
 
 
 def _broker(named: str | None, processes: Processes, progress: Progress, *, disposable: bool) -> tuple[str, str, str]:
-    """RabbitMQ's two URLs and its source."""
+    """RabbitMQ's AMQP URL, its management URL, and its source."""
     if not named:
         (access,), source = rabbitmq.start(processes, progress, disposable=disposable)
         return access.amqp_url, access.management_url, source
@@ -210,11 +209,11 @@ def _broker(named: str | None, processes: Processes, progress: Progress, *, disp
 
 
 def guess_management_url(amqp_url: str) -> str:
-    """The HTTP API beside each AMQP server, if it is where RabbitMQ puts it by default."""
-    return ",".join(map(_management_url_beside, addresses(amqp_url)))
+    """The URLs of the management APIs of AMQP servers, with RabbitMQ's default ports."""
+    return ",".join(map(_management_url_of, addresses(amqp_url)))
 
 
-def _management_url_beside(amqp_url: str) -> str:
+def _management_url_of(amqp_url: str) -> str:
     parts = urlsplit(amqp_url)
     credentials = parts.netloc.rpartition("@")[0] or "guest:guest"
     host = parts.hostname or "localhost"
@@ -223,7 +222,7 @@ def _management_url_beside(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """What the environment names, unless it names the very server of this folder, by `dev up` of an earlier hour."""
+    """The URL in the environment; None if it is that of this folder's own server, set by an earlier `dev up`."""
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
@@ -238,17 +237,17 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Servers that run already, if they may be had."""
+    """Returns running servers, if neither they nor the caller have an owner."""
     if owner_pid is None and not servers.owned:
         return servers
     raise ServerUnavailable(
-        f"private servers already run in {servers.folder}.",
-        remedy="Wait for the program that they belong to, stop them (dispatcher dev down), or use another folder.",
+        f"private servers are already running in {servers.folder}.",
+        remedy="Wait until the program that owns them exits, stop them (dispatcher dev down), or use another folder.",
     )
 
 
 def _recorded(folder: Path) -> Servers | None:
-    """What the last start in the folder returned, unless it was stopped."""
+    """The result of the last start in the folder; None if the servers were stopped."""
     try:
         fields = json.loads((folder / "servers.json").read_text())
     except FileNotFoundError:
@@ -257,11 +256,11 @@ def _recorded(folder: Path) -> Servers | None:
 
 
 def _one_at_a_time(progress: Progress) -> Progress:
-    """The same, for two threads: their lines do not mix."""
+    """Makes `progress` thread-safe."""
     lock = Lock()
 
-    def speak(words: str) -> None:
+    def report(text: str) -> None:
         with lock:
-            progress(words)
+            progress(text)
 
-    return speak
+    return report

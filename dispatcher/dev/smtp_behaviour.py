@@ -1,4 +1,4 @@
-"""What the SMTP double does besides accepting: misdeeds by step, and what it offers."""
+"""The configurable behaviour of the SMTP double: faults by step of the dialogue, extensions, limits, latency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Step(StrEnum):
-    """Where a script may interfere."""
+    """A step of the SMTP dialogue at which a fault can be injected."""
 
     CONNECT = "connect"
     """In place of the greeting."""
@@ -23,7 +23,7 @@ class Step(StrEnum):
     RSET = "rset"
     QUIT = "quit"
     BODY = "body"
-    """At the body's first octet; no reply is due, so only an action makes sense."""
+    """At the first octet of the content. No reply is due here, so only an `SmtpFault` is useful."""
     END = "end"
     """At the final dot, in place of accepting: the ledger does not have the email."""
     ANSWER = "answer"
@@ -31,34 +31,37 @@ class Step(StrEnum):
 
 
 class SmtpFault(StrEnum):
-    """What a script may do instead of replying with a line of its own."""
+    """A fault that a script injects in place of a reply."""
 
     CLOSE = "close"
+    """Close the connection."""
     RESET = "reset"
+    """Abort the connection."""
     HANG = "hang"
+    """Never reply."""
     DRIP = "drip"
-    """An endless reply, an octet every 20 ms."""
+    """Send a reply without end, one octet every 20 ms."""
     FREEZE = "freeze"
-    """As HANG, and reads no more: what the other side sends piles up on its own side."""
+    """Like HANG, and stop reading, so that the client's socket buffer fills up."""
 
 
 @dataclass(slots=True)
 class SmtpBehaviour:
-    """How the server behaves; may be changed while it runs.
+    """The server's behaviour, which may be changed while it runs.
 
     Attributes:
-        script: Steps at which it does something else: an `SmtpFault`, or says this reply, its lines parted by CRLF.
+        script: By step, an `SmtpFault`, or a reply to send instead; CRLF separates the lines of a reply.
         times: How often the script applies; None for always.
         security: `none`, `starttls` or `tls`.
-        tls: The server's side of TLS; where it is missing STARTTLS is not offered.
-        login: The user and password that MAIL needs; None for an open server.
-        login_methods: What is announced behind AUTH.
-        most_sessions: One more is greeted with 421; 0 for no limit.
-        latency_seconds: Before the answer to an email.
-        slow_seconds: Before the reply to a recipient that begins with `slow`.
-        size_limit: Announced and enforced; 0 for none.
-        extensions: Offered beside SIZE, STARTTLS and AUTH.
-        strict: Refuse bare CR or LF, and lines above 998 octets, that a lenient server would pass on.
+        tls: The server's TLS context; STARTTLS is not offered without it.
+        login: The user and password that MAIL needs; None if no login is needed.
+        login_methods: The methods that AUTH announces.
+        most_sessions: Further connections are refused with 421; 0 for no limit.
+        latency_seconds: Delay before the answer to an email.
+        slow_seconds: Delay before the reply to a recipient that begins with `slow`.
+        size_limit: The limit that SIZE announces and the server enforces, in octets; 0 for none.
+        extensions: The extensions in addition to SIZE, STARTTLS and AUTH.
+        strict: Refuse bare CR or LF, and lines above 998 octets, which a lenient server accepts.
     """
 
     script: dict[Step, str] = field(default_factory=dict)
@@ -75,7 +78,7 @@ class SmtpBehaviour:
     strict: bool = True
 
     def scripted(self, step: Step) -> str | None:
-        """What the script has for this step; None if it has nothing, or has applied often enough."""
+        """The script's entry for this step; None if there is none, or `times` is used up. Counts `times` down."""
         wanted = self.script.get(step)
         if wanted is None or self.times is None:
             return wanted
@@ -85,9 +88,9 @@ class SmtpBehaviour:
         return wanted
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Behaves as a JSON object says: `script` (an object of step and text), `times`, `latency_ms`.
+        """Sets the script and the latency from a JSON object: `script` (step to text), `times`, `latency_ms`.
 
-        What the object does not name is reset; the rest of the behaviour stays.
+        Fields that the object does not have are reset. Everything else is unchanged.
         """
         script = {Step(step): text for step, text in document.get("script", {}).items()}
         self.latency_seconds = document.get("latency_ms", 0) / 1000

@@ -1,11 +1,15 @@
-"""A local SMTP server that keeps a ledger of what it accepted: for the demo, tests and benchmarks. It delivers nothing.
+"""A local SMTP server that records accepted emails in a ledger: for the demo, tests, benchmarks. It delivers nothing.
 
     python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--wire] [--latency-ms 5] [--reply X=TEXT]
 
-prints one line of JSON with its ports and paths, and runs until SIGTERM. In the folder: `ledger.jsonl` (see `ledger`),
-`mail/<email id>.<n>.eml` for each acceptance, and with `--wire`, `wire.jsonl`, with what was seen of each email and
-connection (see `SmtpSink.witness`). A line of JSON on the control port changes its behaviour while it runs (see
-`smtp_behaviour.SmtpBehaviour.change`), and gets a line back. Recipients decide their own fate by how they begin:
+prints one line of JSON with its ports and paths, and runs until SIGTERM. It writes to the folder:
+
+    ledger.jsonl              every email that it accepted (see `acceptance_ledger`)
+    mail/<email id>.<n>.eml   the content of every accepted email
+    wire.jsonl                with `--wire`: events of each email and connection (see `SmtpSink.record_event`)
+
+A line of JSON on the control port changes its behaviour while it runs (see `smtp_behaviour.SmtpBehaviour.change`); the
+server answers with a line. The reply to a recipient depends on the beginning of its address:
 
     refused…      550 5.1.1, always
     greylisted…   451 4.7.1 the first time
@@ -45,14 +49,14 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class SmtpSink:
-    """The server and its books.
+    """The server and its records.
 
     Attributes:
-        behaviour: What it does besides accepting; may be changed while it runs.
-        received: What it accepted, if it was told to keep it.
-        commands: How often each command came.
-        connections: How many there ever were.
-        sessions: Those that are open.
+        behaviour: Faults, extensions and limits; may be changed while the server runs.
+        received: The accepted emails, if `keeps` is set.
+        commands: How often each command arrived.
+        connections: Number of connections since the start.
+        sessions: The open connections.
     """
 
     def __init__(
@@ -62,7 +66,7 @@ class SmtpSink:
         *,
         writes_eml: bool = True,
         keeps: bool = False,
-        watches_wire: bool = False,
+        records_wire: bool = False,
     ) -> None:
         self.behaviour = behaviour or SmtpBehaviour()
         self.received: list[Received] = []
@@ -74,7 +78,7 @@ class SmtpSink:
         self._mail_prefix = f"{folder / 'mail'}/"
         self._writes_eml = writes_eml
         self._keeps = keeps
-        self._watches_wire = watches_wire
+        self._records_wire = records_wire
         self._wire = -1
         self._numbers = itertools.count(1)
         self._ledger: LedgerWriter | None = None
@@ -82,36 +86,36 @@ class SmtpSink:
 
     @property
     def ledger_path(self) -> Path:
-        """Where the ledger is."""
+        """The path of the ledger."""
         return self._folder / "ledger.jsonl"
 
     @property
     def wire_path(self) -> Path:
-        """Where the wire's events are."""
+        """The path of the record of wire events."""
         return self._folder / "wire.jsonl"
 
     @property
     def mail_folder(self) -> Path:
-        """Where the `.eml` files are."""
+        """The folder of the `.eml` files."""
         return self._folder / "mail"
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """The port that the server listens on."""
         assert self._server is not None, "the sink has not been started"
         port = self._server.sockets[0].getsockname()[1]
         assert isinstance(port, int)
         return port
 
     def ledger(self) -> AcceptanceLedger:
-        """What it accepted so far."""
+        """The ledger so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
-        """Listen on the loopback; 0 finds a free port."""
+        """Listens on the loopback interface; port 0 chooses a free port."""
         self.mail_folder.mkdir(parents=True, exist_ok=True)
         self._ledger = LedgerWriter(self.ledger_path)
-        if self._watches_wire:
+        if self._records_wire:
             self._wire = os.open(self.wire_path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         tls = self.behaviour.tls if self.behaviour.security == "tls" else None
         self._server = await asyncio.get_running_loop().create_server(
@@ -119,7 +123,7 @@ class SmtpSink:
         )
 
     async def close(self) -> None:
-        """Stop listening and end every session. Again is harmless."""
+        """Stops listening and closes every session. Idempotent."""
         if self._server is not None:
             self._server.close()
             self.drop_connections()
@@ -133,12 +137,12 @@ class SmtpSink:
             self._wire = -1
 
     def drop_connections(self) -> None:
-        """End every open session without a word, as a restarted server does."""
+        """Aborts every open connection, as a restarted server does."""
         for session in tuple(self.sessions):
             session.drop()
 
     def accept(self, email: Received) -> str:
-        """Enter an email into the books, before the answer goes out; the name that it got."""
+        """Writes an email to the ledger, before the answer is sent; returns its queue id."""
         email_id = email.email_id
         name = f"{email_id or 'unnamed'}.{next(self._numbers)}"
         if self._writes_eml:
@@ -149,18 +153,24 @@ class SmtpSink:
         self._ledger.append(LedgerEntry(email_id, len(email.recipients), len(email.content), time.time()))
         return name
 
-    def witness(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
-        """Enter what is seen on the wire: a body `began`, an email was `read` to its final dot (`email_id`), its reply
-        was `answered` (the kernel took the whole reply while the connection was open), and a connection `ended`
-        (`by_us`, `by_reset`).
+    def record_event(self, connection: int, event: str, email: Received | None = None, **fields: object) -> None:
+        """Records an event of a connection, if `records_wire` is set.
+
+        Args:
+            connection: The connection's number.
+            event: `began`: the first octet of the content arrived. `read`: the final dot arrived (with `email_id`).
+                `answered`: the kernel took the whole reply while the connection was open. `ended`: the connection was
+                closed (with `by_us`, `by_reset`).
+            email: The email that was read.
+            fields: Fields of the event.
         """
         if self._wire >= 0:
-            told = {"email_id": email.email_id} if email else {}
-            line = {"connection": connection, "event": event, "at": time.time(), **told, **fields}
+            ids = {"email_id": email.email_id} if email else {}
+            line = {"connection": connection, "event": event, "at": time.time(), **ids, **fields}
             os.write(self._wire, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
-    async def obey(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Change the behaviour as each line says; answer it with a line."""
+    async def control(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serves a connection to the control port: changes the behaviour for each line, and answers with a line."""
         while line := await reader.readline():
             try:
                 self.behaviour.change(orjson.loads(line))
@@ -180,7 +190,7 @@ def _file_name(name: str) -> str:
 
 
 def _write_new(path: str, content: bytes) -> None:
-    """Write a file whose name is new; a third of what `Path.write_bytes` costs."""
+    """Writes a new file, in a third of the time of `Path.write_bytes`."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, content)
@@ -192,7 +202,7 @@ def _write_new(path: str, content: bytes) -> None:
 async def running_sink(
     folder: Path, behaviour: SmtpBehaviour | None = None, *, writes_eml: bool = False, keeps: bool = True
 ) -> AsyncIterator[SmtpSink]:
-    """A sink on this loop, for tests; keeps what it receives in memory."""
+    """A sink on this event loop, for tests. By default it keeps the received emails in memory and writes no .eml."""
     sink = SmtpSink(folder, behaviour, writes_eml=writes_eml, keeps=keeps)
     await sink.start()
     try:
@@ -206,15 +216,15 @@ async def _serve(sink: SmtpSink, port: int) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await sink.start(port)
-    control = await asyncio.start_server(sink.obey, "127.0.0.1", 0)
-    told = {
+    control = await asyncio.start_server(sink.control, "127.0.0.1", 0)
+    started = {
         "host": "127.0.0.1",
         "port": sink.port,
         "control_port": control.sockets[0].getsockname()[1],
         "ledger": str(sink.ledger_path),
         "mail": str(sink.mail_folder),
     }
-    sys.stdout.buffer.write(orjson.dumps(told, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.buffer.write(orjson.dumps(started, option=orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
     await stop.wait()
     control.close()
@@ -222,19 +232,23 @@ async def _serve(sink: SmtpSink, port: int) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command line; returns after SIGTERM or SIGINT."""
+    """Runs the server until SIGTERM or SIGINT.
+
+    Args:
+        arguments: Without the program's name; None for `sys.argv`.
+    """
     parser = argparse.ArgumentParser(prog="python -m dispatcher.dev.smtp_sink", description="A local SMTP server.")
-    parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the mail")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
-    parser.add_argument("--no-eml", action="store_true", help="keep the ledger only")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before the answer to an email")
-    parser.add_argument("--slow-ms", type=float, default=200.0, help="before the reply to a recipient named slow…")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the mail")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
+    parser.add_argument("--no-eml", action="store_true", help="write the ledger, but no .eml files")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before the answer to an email; default: 0")
+    parser.add_argument("--slow-ms", type=float, default=200.0, help="delay for a recipient slow…; default: 200")
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
-        f"say this instead; steps: {', '.join(Step)}; instead of a text: {', '.join(SmtpFault)}"
+        f"send this reply at a step ({', '.join(Step)}), or inject a fault ({', '.join(SmtpFault)})"
     ))  # fmt: skip
-    parser.add_argument("--login", metavar="USER:PASSWORD", help="what MAIL needs; default: an open server")
-    parser.add_argument("--wire", action="store_true", help="keep a record of every email and connection")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
+    parser.add_argument("--login", metavar="USER:PASSWORD", help="the login that MAIL needs; default: none")
+    parser.add_argument("--wire", action="store_true", help="record every email and connection in wire.jsonl")
+    parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)
     if options.die_with_parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -246,7 +260,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     import uvloop
 
-    sink = SmtpSink(options.folder, behaviour, writes_eml=not options.no_eml, watches_wire=options.wire)
+    sink = SmtpSink(options.folder, behaviour, writes_eml=not options.no_eml, records_wire=options.wire)
     uvloop.run(_serve(sink, options.port))
 
 

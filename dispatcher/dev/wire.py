@@ -1,18 +1,17 @@
-"""What was physically on the wire: the double's record of every request, the adversary's of every process, and the
-attempts of which nobody knows the outcome, laid beside each other.
+"""Explains attempts with an unknown outcome, by the test server's record of requests and the adversary's of processes.
 
-Such an attempt is explained by one of these, and in this order:
+The explanations, in this order:
 
-    on the wire   its request reached the provider, and no whole answer reached a worker that was awake to read it; or
-                  it had begun to arrive when the worker was killed or frozen; or the provider closed a connection
-                  meanwhile, and the request went into that one
-    at the edge   the worker was killed or frozen in one of the two moments that no ledger can see: the slot says *on
-                  the wire* and the first octet has not left yet, so that the provider saw nothing; or the answer was
-                  read and the slot does not say *answered* yet
-    without a ledger   it was leased to a worker whose ledger was deleted, and that then died
-    unexplained   neither: it was held, or sent again, without need
+    on the wire   The request reached the provider, and no complete answer reached a running worker. Or a part of the
+                  request had arrived when the worker was killed or frozen. Or the provider closed the connection while
+                  the request was being sent.
+    at the edge   The worker was killed or frozen in one of two moments that no ledger can distinguish: the slot says
+                  *on the wire*, but the first octet was not sent; or the answer was read, but the slot does not say
+                  *answered* yet.
+    without a ledger   The email was leased to a worker that died after its ledger was deleted.
+    unexplained   None of these: the email was held, or sent again, without need.
 
-That its host was cut off from PostgreSQL explains nothing: once it is back, its ledger says what became of the email.
+A host that was cut off from PostgreSQL is no explanation: when it is back, its ledger has the email's state.
 """
 
 from __future__ import annotations
@@ -25,20 +24,19 @@ from typing import Any, Final
 from uuid import UUID
 
 EDGE_SECONDS: Final = 3.0
-"""How long after an answer its reader may still be at work on it: microseconds, and whatever else the cores do, which a
-storm keeps busy."""
+"""How long a worker may need to process an answer: microseconds on an idle machine, seconds during a chaos run."""
 CLOCK_SECONDS: Final = 0.01
-"""Between two processes' readings of the same clock."""
+"""Tolerance between the clock readings of two processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One request as the provider saw it.
+    """One request in the provider's record. Times are in seconds since 1970.
 
     Attributes:
-        read_at: When it had arrived whole.
-        answered_at: When a whole answer was handed to the kernel, the connection standing; None if it never was.
-        was_read: Whether the answer was not left unread: a peer that ends with octets unread resets the connection.
+        read_at: When the request had arrived completely.
+        answered_at: When the kernel took the whole answer while the connection was open; None if it never did.
+        was_read: Whether the client read the answer. A client that closes with unread octets resets the connection.
     """
 
     email_id: UUID
@@ -49,7 +47,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A request of which only the beginning arrived, so that nobody knows whose it was."""
+    """A request that arrived only in part, so that its email is unknown."""
 
     began_at: float
     ended_at: float
@@ -57,13 +55,12 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What the provider saw.
+    """The provider's record.
 
     Attributes:
-        exchanges: The requests that were read whole.
-        fragments: The others.
-        closed_at: When the provider itself closed connections, of which whoever keeps them for the next request hears
-            late.
+        exchanges: The requests that arrived completely.
+        fragments: The requests that arrived in part.
+        closed_at: When the provider closed connections. A client may send its next request before it notices.
     """
 
     exchanges: Sequence[Exchange] = ()
@@ -72,7 +69,7 @@ class Wire:
 
     @classmethod
     def of(cls, events: Sequence[Mapping[str, Any]]) -> Wire:
-        """From the double's record (`HttpDouble.witness`)."""
+        """Reads the events of a test server (`HttpDouble.record_event`, `SmtpSink.record_event`)."""
         closed_at = [event["at"] for event in events if event["event"] == "ended" and event["by_us"]]
         return cls(_exchanges(events), _fragments(events), closed_at)
 
@@ -82,7 +79,7 @@ class Disturbance:
     """A worker was killed, or frozen for a time.
 
     Attributes:
-        until: When it went on; infinity if it never did.
+        until: When the worker was resumed; infinity if it never was.
     """
 
     pid: int
@@ -92,10 +89,11 @@ class Disturbance:
 
 @dataclass(frozen=True, slots=True)
 class RecordedAttempt:
-    """One attempt on record.
+    """One row of the table of attempts.
 
     Attributes:
-        worker: Who made it, as `host:slot:pid:letters`; or `host:slot:relay`, for one that was frozen in that slot.
+        worker: The worker, as `host:slot:pid:random`; or `host:slot:relay` if the relay recorded the attempt of a
+            frozen worker.
     """
 
     email_id: UUID
@@ -107,13 +105,13 @@ class RecordedAttempt:
 
     @property
     def pid(self) -> int | None:
-        """Whose attempt it was; None where the relay recorded it for whoever was frozen."""
+        """The worker's pid; None if the relay recorded the attempt of a frozen worker."""
         field = self.worker.split(":")[-2]
         return int(field) if field.isdigit() else None
 
 
 class Explanation(StrEnum):
-    """Why nobody knows what became of an attempt."""
+    """Why the outcome of an attempt is unknown."""
 
     ON_THE_WIRE = "on the wire"
     AT_THE_EDGE = "at the edge"
@@ -156,38 +154,38 @@ def explain(
     seen: Sequence[Exchange],
     wire: Wire,
     disturbances: Iterable[Disturbance],
-    spent: set[Fragment],
+    used: set[Fragment],
 ) -> Explanation:
     """Why this attempt's outcome is unknown.
 
     Args:
-        seen: The requests of this email that belong to this attempt (`requests_of`).
-        disturbances: Of any worker.
-        spent: Fragments that explain others already; what explains this one is added.
+        seen: The requests of this attempt (`requests_of`).
+        disturbances: The disturbances of all workers.
+        used: Fragments that already explain other attempts. The fragment that explains this one is added.
     """
     own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
         return Explanation.ON_THE_WIRE
     if not seen:
-        return _explain_unseen(attempt, wire, own, spent)
+        return _explain_unseen(attempt, wire, own, used)
     edges = [each for each in seen if any(0 <= d.since - (each.answered_at or 0) < EDGE_SECONDS for d in own)]
     return Explanation.AT_THE_EDGE if edges else Explanation.NONE
 
 
 def _explain_unseen(
-    attempt: RecordedAttempt, wire: Wire, own: Sequence[Disturbance], spent: set[Fragment]
+    attempt: RecordedAttempt, wire: Wire, own: Sequence[Disturbance], used: set[Fragment]
 ) -> Explanation:
     if any(attempt.started_at - CLOCK_SECONDS <= at <= attempt.finished_at for at in wire.closed_at):
         return Explanation.ON_THE_WIRE
     for fragment in wire.fragments:
-        if fragment not in spent and any(_was_cut_off(fragment, attempt, each) for each in own):
-            spent.add(fragment)
+        if fragment not in used and any(_was_cut_off(fragment, attempt, each) for each in own):
+            used.add(fragment)
             return Explanation.ON_THE_WIRE
     return Explanation.AT_THE_EDGE if own else Explanation.NONE
 
 
 def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Disturbance) -> bool:
-    """Whether it began in this attempt, and its end is the disturbance's work."""
+    """Whether a fragment began during this attempt and ended because of the disturbance."""
     begins_within = attempt.started_at - CLOCK_SECONDS <= fragment.began_at <= disturbance.since + EDGE_SECONDS
     return begins_within and fragment.ended_at >= disturbance.since
 
@@ -195,14 +193,14 @@ def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Dist
 def requests_of(
     attempt: RecordedAttempt, all_attempts: Iterable[RecordedAttempt], seen: Iterable[Exchange]
 ) -> list[Exchange]:
-    """The email's requests that came in this attempt: after it began, and before the next one did."""
+    """The email's requests that arrived after this attempt began and before the next one began."""
     later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
     until = min(later, default=math.inf)
     return [each for each in seen if attempt.started_at - CLOCK_SECONDS <= each.read_at < until]
 
 
 def _is_unanswered(exchange: Exchange, own: Sequence[Disturbance]) -> bool:
-    """Whether no whole answer reached a reader that was awake."""
+    """Whether no complete answer reached a running worker."""
     answered_at = exchange.answered_at
     if answered_at is None or not exchange.was_read:
         return True

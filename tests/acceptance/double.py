@@ -77,7 +77,7 @@ class Double:
         return [request for request in found if came is None or request["came"] == came]
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it saw on the wire, if it was told to watch (`--wire`); see `HttpDouble.witness`."""
+        """What it saw on the wire, if it was told to watch (`--wire`); see `HttpDouble.record_event`."""
         return self._lines("wire.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:

@@ -119,7 +119,7 @@ class Sink:
             assert control.makefile("rb").readline() == b"{}\n", behaviour
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it saw on the wire, if it was told to watch (`--wire`); see `SmtpSink.witness`."""
+        """What it saw on the wire, if it was told to watch (`--wire`); see `SmtpSink.record_event`."""
         *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 

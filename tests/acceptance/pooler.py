@@ -30,7 +30,7 @@ def pgbouncer(folder: Path, database_url: str, *, mode: str) -> Iterator[str]:
     libraries = ":".join(map(str, debian.library_folders(root)))
     with (folder / "pgbouncer.log").open("wb") as log:
         process = subprocess.Popen(
-            [*postgres.demotion(), root / "usr/sbin/pgbouncer", configuration],
+            [*postgres.unprivileged_prefix(), root / "usr/sbin/pgbouncer", configuration],
             env={"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": libraries},
             stdout=log,
             stderr=subprocess.STDOUT,

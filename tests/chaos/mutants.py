@@ -139,7 +139,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         "a lease has expired as soon as PostgreSQL's clock says so",
         _with_trusted_clock,
         {"step clock": 1},
-        "leases taken without need",
+        "leases recovered without need",
         # Slow sends: there are leases to take at every step.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),

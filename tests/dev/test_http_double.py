@@ -202,7 +202,7 @@ async def test_an_order_that_makes_no_sense_is_refused(double: HttpDouble) -> No
 
 
 async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) -> None:
-    double = HttpDouble(tmp_path, watches_wire=True)
+    double = HttpDouble(tmp_path, records_wire=True)
     await double.start()
     await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))
     await until(lambda: not double.sessions)

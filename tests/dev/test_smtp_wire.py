@@ -21,7 +21,7 @@ BODY = f"Message-ID: <{ID}@example.com>\r\n\r\nHello\r\n".encode()
 async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour: SmtpBehaviour | None = None) -> Wire:
     """What the double records of one connection. Each time we write, and read: until some octets came (none: to the end
     of the connection), or not at all (None)."""
-    sink = SmtpSink(folder, behaviour, writes_eml=False, watches_wire=True)
+    sink = SmtpSink(folder, behaviour, writes_eml=False, records_wire=True)
     await sink.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", sink.port)
     async with asyncio.timeout(20):
