@@ -31,6 +31,6 @@ def command() -> None:
       dispatcher dlq replay --error-type refused --reason "IP is off the blocklist"
       dispatcher dlq reconcile                          do the DLQ and the database agree?
 
-    The database has the failed and held emails. The DLQ has a dead letter for each of them, which raises the alert. No
-    command sends an email again that was sent.
+    Failed and held emails stay in the database. Each has a dead letter on the DLQ, for which the monitor raises an
+    alert. None of these commands sends an email again whose status is `sent`.
     """

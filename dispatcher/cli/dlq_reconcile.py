@@ -37,7 +37,7 @@ def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
     if its email does not exist (pruned, or lost in a restore). It reports poison messages and leaves them on the DLQ:
     see `dlq list --poison`.
 
-    Exit codes: 0 the DLQ and the database agree, or agree now; 3 they differ.
+    Exit codes: 0 the DLQ and the database agree, or were made to agree; 3 they differ.
     """
     from dispatcher.ops.reconcile import reconcile as compare
 

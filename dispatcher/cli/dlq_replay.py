@@ -47,7 +47,7 @@ _OUTCOME_TEXTS: Final = {
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
 @filter_options()
 @click.option("--all", "everything", is_flag=True, help="Select every failed email, without a filter.")
-@click.option("--from-queue", is_flag=True, help="Select the emails that have a current dead letter on the DLQ.")
+@click.option("--from-queue", is_flag=True, help="Select the emails whose dead letters are on the DLQ.")
 @click.option(
     "--held",
     "include_held",

@@ -83,8 +83,8 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
       {"message_key": "order-17-receipt", "from": "shop@example.com", "to": ["ann@example.org"],
        "subject": "Receipt", "text": "Thank you."}
 
-    Needs DISPATCHER_DATABASE_URL, and an earlier `dispatcher init`. Idempotent by key: a second enqueue with the same
-    key and content reports "already known" and changes nothing. The same key with other content is refused.
+    Needs DISPATCHER_DATABASE_URL, and an earlier `dispatcher init`. It is safe to repeat: a second enqueue with the
+    same key and content reports "already known" and changes nothing. The same key with other content is refused.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,

@@ -77,16 +77,22 @@ _OPTIONS: Final = {
         "tenant_id",
         type=NonBlankText(),
         metavar="ID",
-        help="Only this tenant. With message keys: the tenant that the keys belong to.  [default with keys: default]",
+        help="Only this tenant. With message keys: the tenant of the keys, which is `default` if this is not given.",
     ),
     "text": click.option(
         "--text", type=NonBlankText(), metavar="TEXT", help="Only errors that contain this text; case does not matter."
     ),
     "older_than": click.option(
-        "--older-than", type=Age(), metavar="AGE", help="Only emails enqueued before that: 90s, 15m, 2h, 3d, 1w ago."
+        "--older-than",
+        type=Age(),
+        metavar="AGE",
+        help="Only emails enqueued longer ago than AGE: 90s, 15m, 2h, 3d, 1w.",
     ),
     "newer_than": click.option(
-        "--newer-than", type=Age(), metavar="AGE", help="Only emails enqueued since then: 90s, 15m, 2h, 3d, 1w ago."
+        "--newer-than",
+        type=Age(),
+        metavar="AGE",
+        help="Only emails enqueued within the last AGE: 90s, 15m, 2h, 3d, 1w.",
     ),
     "discarded": click.option("--discarded", is_flag=True, help="Only emails whose dead letter was discarded."),
 }

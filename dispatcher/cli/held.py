@@ -124,7 +124,8 @@ def confirm_(**options: Any) -> int:
       dispatcher held confirm --provider ses --older-than 1d --reason "SES shows all of them as delivered"
 
     Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
-    it selected and names some, then asks for confirmation. The emails' dead letters leave the DLQ. Idempotent.
+    it selected and names some, then asks for confirmation. The emails' dead letters are removed from the DLQ. It is
+    safe to repeat the command.
 
     Exit codes: 0 all are sent, now or before; 1 none is; 2 confirmation needs a terminal or --yes; 3 some are, or all
     are but RabbitMQ was unreachable, so that their dead letters are still on the DLQ.
@@ -146,8 +147,8 @@ def release(**options: Any) -> int:
       dispatcher held release --text "lease expired" --newer-than 1h --reason "the host lost its network"
 
     Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
-    it selected and names some, then asks for confirmation. The emails' dead letters leave the DLQ. Idempotent: emails
-    that are pending, sending or sent are reported and not changed.
+    it selected and names some, then asks for confirmation. The emails' dead letters are removed from the DLQ. It is
+    safe to repeat the command: emails that are pending, sending or sent are reported and not changed.
 
     All emails become due at once. To send them at a limited rate, use `dispatcher dlq replay --status held --held`.
 

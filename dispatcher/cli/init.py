@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("init")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: changes and faults, by server.")
 def command(as_json: bool) -> int:
-    """Create or update the tables and the queues. Idempotent: run it at every deployment.
+    """Create or update the tables and the queues. Run it at every deployment; it is safe to repeat.
 
     \b
     Examples:

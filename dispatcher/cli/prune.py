@@ -41,10 +41,12 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a deleted key may be used again
       DISPATCHER_RETAIN_AUDIT_DAYS     the audit log: which operator did what, when, why
 
-    Pending and in-flight emails are never pruned. Undecided emails are kept as long as their own setting says: they are
-    failed or held, and no operator has replayed, confirmed, released or discarded them. Rows are deleted by whole
-    weekly partitions, so up to seven days late. A partition with an email that must be kept stays; the content of its
-    other emails is deleted. The content of sent emails with `erase_after_sending` is deleted, too.
+    Pending and in-flight emails are never pruned. An email is undecided if it is failed or held, and no operator has
+    replayed, confirmed, released or discarded it.
+
+    Rows are deleted by whole weekly partitions, so up to seven days late. A partition with an email that must be kept
+    stays, and only the content of its other emails is deleted. The command also deletes the content of sent emails with
+    `erase_after_sending`.
 
     The monitor of every host prunes once an hour. Use this command on a host without a monitor, or with a PostgreSQL
     role that owns the tables if the dispatcher's role does not. Needs DISPATCHER_DATABASE_URL.

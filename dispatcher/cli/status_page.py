@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import counted
-from dispatcher.cli.table import Styled, Table, beside, in_style
+from dispatcher.cli.table import Styled, Table, side_by_side, in_style
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import printable
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts
@@ -91,7 +91,7 @@ def page(snapshot: Snapshot, before: Snapshot | None, width: int, *, coloured: b
     """The page of `--watch`: counts, rates since the snapshot before, workers, faults."""
     tables = [_table(snapshot), _speed(snapshot, before), _workers(snapshot)]
     fault = [in_style(snapshot.queues_fault, "red" if coloured else "")] if snapshot.queues_fault else []
-    return [*beside(tables, width, coloured=coloured), *_troubles(snapshot, coloured=coloured), *fault]
+    return [*side_by_side(tables, width, coloured=coloured), *_troubles(snapshot, coloured=coloured), *fault]
 
 
 def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:

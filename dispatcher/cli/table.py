@@ -102,7 +102,7 @@ class Table:
         return lines
 
 
-def beside(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
+def side_by_side(tables: Sequence[Table], width: int, *, coloured: bool) -> list[str]:
     """The lines of several tables, side by side if they fit into the width, otherwise one below the other."""
     drawn = [table.lines(coloured=coloured) for table in tables]
     widths = [max(map(_width, table.lines()), default=0) for table in tables]

@@ -81,8 +81,8 @@ def grants(as_json: bool, **names: str) -> int:
     reader      commands that only read; no content, no addresses, no API keys
 
     The owner of the tables executes the output. Uses the schema of DISPATCHER_DATABASE_SCHEMA. Changes nothing and
-    creates no role. A later release may need more privileges, so execute the output after each `dispatcher init`. The
-    statements are idempotent.
+    creates no role. A later release may need more privileges, so execute the output after each `dispatcher init`. It
+    is safe to execute it again.
     """
     from dispatcher.store.grants import roles_of
 

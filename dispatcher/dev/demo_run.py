@@ -26,7 +26,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.demo_emails import ROLLED_BACK_EMAILS, Application, ExpectedOutcome
 from dispatcher.dev.demo_host import SMTP_LATENCY_MS, DemoHost, open_demo_host, read_events
-from dispatcher.dev.oracle import Books, DlqEntry, Row, judge
+from dispatcher.dev.oracle import Records, DlqEntry, Row, judge
 from dispatcher.dev.wire import Disturbance, RecordedAttempt, Wire
 from dispatcher.domain.status import FINISHED, Status
 from dispatcher.errors import DispatcherError, InvalidPointer
@@ -272,9 +272,9 @@ class _DemoRun:
         if known != application.repeated:
             self._faults.append(f"{application.repeated} emails were enqueued twice, but {known} were already known")
         dlq = asyncio.run(_read_dlq(self._host.settings))
-        books = self._books(dlq)
-        verdict = judge(books)
-        statuses = Counter(row.status for row in books.rows.values())
+        records = self._records(dlq)
+        verdict = judge(records)
+        statuses = Counter(row.status for row in records.rows.values())
         wrong = [
             f"{name}: {len(found)}, such as {', '.join(found[:_EXAMPLES_SHOWN])}"
             for name, found in verdict.violations.items()
@@ -285,8 +285,8 @@ class _DemoRun:
             failed=statuses[Status.FAILED],
             held=statuses[Status.HELD],
             pending=statuses[Status.PENDING] + statuses[Status.SENDING],
-            delivered=len(books.accepted),
-            held_delivered=sum(row.status == Status.HELD and i in books.accepted for i, row in books.rows.items()),
+            delivered=len(records.accepted),
+            held_delivered=sum(row.status == Status.HELD and i in records.accepted for i, row in records.rows.items()),
             duplicates=verdict.duplicates,
             lost=verdict.lost,
             dlq=len(dlq),
@@ -305,12 +305,12 @@ class _DemoRun:
             differences=(*wrong, *self._faults),
         )
 
-    def _books(self, dlq: Sequence[bytes]) -> Books:
+    def _records(self, dlq: Sequence[bytes]) -> Records:
         rows = {row[0]: Row(*row[1:]) for row in self._connection.execute(query("list_demo_rows"))}
         counted, found = count_emails(self._connection).emails, Counter(row.status for row in rows.values())
         entries = [entry for body in dlq if (entry := _dlq_entry(body))]
         times = read_ledger(self._host.ledger).times
-        return Books(
+        return Records(
             requested_keys=frozenset(self._application.expected_outcomes),
             refused_keys=frozenset(
                 key

@@ -71,7 +71,7 @@ class DlqEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
+class Records:
     """Everything that is known from outside.
 
     Attributes:
@@ -109,7 +109,7 @@ class Books:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Judgement:
     """The oracle's judgement.
 
     Attributes:
@@ -141,30 +141,30 @@ class Verdict:
         return not self.violations
 
 
-def judge(books: Books) -> Verdict:
+def judge(records: Records) -> Judgement:
     """The verdict on a run whose processes have finished."""
-    all_held = explain_held(books)
+    all_held = explain_held(records)
     held = Counter(each.why for each in all_held)
     wrong = {
-        **_existence(books),
-        **_deliveries(books),
-        **_announcements(books),
+        **_existence(records),
+        **_deliveries(records),
+        **_announcements(records),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
-        "leases recovered without need": [at for at in books.expired_at if not _follows_fault(at, books)],
-        "processes": books.faults,
+        "leases recovered without need": [at for at in records.expired_at if not _follows_fault(at, records)],
+        "processes": records.faults,
     }
-    counts = Counter(row.status for row in books.rows.values())
-    lost = _missing(books) | _unfinished(books) | _unaccepted(books)
-    return Verdict(
+    counts = Counter(row.status for row in records.rows.values())
+    lost = _missing(records) | _unfinished(records) | _unaccepted(records)
+    return Judgement(
         counts={status: counts[status] for status in (*FINAL, "pending", "sending") if counts[status]},
-        enqueued=len({answer.email_id for answer in books.answers} | books.rows.keys()),
+        enqueued=len({answer.email_id for answer in records.answers} | records.rows.keys()),
         lost=len(lost),
-        duplicates=sum(times - 1 for times in books.accepted.values() if times > 1),
+        duplicates=sum(times - 1 for times in records.accepted.values() if times > 1),
         held_on_wire=held[Explanation.ON_THE_WIRE],
         held_at_edge=held[Explanation.AT_THE_EDGE],
         held_without_ledger=held[Explanation.WITHOUT_LEDGER],
         held_unexplained=held[Explanation.NONE],
-        uncertain=sum(unknown_outcomes(books).values()),
+        uncertain=sum(unknown_outcomes(records).values()),
         violations={name: _examples(found) for name, found in wrong.items() if found},
     )
 
@@ -180,65 +180,67 @@ class Held:
     disturbances: Sequence[Disturbance]
 
 
-def explain_held(books: Books) -> list[Held]:
+def explain_held(records: Records) -> list[Held]:
     """Each held email with its explanation."""
-    attempts, exchanges = _by_email(books.attempts), _by_email(books.wire.exchanges)
-    ids = [email_id for email_id, row in books.rows.items() if row.status == "held"]
+    attempts, exchanges = _by_email(records.attempts), _by_email(records.wire.exchanges)
+    ids = [email_id for email_id, row in records.rows.items() if row.status == "held"]
     used: set[Fragment] = set()
-    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), books, used) for i in ids]
+    return [_explained(i, attempts.get(i, []), exchanges.get(i, []), records, used) for i in ids]
 
 
 def _explained(
-    email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], books: Books, used: set[Fragment]
+    email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], records: Records, used: set[Fragment]
 ) -> Held:
     # A refusal that arrives after the recovery is recorded, and the email stays held: then no attempt is uncertain.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
-    whys = {explain(each, requests_of(each, own, seen), books.wire, books.disturbances, used) for each in unknown}
-    if email_id in books.unledgered:
+    whys = {explain(each, requests_of(each, own, seen), records.wire, records.disturbances, used) for each in unknown}
+    if email_id in records.unledgered:
         whys.add(Explanation.WITHOUT_LEDGER)
     why = next((why for why in Explanation if why in whys), Explanation.NONE)
     pids = {each.pid for each in own}
-    return Held(email_id, why, own, seen, [each for each in books.disturbances if each.pid in pids])
+    return Held(email_id, why, own, seen, [each for each in records.disturbances if each.pid in pids])
 
 
-def _follows_fault(at: float, books: Books) -> bool:
-    return any(0 <= at - fault_at < FAULT_SECONDS for fault_at in books.fault_times)
+def _follows_fault(at: float, records: Records) -> bool:
+    return any(0 <= at - fault_at < FAULT_SECONDS for fault_at in records.fault_times)
 
 
-def unknown_outcomes(books: Books) -> Counter[UUID]:
+def unknown_outcomes(records: Records) -> Counter[UUID]:
     """How often each email's outcome was unknown: uncertain attempts plus expired leases."""
-    return Counter(each.email_id for each in books.attempts if each.outcome == "uncertain") + Counter(
-        books.expired_leases
+    return Counter(each.email_id for each in records.attempts if each.outcome == "uncertain") + Counter(
+        records.expired_leases
     )
 
 
-def _existence(books: Books) -> dict[str, Iterable[object]]:
+def _existence(records: Records) -> dict[str, Iterable[object]]:
     ids_by_key = defaultdict(set)
-    for answer in books.answers:
+    for answer in records.answers:
         ids_by_key[answer.message_key].add(answer.email_id)
-    keys_in_rows = Counter(row.message_key for row in books.rows.values())
-    accepted_keys = Counter(answer.message_key for answer in books.answers if answer.acceptance == "accepted")
+    keys_in_rows = Counter(row.message_key for row in records.rows.values())
+    accepted_keys = Counter(answer.message_key for answer in records.answers if answer.acceptance == "accepted")
     return {
-        "answered and without a row": _missing(books),
-        "answered under another key": [answer.email_id for answer in books.answers if not _names(answer, books)],
+        "answered and without a row": _missing(records),
+        "answered under another key": [answer.email_id for answer in records.answers if not _names(answer, records)],
         "keys with two emails": [key for key, ids in ids_by_key.items() if len(ids) > 1]
         + [key for key, times in keys_in_rows.items() if times > 1],
         "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
-        "keys that no producer used": keys_in_rows.keys() - books.requested_keys,
-        "neither sent nor failed nor held": _unfinished(books),
-        "messages left on the send queue": range(books.waiting),
+        "keys that no producer used": keys_in_rows.keys() - records.requested_keys,
+        "neither sent nor failed nor held": _unfinished(records),
+        "messages left on the send queue": range(records.waiting),
     }
 
 
-def _deliveries(books: Books) -> dict[str, Iterable[object]]:
-    status = {email_id: row.status for email_id, row in books.rows.items()}
+def _deliveries(records: Records) -> dict[str, Iterable[object]]:
+    status = {email_id: row.status for email_id, row in records.rows.items()}
     return {
-        "sent and never accepted": _unaccepted(books),
-        "sent and not completed": [i for i, row in books.rows.items() if row.status == "sent" and not row.is_completed],
-        "failed and accepted": [i for i in books.accepted if status.get(i) == "failed"],
-        "accepted and never enqueued": books.accepted.keys() - books.rows.keys(),
-        **({} if books.refused_keys is None else _refusals(books.rows, books.refused_keys)),
-        **(_repeated_under_hold(books) if books.policy == "hold" else _repeated_under_resend(books)),
+        "sent and never accepted": _unaccepted(records),
+        "sent and not completed": [
+            i for i, row in records.rows.items() if row.status == "sent" and not row.is_completed
+        ],
+        "failed and accepted": [i for i in records.accepted if status.get(i) == "failed"],
+        "accepted and never enqueued": records.accepted.keys() - records.rows.keys(),
+        **({} if records.refused_keys is None else _refusals(records.rows, records.refused_keys)),
+        **(_repeated_under_hold(records) if records.policy == "hold" else _repeated_under_resend(records)),
     }
 
 
@@ -248,61 +250,61 @@ def _refusals(rows: Mapping[UUID, Row], refused: frozenset[str]) -> dict[str, It
     return {"failed without a refusal": failed - refused, "refused and not failed": sent_or_held & refused}
 
 
-def _repeated_under_hold(books: Books) -> dict[str, Iterable[object]]:
-    return {"accepted more than once": [i for i, times in books.accepted.items() if times > 1]}
+def _repeated_under_hold(records: Records) -> dict[str, Iterable[object]]:
+    return {"accepted more than once": [i for i, times in records.accepted.items() if times > 1]}
 
 
-def _repeated_under_resend(books: Books) -> dict[str, Iterable[object]]:
-    unknown = unknown_outcomes(books)
+def _repeated_under_resend(records: Records) -> dict[str, Iterable[object]]:
+    unknown = unknown_outcomes(records)
     return {
         "accepted again without an unknown outcome": [
-            i for i, times in books.accepted.items() if times - 1 > unknown[i]
+            i for i, times in records.accepted.items() if times - 1 > unknown[i]
         ],
-        "held under resend": [i for i, row in books.rows.items() if row.status == "held"],
+        "held under resend": [i for i, row in records.rows.items() if row.status == "held"],
     }
 
 
-def _announcements(books: Books) -> dict[str, Iterable[object]]:
-    announced = {entry.email_id for entry in books.dlq_entries}
-    dead = {email_id for email_id, row in books.rows.items() if row.status in ("failed", "held")}
+def _announcements(records: Records) -> dict[str, Iterable[object]]:
+    announced = {entry.email_id for entry in records.dlq_entries}
+    dead = {email_id for email_id, row in records.rows.items() if row.status in ("failed", "held")}
     return {
         "dead without a dead letter": dead - announced,
-        "alive with a dead letter": [entry.email_id for entry in books.dlq_entries if not _is_true(entry, books)],
-        "on the DLQ and not garbage": [body for body in books.unknown_messages if body not in books.garbage],
+        "alive with a dead letter": [entry.email_id for entry in records.dlq_entries if not _is_true(entry, records)],
+        "on the DLQ and not garbage": [body for body in records.unknown_messages if body not in records.garbage],
     }
 
 
-def _is_true(entry: DlqEntry, books: Books) -> bool:
+def _is_true(entry: DlqEntry, records: Records) -> bool:
     """Whether a dead letter agrees with the database.
 
     After the dead letter of a held email, evidence may show that the email was sent; or, if it was held because its
     host had vanished, that it failed.
     """
-    row = books.rows.get(entry.email_id)
+    row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:
         return row is not None
     was_held = entry.status == "held"
     return was_held and (
-        row.status == "sent" or (row.status == "failed" and books.expired_leases.get(entry.email_id, 0) > 0)
+        row.status == "sent" or (row.status == "failed" and records.expired_leases.get(entry.email_id, 0) > 0)
     )
 
 
-def _names(answer: Answer, books: Books) -> bool:
+def _names(answer: Answer, records: Records) -> bool:
     """Whether the email has the producer's key, or does not exist."""
-    row = books.rows.get(answer.email_id)
+    row = records.rows.get(answer.email_id)
     return row is None or row.message_key == answer.message_key
 
 
-def _missing(books: Books) -> set[UUID]:
-    return {answer.email_id for answer in books.answers} - books.rows.keys()
+def _missing(records: Records) -> set[UUID]:
+    return {answer.email_id for answer in records.answers} - records.rows.keys()
 
 
-def _unfinished(books: Books) -> set[UUID]:
-    return {email_id for email_id, row in books.rows.items() if row.status not in FINAL}
+def _unfinished(records: Records) -> set[UUID]:
+    return {email_id for email_id, row in records.rows.items() if row.status not in FINAL}
 
 
-def _unaccepted(books: Books) -> set[UUID]:
-    return {i for i, row in books.rows.items() if row.status == "sent" and not books.accepted.get(i)}
+def _unaccepted(records: Records) -> set[UUID]:
+    return {i for i, row in records.rows.items() if row.status == "sent" and not records.accepted.get(i)}
 
 
 def _by_email(things: Iterable[T]) -> dict[UUID, list[T]]:

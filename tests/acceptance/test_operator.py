@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.books import announced_in
 from tests.acceptance.harness import Host, Sink, emails, stop
-from tests.cli.commandline import CommandLine, Ended
+from tests.cli.commandline import CommandLine, CommandResult
 from tests.supervisor.program import Program, eventually
 
 POISON: Final = (b"\x1b[2Jno message of ours", b'{"v": 1, "email_id": "?"}')
@@ -43,7 +43,7 @@ class Day:
         )
         self.failed: dict[str, set[UUID]] = {}
 
-    def __call__(self, *words: str) -> Ended:
+    def __call__(self, *words: str) -> CommandResult:
         return self.commands(*words)
 
     @property

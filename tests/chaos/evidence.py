@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from dispatcher.dev.oracle import Books, DlqEntry, Row
+from dispatcher.dev.oracle import Records, DlqEntry, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.chaos.stage import Stage
 from tests.supervisor.program import Event
@@ -37,14 +37,14 @@ _UNLEDGERED = """
 """What was taken from these workers and held, and of which nobody has said anything since."""
 
 
-def collect(stage: Stage, policy: str) -> Books:
+def collect(stage: Stage, policy: str) -> Records:
     """Everything that the oracle has to know; the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
         unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
     entries, unknown = _dlq_entries(stage)
-    return Books(
+    return Records(
         policy=policy,
         requested_keys=stage.producers.asked(),
         answers=stage.producers.told(),

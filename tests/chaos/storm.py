@@ -25,7 +25,7 @@ import orjson
 import psycopg
 
 from dispatcher.broker.topology import Topology
-from dispatcher.dev.oracle import Books, Verdict, explain_held, judge
+from dispatcher.dev.oracle import Records, Judgement, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
@@ -126,8 +126,8 @@ class Outcome:
         seconds: From the first process to the last.
     """
 
-    verdict: Verdict
-    books: Books
+    verdict: Judgement
+    books: Records
     deeds: Mapping[str, int]
     seconds: float
 
@@ -158,7 +158,7 @@ def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
     return Outcome(judge(books), books, stage.diary.deeds, time.monotonic() - began_at)
 
 
-def _write_held(path: Path, books: Books) -> None:
+def _write_held(path: Path, books: Records) -> None:
     """Why each held email is held, with all that is known of it: what to read when one is not explained."""
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
     path.write_bytes(b"".join(lines))

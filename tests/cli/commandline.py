@@ -29,7 +29,7 @@ PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CommandResult:
     """The exit code and the output of a command."""
 
     code: int
@@ -49,12 +49,12 @@ class Ended:
         return orjson.loads(self.stdout)
 
 
-def in_process(*arguments: str) -> Ended:
+def in_process(*arguments: str) -> CommandResult:
     """Runs a command in this process, which is faster, with this process's environment."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
     gc.enable()  # short commands turn the garbage collector off
-    return Ended(code, stdout.getvalue(), stderr.getvalue())
+    return CommandResult(code, stdout.getvalue(), stderr.getvalue())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class CommandLine:
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
-    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
+    def __call__(self, *arguments: str, stdin: str | bytes = b"") -> CommandResult:
         """Runs a command until it exits."""
         given = stdin.encode() if isinstance(stdin, str) else stdin
         if not self.needs_process:
@@ -94,9 +94,9 @@ class CommandLine:
             timeout=DEADLINE_SECONDS,
             check=False,
         )
-        return Ended(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return CommandResult(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def _run_here(self, arguments: tuple[str, ...], given: bytes) -> Ended:
+    def _run_here(self, arguments: tuple[str, ...], given: bytes) -> CommandResult:
         ours, theirs, stdin = dict(os.environ), self.whole_environment, sys.stdin
         sys.stdin = TextIOWrapper(BytesIO(given))
         try:
@@ -121,7 +121,7 @@ class CommandLine:
                 process.kill()
             process.communicate(timeout=DEADLINE_SECONDS)
 
-    def on_terminal(self, *arguments: str, columns: int = 110) -> Ended:
+    def on_terminal(self, *arguments: str, columns: int = 110) -> CommandResult:
         """Runs a command until it exits, with stdout and stderr on one terminal; `stdout` has both."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
@@ -132,7 +132,7 @@ class CommandLine:
                 while read := os.read(ours, 65536):
                     screen += read
             os.close(ours)
-            return Ended(process.wait(timeout=DEADLINE_SECONDS), screen.decode(), "")
+            return CommandResult(process.wait(timeout=DEADLINE_SECONDS), screen.decode(), "")
 
     @property
     def whole_environment(self) -> dict[str, str]:

@@ -23,7 +23,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Rabbit
-from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, Ended, in_process
+from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, CommandResult, in_process
 from tests.ops.morgue import Morgue
 from tests.store.books import Books, email
 from tests.waiting import wait_until
@@ -48,7 +48,7 @@ WHY = ("--reason", "the provider is back")
 
 
 @pytest.fixture
-def quick(prepared: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Ended]:
+def quick(prepared: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., CommandResult]:
     """Runs commands in this process, which saves half a second per command."""
     for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
         monkeypatch.delenv(name)
@@ -86,7 +86,7 @@ def announce(morgue: Morgue, email_ids: list[UUID]) -> None:
     asyncio.run(morgue.announce(email_ids))
 
 
-def test_filters_groups_and_pages(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_filters_groups_and_pages(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
     refused = [str(i) for i in morgue.bury(3, error_type="refused", last_error="550 [blocked] by Policy")]
     (slow,) = morgue.bury(error_type="timeout_before_send", provider="ses")
 
@@ -103,7 +103,7 @@ def test_filters_groups_and_pages(quick: Callable[..., Ended], morgue: Morgue) -
 
 
 def test_show_takes_an_id_or_a_key_and_reveals_content_only_with_a_reason(
-    quick: Callable[..., Ended], morgue: Morgue
+    quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     (email_id,) = morgue.bury(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
     announce(morgue, [email_id])
@@ -113,50 +113,54 @@ def test_show_takes_an_id_or_a_key_and_reveals_content_only_with_a_reason(
     )
     key = morgue.books.key(email_id)
 
-    told = quick("dlq", "show", key, "--json").json
+    document = quick("dlq", "show", key, "--json").json
     shown = quick("dlq", "show", str(email_id))
     refused = quick("dlq", "show", key, "--reveal")
     revealed = quick("dlq", "show", key, "--reveal", "--reason", "ticket 4711", "--json").json
 
-    assert (told["email"]["email_id"], told["email"]["correlation_id"]) == (str(email_id), "order-17")
-    assert told["attempts"][0]["provider_code"] == "550"
-    assert (told["dlq"][0]["position"], told["dlq"][0]["is_stale"]) == (0, False)
+    assert (document["email"]["email_id"], document["email"]["correlation_id"]) == (str(email_id), "order-17")
+    assert document["attempts"][0]["provider_code"] == "550"
+    assert (document["dlq"][0]["position"], document["dlq"][0]["is_stale"]) == (0, False)
     assert "host:w0" in shown.stdout
     for empty_field in ("1970", "crash", "base", "x-death", "None", "False"):
         assert empty_field not in shown.stdout
-    assert "ann@example.org" not in shown.stdout + orjson.dumps(told).decode()
+    assert "ann@example.org" not in shown.stdout + orjson.dumps(document).decode()
     assert refused.code == 2
     assert revealed["content"]["recipients"] == {"to": ["ann@example.org"]}
     assert [(act["action"], act["reason"]) for act in revealed["acts"]] == [("reveal", "ticket 4711")]
 
 
-def test_dlq_show_says_why_a_pending_email_waits(quick: Callable[..., Ended], tables: Books) -> None:
+def test_dlq_show_says_why_a_pending_email_waits(quick: Callable[..., CommandResult], tables: Books) -> None:
     (email_id,) = tables.enqueue(1)
 
-    told = quick("dlq", "show", str(email_id), "--no-queue", "--json").json["waiting"]
+    document = quick("dlq", "show", str(email_id), "--no-queue", "--json").json["waiting"]
     shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
 
-    assert (told["reason"], told["until"], told["ahead"]) == ("no_relay", None, None)
-    assert f"no relay: {told['detail']}" in shown
+    assert (document["reason"], document["until"], document["ahead"]) == ("no_relay", None, None)
+    assert f"no relay: {document['detail']}" in shown
 
 
 @pytest.mark.parametrize("key", ["0198c2f4-0000-7000-8000-000000000000", "0198c2f4" * 4])
 def test_a_message_key_that_looks_like_an_id_is_found(
-    quick: Callable[..., Ended], morgue: Morgue, connection: psycopg.Connection, key: str
+    quick: Callable[..., CommandResult], morgue: Morgue, connection: psycopg.Connection, key: str
 ) -> None:
     email_id = enqueue(connection, email(key)).email_id
     announced = morgue.bury()
     announce(morgue, announced)
 
-    told = quick("dlq", "show", key, "--json").json
+    document = quick("dlq", "show", key, "--json").json
     by_id = quick("dlq", "show", str(email_id), "--no-queue", "--json").json
 
-    assert (told["email"]["email_id"], told["email"]["message_key"], told["dlq"]) == (str(email_id), key, [])
-    assert by_id["email"] == told["email"]
+    assert (document["email"]["email_id"], document["email"]["message_key"], document["dlq"]) == (
+        str(email_id),
+        key,
+        [],
+    )
+    assert by_id["email"] == document["email"]
 
 
 def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
-    quick: Callable[..., Ended], morgue: Morgue
+    quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     words = "refused recipients: 2 (550 5.1.1); 250 Ok"
     (email_id,) = morgue.bury(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
@@ -209,7 +213,9 @@ def test_a_misspelt_filter_is_refused(bare: CommandLine, command: str, option: s
     assert known in ended.stderr
 
 
-def test_without_yes_and_without_a_terminal_nothing_is_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_without_yes_and_without_a_terminal_nothing_is_replayed(
+    quick: Callable[..., CommandResult], morgue: Morgue
+) -> None:
     (email_id,) = morgue.bury()
 
     asked = quick("dlq", "replay", "--all", *WHY)
@@ -225,7 +231,7 @@ def test_without_yes_and_without_a_terminal_nothing_is_replayed(quick: Callable[
 
 
 def test_a_partial_replay_exits_with_3_and_says_what_was_skipped_and_why(
-    quick: Callable[..., Ended], morgue: Morgue
+    quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     (failed,), (held,), (sent,) = morgue.bury(), morgue.bury(status="held"), morgue.bury(status="sent")
     announce(morgue, [failed, held])
@@ -238,7 +244,7 @@ def test_a_partial_replay_exits_with_3_and_says_what_was_skipped_and_why(
     assert "skipped 1: already sent" in ended.stderr
 
 
-def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
     failed, *sent = [*morgue.bury(), *morgue.bury(3, status="sent")]
 
     ended = quick("dlq", "replay", *map(str, (failed, *sent)), *WHY, "--yes")
@@ -250,7 +256,7 @@ def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., Ended], 
     assert not any(str(email_id) in ended.stderr for email_id in sent)
 
 
-def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
     first, second, third = morgue.bury(3)
     keys = [morgue.books.key(email_id) for email_id in (first, second)]
     tenant = morgue.books.row(first)["tenant_id"]
@@ -266,7 +272,7 @@ def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., End
     assert morgue.books.row(second)["dead_letter_discarded_at"] is not None
 
 
-def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
     morgue.bury(last_error="550 " + "x" * 400)
     morgue.bury(2, last_error="451")
 
@@ -277,7 +283,7 @@ def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., Ended], 
     assert lines[0].index("error") < 70
 
 
-def test_from_queue_replays_only_emails_with_a_dead_letter(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_from_queue_replays_only_emails_with_a_dead_letter(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
     announced, _ = morgue.bury(2)
     announce(morgue, [announced])
 
@@ -289,7 +295,7 @@ def test_from_queue_replays_only_emails_with_a_dead_letter(quick: Callable[..., 
 
 
 def test_from_queue_does_not_replay_a_discarded_email_whose_dead_letter_is_still_on_the_dlq(
-    quick: Callable[..., Ended], morgue: Morgue
+    quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     announced, discarded = morgue.bury(2)
     announce(morgue, [announced, discarded])
@@ -304,7 +310,7 @@ def test_from_queue_does_not_replay_a_discarded_email_whose_dead_letter_is_still
 
 
 def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replayed(
-    quick: Callable[..., Ended], morgue: Morgue, tables: Books, database_url: str
+    quick: Callable[..., CommandResult], morgue: Morgue, tables: Books, database_url: str
 ) -> None:
     locked, _ = morgue.bury(2)
 
@@ -320,7 +326,7 @@ def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replay
 
 
 def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
-    prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
+    prepared: CommandLine, quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     morgue.bury(3)
     why = ("--reason", "SES is back", "--actor", "ann")
@@ -341,7 +347,7 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
 
 
 def test_a_killed_replay_loses_nothing_and_is_resumed(
-    prepared: CommandLine, quick: Callable[..., Ended], morgue: Morgue
+    prepared: CommandLine, quick: Callable[..., CommandResult], morgue: Morgue
 ) -> None:
     morgue.bury(200)
     with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes") as process:
@@ -422,7 +428,7 @@ def test_emails_that_fail_after_the_question_are_not_replayed(
 
 
 def test_poison_is_listed_shown_exported_repaired_and_discarded(
-    quick: Callable[..., Ended], morgue: Morgue, tmp_path: Path
+    quick: Callable[..., CommandResult], morgue: Morgue, tmp_path: Path
 ) -> None:
     (email_id,) = morgue.books.enqueue(1)
     for body in (b"\x1b[2Jgarbage", b"more"):
@@ -446,7 +452,9 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     assert taken.body == repaired.read_bytes()
 
 
-def test_discarded_emails_leave_the_list_and_can_still_be_replayed(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_discarded_emails_leave_the_list_and_can_still_be_replayed(
+    quick: Callable[..., CommandResult], morgue: Morgue
+) -> None:
     (email_id,) = morgue.bury()
     announce(morgue, [email_id])
 
@@ -461,14 +469,16 @@ def test_discarded_emails_leave_the_list_and_can_still_be_replayed(quick: Callab
     assert morgue.books.status(email_id) == "pending"
 
 
-def test_reconcile_exits_with_3_until_the_differences_are_repaired(quick: Callable[..., Ended], morgue: Morgue) -> None:
+def test_reconcile_exits_with_3_until_the_differences_are_repaired(
+    quick: Callable[..., CommandResult], morgue: Morgue
+) -> None:
     morgue.bury(2)
 
-    told = quick("dlq", "reconcile")
-    nameless = quick("dlq", "reconcile", "--fix")
-    fixed = quick("dlq", "reconcile", "--fix", *WHY, "--json")
+    document = quick("dlq", "reconcile")
+    nameless = quick("dlq", "reconcile", "--mend")
+    mended = quick("dlq", "reconcile", "--mend", *WHY, "--json")
 
-    assert (told.code, nameless.code, fixed.code) == (3, 2, 0)
-    assert "2 missing" in told.stderr
-    assert (len(fixed.json["missing"]), fixed.json["fixed"]) == (2, True)
+    assert (document.code, nameless.code, mended.code) == (3, 2, 0)
+    assert "2 missing" in document.stderr
+    assert (len(mended.json["missing"]), mended.json["mended"]) == (2, True)
     assert quick("dlq", "reconcile").code == 0

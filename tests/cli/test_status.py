@@ -119,21 +119,21 @@ def test_status_shows_current_workers_and_recent_latency(prepared: CommandLine, 
     worker = "host-a:w0:4711:9f86d081"
 
     with psycopg.connect(prepared.environment["DISPATCHER_DATABASE_URL"], application_name=worker):
-        told = prepared("status", "--json").json
+        document = prepared("status", "--json").json
         table = prepared("status").stdout
 
-    (vanished,) = told["vanished_hosts"]
+    (vanished,) = document["vanished_hosts"]
     assert (vanished["name"], vanished["in_flight"]) == ("gone", 1)
     assert 0 < vanished["settled_in_seconds"] - longest_rescue_seconds(60) <= 20
     assert "gone vanished" in table
     assert ["workers", "1"] in [line.split() for line in table.splitlines()]
     # PostgreSQL notices the end of a session with a delay.
     wait_until(lambda: ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()])
-    assert told["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
-    gone, present = told["workers"]
-    assert gone == {"name": "gone:w1:7:cafe", "age_seconds": None, "in_flight": 1}
-    assert (present["name"], present["in_flight"]) == (worker, 0)
-    assert 0 <= present["age_seconds"] < 60
+    assert document["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
+    dead, running = document["workers"]
+    assert dead == {"name": "gone:w1:7:cafe", "age_seconds": None, "in_flight": 1}
+    assert (running["name"], running["in_flight"]) == (worker, 0)
+    assert 0 <= running["age_seconds"] < 60
 
 
 def test_a_silent_host_has_vanished_even_without_leases(prepared: CommandLine, connection: psycopg.Connection) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from dispatcher.cli.table import Styled, Table, beside, columns_of
+from dispatcher.cli.table import Styled, Table, side_by_side, columns_of
 
 
 def table(words: str = "550 no such user") -> Table:
@@ -82,5 +82,5 @@ def test_tables_are_side_by_side_if_they_fit_and_otherwise_one_below_the_other()
     left.add("failed", 2)
     right.add("worker")
 
-    assert beside([left, right], 80, coloured=False) == ["sent     1    worker", "failed   2"]
-    assert beside([left, right], 12, coloured=False) == ["sent     1", "failed   2", "", "worker"]
+    assert side_by_side([left, right], 80, coloured=False) == ["sent     1    worker", "failed   2"]
+    assert side_by_side([left, right], 12, coloured=False) == ["sent     1", "failed   2", "", "worker"]

@@ -1,4 +1,4 @@
-"""What the tests of private servers share."""
+"""Fixtures for the tests of private servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """Waits for a condition; fails with the words given when half a minute was not enough."""
+    """Waits up to half a minute for a condition; then fails with the given text."""
 
     def wait(condition: Callable[[], bool], words: str) -> None:
         deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""The demo's emails: the same from the same seed, and of every shape."""
+"""The demo's emails: the same for the same seed, with every kind of field and content."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAPES: dict[str, Callable[[Email], bool]] = {
 
 @pytest.fixture(scope="module")
 def planned() -> list[PlannedEmail]:
-    """As many as the demo makes, from its seed."""
+    """The emails of a demo with the default options."""
     return list(plan_emails(1000, seed=1))
 
 
@@ -44,7 +44,7 @@ def test_same_seed_gives_the_same_emails(planned: list[PlannedEmail]) -> None:
     assert list(plan_emails(1000, seed=1)) == planned
 
 
-def test_an_email_does_not_depend_on_how_many_are_made(planned: list[PlannedEmail]) -> None:
+def test_an_email_does_not_depend_on_the_number_of_emails(planned: list[PlannedEmail]) -> None:
     assert list(plan_emails(10, seed=1, first=50)) == planned[50:60]
 
 
@@ -54,38 +54,38 @@ def test_another_seed_gives_other_emails(planned: list[PlannedEmail]) -> None:
     assert not {item.email.message_key for item in others} & {item.email.message_key for item in planned}
 
 
-def test_every_key_is_new(planned: list[PlannedEmail]) -> None:
+def test_every_message_key_is_unique(planned: list[PlannedEmail]) -> None:
     assert len({item.email.message_key for item in planned}) == len(planned)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_is_there(shape: str, seed: int) -> None:
+def test_every_kind_of_email_occurs(shape: str, seed: int) -> None:
     assert sum(SHAPES[shape](item.email) for item in plan_emails(1000, seed)) >= 3
 
 
-def test_few_are_refused_and_few_are_deferred(planned: list[PlannedEmail]) -> None:
+def test_some_emails_are_refused_and_some_are_deferred(planned: list[PlannedEmail]) -> None:
     fates = Counter(item.expected for item in planned)
 
     assert 10 <= fates[ExpectedOutcome.REFUSED] <= 20
     assert 8 <= fates[ExpectedOutcome.GREYLISTED] <= 20
 
 
-def test_a_small_demo_has_every_fate_and_a_repeated_email() -> None:
+def test_a_small_demo_has_every_expected_outcome_and_a_repeated_email() -> None:
     small = list(plan_emails(6, seed=1))
 
     assert {item.expected for item in small} == set(ExpectedOutcome)
     assert any(item.is_repeated for item in small)
 
 
-def test_a_recipient_that_decides_the_fate_is_alone_and_in_one_email(planned: list[PlannedEmail]) -> None:
+def test_a_recipient_with_an_expected_outcome_is_the_only_one_and_in_one_email(planned: list[PlannedEmail]) -> None:
     judged = [item.email for item in planned if item.expected is not ExpectedOutcome.ACCEPTED]
 
     assert all(len(email.to) == 1 and not email.cc and not email.bcc for email in judged)
     assert len({email.to for email in judged}) == len(judged)
 
 
-def test_mail_goes_to_reserved_domains_alone(planned: list[PlannedEmail]) -> None:
+def test_all_recipients_are_in_reserved_domains(planned: list[PlannedEmail]) -> None:
     texts = {text for item in planned for text in (item.email.sender, *item.email.to, *item.email.cc, *item.email.bcc)}
 
     assert all(parse_address(text).domain.split(".")[-2:][-1] in ("example", "com", "org", "net") for text in texts)

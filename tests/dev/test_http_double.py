@@ -1,4 +1,4 @@
-"""The HTTP double: what it accepts is in its ledger before anybody is told, and it misbehaves to order."""
+"""The HTTP double: it writes accepted emails to its ledger before it answers, and injects faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SES = "/v2/email/outbound-emails"
 
 
 def for_sendgrid(email_id: str, *, sandbox: bool = False) -> dict[str, Any]:
-    """A body for SendGrid, to two people."""
+    """A body for SendGrid with two recipients."""
     people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
     arguments = {"custom_args": {"email_id": email_id}}
     return {"personalizations": [{**people, **arguments}], "mail_settings": {"sandbox_mode": {"enable": sandbox}}}
@@ -41,7 +41,7 @@ def for_ses(email_id: str) -> dict[str, Any]:
 async def say(
     port: int, method: str, path: str, document: object = None, *, tls: ssl.SSLContext | None = None, key: str = ""
 ) -> tuple[int, dict[str, str], bytes]:
-    """One request by hand, and the answer: status, headers, body."""
+    """Sends one request; returns status, headers and body of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=tls)
     body = b"" if document is None else json.dumps(document).encode()
     head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -56,12 +56,12 @@ async def say(
 
 @pytest.fixture
 async def double(tmp_path: Path) -> AsyncIterator[HttpDouble]:
-    """A double on this loop."""
+    """A double on this event loop."""
     async with running_double(tmp_path) as running:
         yield running
 
 
-async def test_what_it_accepts_is_in_the_ledger(double: HttpDouble) -> None:
+async def test_an_accepted_email_is_in_the_ledger(double: HttpDouble) -> None:
     status, headers, body = await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
 
     assert (status, body) == (202, b"")
@@ -70,7 +70,7 @@ async def test_what_it_accepts_is_in_the_ledger(double: HttpDouble) -> None:
     assert (entry.email_id, entry.recipients) == ("one", 2)
 
 
-async def test_ses_has_its_own_shape(double: HttpDouble) -> None:
+async def test_ses_answers_in_its_own_format(double: HttpDouble) -> None:
     status, _, body = await say(double.port, "POST", SES, for_ses("one"))
 
     assert status == 200
@@ -78,7 +78,7 @@ async def test_ses_has_its_own_shape(double: HttpDouble) -> None:
     assert double.ledger().ids == {"one"}
 
 
-async def test_a_repeat_shows(double: HttpDouble) -> None:
+async def test_a_repeated_email_is_counted_twice(double: HttpDouble) -> None:
     for _ in range(2):
         await say(double.port, "POST", SENDGRID, for_sendgrid("one"))
 
@@ -93,7 +93,7 @@ async def test_sandbox_mode_answers_200(double: HttpDouble) -> None:
 
 
 @pytest.mark.parametrize("act", [Fault.CLOSE, Fault.RESET])
-async def test_an_answer_that_never_comes_leaves_its_line(act: Fault, double: HttpDouble) -> None:
+async def test_an_email_without_an_answer_is_in_the_ledger(act: Fault, double: HttpDouble) -> None:
     double.behaviour.fault = act
 
     with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -102,7 +102,7 @@ async def test_an_answer_that_never_comes_leaves_its_line(act: Fault, double: Ht
     assert double.ledger().ids == {"one"}
 
 
-async def test_who_is_not_read_is_not_in_the_ledger(double: HttpDouble) -> None:
+async def test_an_unread_request_is_not_in_the_ledger(double: HttpDouble) -> None:
     double.behaviour.fault = Fault.CLOSE_UNREAD
 
     with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
@@ -112,7 +112,7 @@ async def test_who_is_not_read_is_not_in_the_ledger(double: HttpDouble) -> None:
     assert double.begun == {SENDGRID: 1}
 
 
-async def test_an_act_may_be_for_some_requests_only(double: HttpDouble) -> None:
+async def test_a_fault_can_be_limited_to_some_requests(double: HttpDouble) -> None:
     double.behaviour = Behaviour(Fault.EMPTY, times=2)
 
     statuses = [(await say(double.port, "POST", SENDGRID, for_sendgrid(str(n))))[0] for n in range(4)]
@@ -136,7 +136,7 @@ async def test_throttling_ends(path: str, document: dict[str, Any], double: Http
 
 @pytest.mark.parametrize("document", [[], {}, {"personalizations": 1}, "text", None])
 @pytest.mark.parametrize("path", [SENDGRID, SES])
-async def test_a_body_that_holds_no_email_is_refused(path: str, document: object, double: HttpDouble) -> None:
+async def test_an_invalid_body_is_refused(path: str, document: object, double: HttpDouble) -> None:
     status, _, _ = await say(double.port, "POST", path, document)
 
     assert status == 400
@@ -153,7 +153,7 @@ async def test_a_wrong_key_is_refused(double: HttpDouble) -> None:
     assert not double.ledger().ids
 
 
-async def test_what_is_not_http_ends_the_connection(double: HttpDouble) -> None:
+async def test_invalid_http_closes_the_connection(double: HttpDouble) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", double.port)
     writer.write(b"EHLO there\r\n")
 
@@ -163,7 +163,7 @@ async def test_what_is_not_http_ends_the_connection(double: HttpDouble) -> None:
 
 @asynccontextmanager
 async def double_process(folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
-    """What a double in a process of its own tells at its start."""
+    """The line of JSON that a double in its own process prints at its start."""
     command = (sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--die-with-parent")
     process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -174,11 +174,11 @@ async def double_process(folder: Path, *arguments: str) -> AsyncIterator[dict[st
         assert await process.wait() == 0
 
 
-async def test_it_runs_in_a_process_of_its_own_and_is_told_what_to_do(tmp_path: Path) -> None:
-    async with double_process(tmp_path, "--tls") as told:
-        tls = ssl.create_default_context(cafile=told["ca_file"])
-        port = told["port"]
-        assert told["url"] == f"https://127.0.0.1:{port}"
+async def test_it_runs_as_a_program_and_is_controlled_over_http(tmp_path: Path) -> None:
+    async with double_process(tmp_path, "--tls") as document:
+        tls = ssl.create_default_context(cafile=document["ca_file"])
+        port = document["port"]
+        assert document["url"] == f"https://127.0.0.1:{port}"
         await say(port, "POST", SENDGRID, for_sendgrid("one"), tls=tls)
         order = {"reply": {"status": 503, "body": {"errors": []}}, "times": 1}
         await say(port, "PUT", "/double", order, tls=tls)
@@ -189,19 +189,19 @@ async def test_it_runs_in_a_process_of_its_own_and_is_told_what_to_do(tmp_path: 
 
     assert (refused, throttled) == (503, 429)
     assert json.loads(counts) == {"begun": 3, "requests": 3, "repeated": 1, "accepted": 1, "connections": 6}
-    assert read_ledger(Path(told["ledger"])).times == {"one": 1}
+    assert read_ledger(Path(document["ledger"])).times == {"one": 1}
     lines = [json.loads(line) for line in (tmp_path / "requests.jsonl").read_text().splitlines()]
     assert [(line["email_id"], line["came"]) for line in lines] == [("one", "accepted"), ("one", "503"), ("two", "429")]
 
 
-async def test_an_order_that_makes_no_sense_is_refused(double: HttpDouble) -> None:
+async def test_an_invalid_change_of_behaviour_is_refused(double: HttpDouble) -> None:
     status, _, _ = await say(double.port, "PUT", "/double", {"act": "explode"})
 
     assert status == 400
     assert double.behaviour.fault is None
 
 
-async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) -> None:
+async def test_the_wire_record_has_every_event_of_each_request(tmp_path: Path) -> None:
     double = HttpDouble(tmp_path, records_wire=True)
     await double.start()
     await say(double.port, "POST", SENDGRID, for_sendgrid("id-1"))
@@ -220,7 +220,7 @@ async def test_a_watched_wire_shows_what_became_of_each_request(tmp_path: Path) 
     ]  # fmt: skip
 
 
-async def test_a_forgotten_request_is_not_in_the_ledger_and_is_not_answered(double: HttpDouble) -> None:
+async def test_a_forgotten_request_is_not_in_the_ledger_and_gets_no_answer(double: HttpDouble) -> None:
     double.behaviour.fault = Fault.FORGET
 
     with pytest.raises(asyncio.IncompleteReadError):

@@ -1,4 +1,4 @@
-"""The oracle on made-up books: it finds every kind of wrong, and none in books that are right."""
+"""The oracle on made-up records: it finds every kind of violation, and none in correct records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.dev.oracle import Answer, Books, DlqEntry, Row, judge
+from dispatcher.dev.oracle import Answer, Records, DlqEntry, Row, judge
 from dispatcher.dev.wire import Disturbance, Exchange, Fragment, RecordedAttempt, Wire
 
 SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
@@ -18,7 +18,7 @@ def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 1
     return RecordedAttempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
 
 
-GOOD = Books(
+GOOD = Records(
     requested_keys=frozenset({"a", "b", "c", "never-committed"}),
     answers=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
     rows={SENT: Row("a", "sent", is_completed=True), FAILED: Row("b", "failed"), HELD: Row("c", "held")},
@@ -31,11 +31,11 @@ GOOD = Books(
 )
 
 
-def with_row(email_id: UUID, row: Row) -> Books:
+def with_row(email_id: UUID, row: Row) -> Records:
     return replace(GOOD, rows={**GOOD.rows, email_id: row})
 
 
-BAD: dict[str, Books] = {
+BAD: dict[str, Records] = {
     "answered and without a row": replace(GOOD, answers=[*GOOD.answers, Answer("c", STRANGER, "accepted")]),
     "answered under another key": replace(GOOD, answers=[*GOOD.answers, Answer("b", HELD, "known")]),
     "keys with two emails": with_row(STRANGER, Row("a", "failed")),
@@ -59,7 +59,7 @@ BAD: dict[str, Books] = {
 }
 
 
-def test_books_that_are_right_are_good() -> None:
+def test_correct_records_have_no_violations() -> None:
     verdict = judge(replace(GOOD, refused_keys=frozenset({"b"})))
 
     assert verdict.is_good, verdict.violations
@@ -69,7 +69,7 @@ def test_books_that_are_right_are_good() -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_every_kind_of_wrong_is_found(name: str) -> None:
+def test_every_kind_of_violation_is_found(name: str) -> None:
     verdict = judge(BAD[name])
 
     assert name in verdict.violations, verdict.violations
@@ -77,7 +77,7 @@ def test_every_kind_of_wrong_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("books", "lost"),
+    ("records", "lost"),
     [
         (BAD["answered and without a row"], 1),
         (BAD["neither sent nor failed nor held"], 1),
@@ -85,11 +85,11 @@ def test_every_kind_of_wrong_is_found(name: str) -> None:
         (BAD["accepted more than once"], 0),
     ],
 )
-def test_emails_that_nobody_would_hear_of_again_are_lost(books: Books, lost: int) -> None:
-    assert judge(books).lost == lost
+def test_missing_and_unfinished_and_unaccepted_emails_are_lost(records: Records, lost: int) -> None:
+    assert judge(records).lost == lost
 
 
-def test_a_lease_that_expires_soon_after_a_deed_was_taken_for_it() -> None:
+def test_a_lease_may_expire_soon_after_a_fault() -> None:
     assert judge(replace(GOOD, expired_at=[120.0], fault_times=[100.0])).is_good
 
 
@@ -97,10 +97,10 @@ def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
     assert judge(replace(GOOD, accepted={SENT: 4, HELD: 2})).duplicates == 4
 
 
-def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Books:
-    """An email that is sent, was accepted so often, and of which nobody knew the outcome so often."""
+def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Records:
+    """The records of a sent email under resend, with these numbers of acceptances and unknown outcomes."""
     attempts = [attempt(SENT, "uncertain", number) for number in range(uncertain)]
-    return Books(
+    return Records(
         policy="resend",
         requested_keys=frozenset({"a"}),
         answers=[Answer("a", SENT, "accepted")],
@@ -112,28 +112,28 @@ def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Books:
 
 
 @pytest.mark.parametrize(
-    "books", [resend(1, uncertain=0), resend(3, uncertain=2), resend(2, uncertain=0, expired_leases=1)]
+    "records", [resend(1, uncertain=0), resend(3, uncertain=2), resend(2, uncertain=0, expired_leases=1)]
 )
-def test_under_resend_an_email_may_be_accepted_again_once_for_each_doubt(books: Books) -> None:
-    assert judge(books).is_good
+def test_under_resend_an_email_may_be_accepted_again_once_for_each_unknown_outcome(records: Records) -> None:
+    assert judge(records).is_good
 
 
-@pytest.mark.parametrize("books", [resend(2, uncertain=0), resend(4, uncertain=1, expired_leases=1)])
-def test_under_resend_an_acceptance_more_than_there_were_doubts_is_wrong(books: Books) -> None:
-    assert "accepted again without an unknown outcome" in judge(books).violations
+@pytest.mark.parametrize("records", [resend(2, uncertain=0), resend(4, uncertain=1, expired_leases=1)])
+def test_under_resend_more_acceptances_than_unknown_outcomes_are_a_violation(records: Records) -> None:
+    assert "accepted again without an unknown outcome" in judge(records).violations
 
 
-def test_under_resend_nothing_may_be_held() -> None:
+def test_under_resend_a_held_email_is_a_violation() -> None:
     assert "held under resend" in judge(replace(GOOD, policy="resend")).violations
 
 
-def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Books:
+def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Records:
     return replace(GOOD, wire=Wire(exchanges), disturbances=disturbances)
 
 
-def named(books: dict[str, Books]) -> pytest.MarkDecorator:
-    """A case for each."""
-    return pytest.mark.parametrize("books", books.values(), ids=books.keys())
+def named(records: dict[str, Records]) -> pytest.MarkDecorator:
+    """One test case for each entry."""
+    return pytest.mark.parametrize("records", records.values(), ids=records.keys())
 
 
 KILLED = Disturbance(77, 100.5)
@@ -152,8 +152,8 @@ FROZEN = Disturbance(77, 100.5, 104.0)
         "into a connection that the provider closed": replace(GOOD, wire=Wire(closed_at=[100.2])),
     }
 )
-def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> None:
-    verdict = judge(books)
+def test_a_request_whose_answer_reached_no_worker_was_on_the_wire(records: Records) -> None:
+    verdict = judge(records)
 
     assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
 
@@ -171,8 +171,8 @@ def test_a_request_whose_answer_reached_nobody_was_on_the_wire(books: Books) -> 
         "just after its answer": held([Exchange(HELD, 100.1, 100.499)], [KILLED]),
     }
 )
-def test_a_worker_struck_in_a_moment_that_no_ledger_sees_is_the_edge(books: Books) -> None:
-    verdict = judge(books)
+def test_a_worker_killed_in_a_moment_that_no_ledger_distinguishes_is_at_the_edge(records: Records) -> None:
+    verdict = judge(records)
 
     assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (0, 1, 0)
     assert verdict.is_good
@@ -183,26 +183,26 @@ ANOTHER = Disturbance(78, 100.5)
 
 @named(
     {
-        "no request, and nobody was struck": held([], []),
-        "no request, and another worker was struck": held([], [ANOTHER]),
+        "no request, and no worker was killed": held([], []),
+        "no request, and another worker was killed": held([], [ANOTHER]),
         "no request, and a connection was closed later": replace(GOOD, wire=Wire(closed_at=[100.4])),
-        "struck before": held([], [Disturbance(77, 90.0, 95.0)]),
+        "killed before": held([], [Disturbance(77, 90.0, 95.0)]),
         "answered long before the kill": held([Exchange(HELD, 100.1, 100.2)], [Disturbance(77, 104.0)]),
-        "answered, and nobody was struck": held([Exchange(HELD, 100.1, 100.2)], []),
+        "answered, and no worker was killed": held([Exchange(HELD, 100.1, 100.2)], []),
         "unanswered was an earlier attempt's request": replace(
             held([Exchange(HELD, 50.0)], []),
             attempts=[*GOOD.attempts, attempt(HELD, "deferred", 0, started_at=49.9)],
         ),
     }
 )
-def test_what_was_held_without_any_of_that_is_wrong(books: Books) -> None:
-    verdict = judge(books)
+def test_an_unexplained_held_email_is_a_violation(records: Records) -> None:
+    verdict = judge(records)
 
     assert verdict.held_unexplained == 1
     assert "held without need" in verdict.violations
 
 
-def test_a_deleted_ledger_explains_what_its_worker_had_leased_and_nothing_else() -> None:
+def test_a_deleted_ledger_explains_only_the_emails_that_its_worker_had_leased() -> None:
     no_trace = replace(held([], []), attempts=[])
 
     verdict = judge(replace(no_trace, unledgered=frozenset({HELD})))
@@ -213,30 +213,30 @@ def test_a_deleted_ledger_explains_what_its_worker_had_leased_and_nothing_else()
 
 def test_one_fragment_explains_one_email() -> None:
     other = replace(attempt(STRANGER, "uncertain"))
-    books = replace(
+    records = replace(
         with_row(STRANGER, Row("d", "held")),
         attempts=[*GOOD.attempts, other],
         wire=Wire(fragments=[Fragment(100.2, 100.51)]),
         disturbances=[KILLED],
     )
 
-    verdict = judge(books)
+    verdict = judge(records)
 
     assert (verdict.held_on_wire, verdict.held_at_edge) == (1, 1)
 
 
-def test_a_held_email_that_failed_when_its_host_was_back_has_the_dead_letter_of_its_rescue() -> None:
-    books = replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(FAILED, "held")])
+def test_a_held_email_that_failed_when_its_host_was_back_keeps_the_dead_letter_of_its_recovery() -> None:
+    records = replace(GOOD, dlq_entries=[*GOOD.dlq_entries, DlqEntry(FAILED, "held")])
 
-    assert "alive with a dead letter" in judge(books).violations
-    assert judge(replace(books, expired_leases={FAILED: 1})).is_good
+    assert "alive with a dead letter" in judge(records).violations
+    assert judge(replace(records, expired_leases={FAILED: 1})).is_good
 
 
-def test_no_wrong_hides_another() -> None:
+def test_all_violations_are_reported() -> None:
     assert len(judge(replace(GOOD, waiting=1, faults=["x"], accepted={}, unknown_messages=[b"ours"])).violations) >= 4
 
 
-def test_the_wire_is_read_from_the_record_of_the_double() -> None:
+def test_the_wire_is_read_from_the_doubles_record() -> None:
     def event(connection: int, name: str, at: float, **fields: object) -> dict[str, object]:
         return {"connection": connection, "event": name, "at": at, **fields}
 

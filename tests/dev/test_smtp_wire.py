@@ -1,4 +1,4 @@
-"""What the SMTP double records of the wire, and what a line on its control port changes."""
+"""The SMTP double's wire record, and the changes through its control port."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ BODY = f"Message-ID: <{ID}@example.com>\r\n\r\nHello\r\n".encode()
 
 
 async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour: SmtpBehaviour | None = None) -> Wire:
-    """What the double records of one connection. Each time we write, and read: until some octets came (none: to the end
-    of the connection), or not at all (None)."""
+    """The double's wire record of one connection.
+
+    Args:
+        dialogue: What to send, and the octets to wait for. Empty: the connection's end. None: nothing.
+    """
     sink = SmtpSink(folder, behaviour, writes_eml=False, records_wire=True)
     await sink.start()
     reader, writer = await asyncio.open_connection("127.0.0.1", sink.port)
@@ -39,7 +42,7 @@ def bare(exchange: Exchange) -> tuple[UUID, bool, bool]:
     return exchange.email_id, exchange.answered_at is not None, exchange.was_read
 
 
-async def test_an_email_that_was_accepted_was_read_and_answered(tmp_path: Path) -> None:
+async def test_an_accepted_email_is_recorded_as_read_and_answered(tmp_path: Path) -> None:
     wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b"queued as"))
 
     assert [bare(each) for each in wire.exchanges] == [(ID, True, True)]
@@ -47,7 +50,7 @@ async def test_an_email_that_was_accepted_was_read_and_answered(tmp_path: Path) 
     assert not wire.closed_at
 
 
-async def test_an_email_whose_connection_the_server_closed_was_read_and_not_answered(tmp_path: Path) -> None:
+async def test_an_email_whose_connection_the_server_closed_is_recorded_as_read_and_not_answered(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour({Step.ANSWER: SmtpFault.CLOSE})
 
     wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY + b".\r\n", b""), behaviour=behaviour)
@@ -56,21 +59,21 @@ async def test_an_email_whose_connection_the_server_closed_was_read_and_not_answ
     assert len(wire.closed_at) == 1
 
 
-async def test_a_body_without_its_final_dot_is_a_fragment(tmp_path: Path) -> None:
+async def test_content_without_its_final_dot_is_a_fragment(tmp_path: Path) -> None:
     wire = await wire_of(tmp_path, (ENVELOPE % b"ann", b"354"), (BODY, None))
 
     assert not wire.exchanges
     assert [type(each) for each in wire.fragments] == [Fragment]
 
 
-async def test_a_refused_recipient_is_nothing_on_the_wire(tmp_path: Path) -> None:
+async def test_a_refused_recipient_is_not_in_the_wire_record(tmp_path: Path) -> None:
     for name, reply in {b"busy-1": b"450 4.2.1", b"limited-1": b"450 4.7.1", b"full-1": b"452 4.2.2"}.items():
         wire = await wire_of(tmp_path / name.decode(), (ENVELOPE % name, reply))
 
         assert (wire.exchanges, wire.fragments, wire.closed_at) == ([], [], [])
 
 
-def test_a_change_applies_as_often_as_it_says_and_resets_the_rest() -> None:
+def test_a_change_applies_the_given_number_of_times_and_resets_the_script() -> None:
     behaviour = SmtpBehaviour({Step.MAIL: SmtpFault.CLOSE}, latency_seconds=3.0)
 
     behaviour.change({"script": {"end": "451 4.3.0 later"}, "times": 2, "latency_ms": 30})

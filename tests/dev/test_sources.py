@@ -1,4 +1,4 @@
-"""Where servers come from: the pure parts of finding and fetching them."""
+"""Finding and downloading the servers' programs."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ def test_package_names_are_read_from_a_simulated_installation() -> None:
     assert debian.to_install(SIMULATION) == ["libsctp1", "erlang-base", "rabbitmq-server"]
 
 
-def test_wanted_packages_count_as_missing_even_where_they_are_installed() -> None:
+def test_wanted_packages_count_as_missing_even_if_they_are_installed() -> None:
     left = debian.without(rabbitmq.ERLANG_PACKAGES, STATUS)
 
     assert left == "Package: libssl3\nStatus: install ok installed\nDepends: erlang-base\n\n"
 
 
-def test_chosen_ports_are_distinct_and_free() -> None:
+def test_chosen_ports_are_different_and_free() -> None:
     chosen = ports.choose(20)
 
     assert len(set(chosen)) == 20
     assert all(map(ports.is_free, chosen))
 
 
-def test_ports_of_last_time_are_kept_while_they_are_free() -> None:
+def test_ports_of_the_last_start_are_kept_if_they_are_free() -> None:
     earlier = ports.choose(2)
 
     assert ports.keep_or_choose(earlier, 2) == earlier
 
 
-def test_all_ports_are_new_when_one_of_last_time_is_taken(servers: servers.Servers) -> None:
+def test_all_ports_are_new_if_one_of_the_last_start_is_in_use(servers: servers.Servers) -> None:
     taken = urlsplit(servers.amqp_url).port
     free = ports.choose(1)[0]
     assert taken is not None
@@ -82,11 +82,11 @@ def test_the_vhost_in_an_amqp_url_is_percent_encoded() -> None:
         ("amqp://[::1]:5673", "http://guest:guest@[::1]:15672"),
     ],
 )
-def test_the_management_url_is_guessed_beside_the_amqp_url(amqp_url: str, management_url: str) -> None:
+def test_the_management_url_is_guessed_from_the_amqp_url(amqp_url: str, management_url: str) -> None:
     assert servers.guess_management_url(amqp_url) == management_url
 
 
-def test_a_wrapper_around_the_start_script_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_wrapper_around_the_start_script_is_not_used(tmp_path: Path) -> None:
     real = tmp_path / "rabbitmq_server-4.0.5" / "sbin"
     real.mkdir(parents=True)
     (real / "rabbitmq-server").touch()
@@ -101,7 +101,7 @@ def test_a_wrapper_around_the_start_script_is_not_taken_for_it(tmp_path: Path) -
     assert rabbitmq.real_scripts(wrapper) is None
 
 
-def test_erlangs_start_script_is_told_a_root_with_spaces_and_quotes(tmp_path: Path) -> None:
+def test_erlangs_start_script_gets_a_root_with_spaces_and_quotes(tmp_path: Path) -> None:
     root = tmp_path / "it's here"
     script = tmp_path / "erl"
     script.write_text('if true; then\n    ROOTDIR=/usr/lib/erlang\nfi\nBINDIR="$ROOTDIR/bin"\necho "$BINDIR"\n')
@@ -112,7 +112,7 @@ def test_erlangs_start_script_is_told_a_root_with_spaces_and_quotes(tmp_path: Pa
     assert answer.stdout == f"{root}/bin\n"
 
 
-def test_an_interrupted_build_is_done_again_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_build_is_repeated_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
 
     def interrupted(folder: Path) -> None:
@@ -130,7 +130,7 @@ def test_an_interrupted_build_is_done_again_and_leaves_nothing(tmp_path: Path, m
     assert sorted(path.name for path in tmp_path.iterdir()) == [".thing.lock", "thing"]
 
 
-def test_of_two_runs_at_once_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_concurrent_runs_one_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
     built: list[Path] = []
     together = Barrier(2)
@@ -165,7 +165,7 @@ def test_the_cache_folder_follows_the_environment(
     assert cache.folder() == Path(folder)
 
 
-def test_an_unwritable_cache_folder_is_named_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_an_unwritable_cache_folder_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path / "file" / "cache"))
 
@@ -173,7 +173,7 @@ def test_an_unwritable_cache_folder_is_named_with_the_remedy(tmp_path: Path, mon
         cache.obtain("thing", lambda _: None)
 
 
-def test_without_apt_the_error_says_what_to_install_or_to_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_apt_the_error_says_what_to_install_or_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPATCHER_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("DISPATCHER_DEV_RABBITMQ", "debian")
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -197,7 +197,7 @@ def test_an_unknown_source_is_refused(find: object, monkeypatch: pytest.MonkeyPa
         find(lambda _: None)
 
 
-def test_secrets_are_written_for_our_eyes_only(servers: servers.Servers) -> None:
+def test_only_this_user_may_read_the_secrets(servers: servers.Servers) -> None:
     readable = [
         path.name
         for path in servers.folder.rglob("*")
