@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.cli.output import counted
-from dispatcher.cli.table import Styled, Table, side_by_side, in_style
+from dispatcher.cli.table import Styled, Table, in_style, side_by_side
 from dispatcher.domain.status import Status
 from dispatcher.domain.text import printable
 from dispatcher.store.activity import VanishedHost, find_vanished_hosts

@@ -26,7 +26,7 @@ from dispatcher.config import Settings
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.demo_emails import ROLLED_BACK_EMAILS, Application, ExpectedOutcome
 from dispatcher.dev.demo_host import SMTP_LATENCY_MS, DemoHost, open_demo_host, read_events
-from dispatcher.dev.oracle import Records, DlqEntry, Row, judge
+from dispatcher.dev.oracle import DlqEntry, Records, Row, judge
 from dispatcher.dev.wire import Disturbance, RecordedAttempt, Wire
 from dispatcher.domain.status import FINISHED, Status
 from dispatcher.errors import DispatcherError, InvalidPointer

@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 import psycopg
 
-from dispatcher.dev.oracle import Records, DlqEntry, Row
+from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
 from tests.chaos.stage import Stage
 from tests.supervisor.program import Event

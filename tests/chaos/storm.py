@@ -25,7 +25,7 @@ import orjson
 import psycopg
 
 from dispatcher.broker.topology import Topology
-from dispatcher.dev.oracle import Records, Judgement, explain_held, judge
+from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from dispatcher.cli.table import Styled, Table, side_by_side, columns_of
+from dispatcher.cli.table import Styled, Table, columns_of, side_by_side
 
 
 def table(words: str = "550 no such user") -> Table:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from dispatcher.dev.oracle import Answer, Records, DlqEntry, Row, judge
+from dispatcher.dev.oracle import Answer, DlqEntry, Records, Row, judge
 from dispatcher.dev.wire import Disturbance, Exchange, Fragment, RecordedAttempt, Wire
 
 SENT, FAILED, HELD, STRANGER = (UUID(int=number) for number in range(1, 5))
