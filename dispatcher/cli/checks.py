@@ -215,7 +215,7 @@ def _check_connections(settings: Settings, max_connections: int) -> Finding:
     from dispatcher.worker.process import POOL_SIZE
 
     needed = settings.workers * POOL_SIZE + SPARE_CONNECTIONS
-    words = f"max_connections is {max_connections}; {counted(settings.workers, 'worker')} of this host need {needed}"
+    words = f"max_connections is {max_connections}; this host needs {needed} for {counted(settings.workers, 'worker')}"
     remedy = "Raise max_connections, or lower DISPATCHER_WORKERS."
     return passed_if(max_connections >= needed, "PostgreSQL connections", words, remedy)
 
@@ -231,11 +231,11 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
         return
     words = f"schema {settings.database_schema}, migration {all_migrations()[-1].number:04} (up to date)"
     if others:
-        words += f"; the schema {', '.join(others)} also has dispatcher tables, and no process sends their emails"
+        words += f"; there are also dispatcher tables in the schema {', '.join(others)}, whose emails no process sends"
     remedy = "Drop the other tables when you no longer need them."
     yield passed_if(not others, "tables", words, remedy, CheckState.WARNING)
     filled = find_filled_defaults(connection)
-    words = f"{', '.join(filled)} has rows" if filled else "the default partitions are empty"
+    words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
     remedy = "Run `dispatcher init`, which moves this week's rows to their partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))

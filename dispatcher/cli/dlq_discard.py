@@ -70,8 +70,9 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
         return Exit.FAILED
     if not yes:
         examples = ", ".join([*poison, *map(str, ids)][:_EXAMPLES_SHOWN])
-        emails_and_poison = f"{counted(len(ids), 'email')} and {counted(len(poison), 'poison message')}"
-        say(f"This discards the dead letters of {emails_and_poison}, such as {examples}.")
+        selected = [f"the dead letters of {counted(len(ids), 'email')}"] if ids else []
+        selected += [counted(len(poison), "poison message")] if poison else []
+        say(f"This discards {' and '.join(selected)}, such as {examples}.")
     confirm("Discard them?", yes=yes)
     emails, removed, messages = run_with_dlq("dlq", discard_all, settings)
     if emails or not messages:

@@ -133,7 +133,7 @@ def replay(
     _show(found, as_json=as_json and dry_run, force=force)
     if act is None or not (found.preview.total or found.others):
         return Exit.DONE
-    confirm(f"Replay {found.preview.replayable:,}?", yes=yes)
+    confirm(f"Replay {counted(found.preview.replayable, 'email')}?", yes=yes)
     made = run_with_session(
         "dlq",
         partial(

@@ -388,7 +388,7 @@ def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine,
     with prepared.started("dlq", "replay", "--all", *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         screen = b""
-        while b"Replay 3?" not in screen:
+        while b"Replay 3 emails?" not in screen:
             screen += os.read(ours, 65536)
         os.write(ours, b"y\n")
         try:
@@ -412,7 +412,7 @@ def test_emails_that_fail_after_the_question_are_not_replayed(
     with prepared.started("dlq", "replay", *choice, *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         screen = b""
-        while b"Replay 2?" not in screen:
+        while b"Replay 2 emails?" not in screen:
             screen += os.read(ours, 65536)
         later = morgue.bury(3, last_error="SES is away.")
         os.write(ours, b"y\n")
