@@ -34,8 +34,8 @@ def command(address: str | None, *, share_port: bool) -> int:
     The API commits an email to PostgreSQL before it accepts the request, and publishes it to RabbitMQ at once.
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an earlier `dispatcher init`, an API key (`dispatcher keys
-    create`), and the Python extra `email-dispatcher[api]`. For development, DISPATCHER_API_OPEN=on allows requests
-    without a key on the loopback interface, until the first key is created.
+    create`), and the Python extra `email-dispatcher[api]`. For development, DISPATCHER_API_ALLOW_ANONYMOUS=on allows
+    requests without a key on the loopback interface, until the first key is created.
 
     The process speaks plain HTTP: put a proxy with TLS in front of it. On SIGTERM or Ctrl-C it finishes the requests in
     progress, then exits.

@@ -62,7 +62,7 @@ class Finding:
 
     Attributes:
         subject: What was checked, such as `PostgreSQL`.
-        words: What the check found.
+        detail: What the check found.
         remedy: How to fix it; None if there is nothing to fix.
     """
 
@@ -282,10 +282,12 @@ def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)
     without_provider = [why.message for email in sample if (why := uncarried(email, configured))]
-    with_header = [fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_headers))]
+    with_header = [
+        fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
+    ]
     for reasons, variable in (
         (without_provider, "DISPATCHER_PROVIDERS"),
-        (with_header, "DISPATCHER_ALLOWED_HEADERS"),
+        (with_header, "DISPATCHER_ALLOWED_PROVIDER_HEADERS"),
     ):
         if reasons:
             words = f"{len(reasons):,} of the oldest {SAMPLE:,} pending emails will fail; the first: {reasons[0]}"

@@ -141,8 +141,8 @@ def explain(report: Report) -> str:
     paragraphs = []
     if kill := report.killed:
         waited = (
-            f"{counted(report.rescued, 'email')} had to wait for a lease to expire."
-            if report.rescued
+            f"{counted(report.recovered, 'email')} had to wait for a lease to expire."
+            if report.recovered
             else "No email had to wait for a lease to expire."
         )
         paragraphs.append(

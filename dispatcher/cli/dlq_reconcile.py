@@ -21,16 +21,16 @@ _EXAMPLES_SHOWN: Final = 5
 
 
 @click.command("reconcile")
-@click.option("--mend", is_flag=True, help="Repair the differences; needs --reason.")
+@click.option("--fix", is_flag=True, help="Fix the differences; needs --reason.")
 @audit_options(is_required=False, actor="The operator's name for the audit log.  [default: the system's user@host]")
 @json_option("Print one line of JSON: every difference with its ids.")
-def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
-    """Compare the DLQ with the failed and held emails. With --mend, repair the differences.
+def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
+    """Compare the DLQ with the failed and held emails. With --fix, fix the differences.
 
     \b
     Examples:
       dispatcher dlq reconcile
-      dispatcher dlq reconcile --mend --reason "RabbitMQ was rebuilt"
+      dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
     The database is the truth. If a failed or held email has no dead letter, the relay publishes one again. The command
     removes a dead letter if its email was sent, replayed or discarded, if it is the second one for the same failure, or
@@ -41,31 +41,31 @@ def reconcile(mend: bool, act: Act | None, as_json: bool) -> int:
     """
     from dispatcher.ops.reconcile import reconcile as compare
 
-    if mend and not act:
-        raise click.UsageError("--mend needs --reason: a few words for the audit log.")
-    found = run_with_dlq("dlq", partial(compare, act=act if mend else None))
+    if fix and not act:
+        raise click.UsageError("--fix needs --reason: a few words for the audit log.")
+    found = run_with_dlq("dlq", partial(compare, act=act if fix else None))
     if as_json:
         print_json(asdict(found))
     _report(found)
-    return Exit.DONE if found.mended or not found.count else Exit.PARTLY
+    return Exit.DONE if found.fixed or not found.count else Exit.PARTLY
 
 
 def _report(found: Differences) -> None:
     parts = {
         "missing": (found.missing, "published again"),
         "stale": (found.stale, "removed"),
-        "duplicate": (found.doubles, "removed"),
+        "duplicate": (found.duplicates, "removed"),
         "without an existing email": (found.orphans, "removed"),
     }
-    say(f"{counted(found.depth, 'message')} on the DLQ; {found.letters:,} of them match a failed or held email.")
+    say(f"{counted(found.depth, 'message')} on the DLQ; {found.dead_letters:,} of them match a failed or held email.")
     for name, (ids, done) in parts.items():
         if ids:
             examples = ", ".join(map(str, ids[:_EXAMPLES_SHOWN]))
             more = "…" if ids[_EXAMPLES_SHOWN:] else ""
-            say(f"{len(ids):,} {name}{f', {done}' if found.mended else ''}: {examples}{more}")
+            say(f"{len(ids):,} {name}{f', {done}' if found.fixed else ''}: {examples}{more}")
     if found.poison:
         say(f"{counted(len(found.poison), 'poison message')}: `dispatcher dlq list --poison` lists them.")
     if not found.count:
         say("The DLQ and the database agree.")
-    elif not found.mended:
-        say('`dispatcher dlq reconcile --mend --reason "…"` repairs the differences.')
+    elif not found.fixed:
+        say('`dispatcher dlq reconcile --fix --reason "…"` repairs the differences.')

@@ -197,7 +197,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _, preview, others, met = found
     if as_json:
         document = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
-        print_json({**document, "meets": [asdict(meeting) for meeting in met]})
+        print_json({**document, "overlaps": [asdict(meeting) for meeting in met]})
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
@@ -279,7 +279,7 @@ def _report(ended: Ended) -> int:
         say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
     if ended.letters_fault:
         say(f"The dead letters are still on the DLQ: {ended.letters_fault}")
-        say("To remove them later: dispatcher dlq reconcile --mend")
+        say("To remove them later: dispatcher dlq reconcile --fix")
     if found.replayed < found.total or ended.letters_fault:
         return Exit.PARTLY if found.replayed else Exit.FAILED
     return Exit.DONE
@@ -373,4 +373,4 @@ def _replay_json(found: Replay) -> dict[str, Any]:
 
 def _state(found: Replay) -> str:
     """The replay's state; `interrupted` if it is `running` and no command runs it."""
-    return "interrupted" if found.state.value == "running" and not found.is_attended else found.state.value
+    return "interrupted" if found.state.value == "running" and not found.is_active else found.state.value

@@ -203,7 +203,7 @@ def _decide(
         print_json({"emails": {str(i): verdict for i, verdict in verdicts.items()}, "dead_letters_removed": removed})
     _report(verdicts)
     if fault:
-        say(f"The dead letters are still on the DLQ: {fault} To remove them later: dispatcher dlq reconcile --mend")
+        say(f"The dead letters are still on the DLQ: {fault} To remove them later: dispatcher dlq reconcile --fix")
     successes = sum(verdict.value in _SUCCESSFUL[name] for verdict in verdicts.values())
     if successes == len(verdicts):
         return Exit.PARTLY if fault else Exit.DONE

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS: Final = 100
 _NEVER_ANY: Final = (
-    "No key was ever created, so `dispatcher api` does not start. (With DISPATCHER_API_OPEN=on it starts, listens on "
-    "the loopback interface only, and allows every request.) To create a key, see `dispatcher keys create --help`."
+    "No key was ever created, so `dispatcher api` does not start. (With DISPATCHER_API_ALLOW_ANONYMOUS=on it starts, "
+    "listens on the loopback interface only, and allows every request.) To create a key, see "
+    "`dispatcher keys create --help`."
 )
 _NONE_LEFT: Final = (
     "Every key is revoked, so `dispatcher api` refuses every request and does not start again. `dispatcher keys list "
@@ -41,7 +42,7 @@ def command() -> None:
       dispatcher keys revoke ed_k3v9q0xw2m7a
 
     Every request needs a key, and `dispatcher api` does not start without one. The exception is for development: with
-    DISPATCHER_API_OPEN=on, requests on the loopback interface need no key until the first key is created.
+    DISPATCHER_API_ALLOW_ANONYMOUS=on, requests on the loopback interface need no key until the first key is created.
     """
 
 

@@ -96,7 +96,7 @@ def _lines(document: dict[str, Any], *, dry_run: bool) -> list[str]:
     return [
         f"partitions dropped: {len(document['partitions'])}",
         f"contents deleted: {document['content']}",
-        f"contents erased after sending: {document['one_time_code']}",
+        f"contents erased after sending: {document['erased_after_sending']}",
         f"message keys deleted: {document['key']}",
         f"replays deleted: {document['replay']}, with their results for {counted(document['replayed'], 'email')}",
         f"audit log entries deleted: {document['act']}",

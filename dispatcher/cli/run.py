@@ -16,7 +16,7 @@ from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.startup_errors import log_startup_errors
-from dispatcher.config import Settings, doubts, every_setting
+from dispatcher.config import Settings, every_setting, suspicious_settings
 
 if TYPE_CHECKING:
     from dispatcher.supervisor.supervised import Role

@@ -116,7 +116,7 @@ class Report:
         rolled_back: Emails whose transaction was rolled back.
         poison: Messages on the send queue that are not pointers to emails.
         retried: Emails that the server deferred at least once.
-        rescued: Emails that were recovered only after their lease expired; 0 if the in-flight ledger works.
+        recovered: Emails that were recovered only after their lease expired; 0 if the in-flight ledger works.
         killed: None if no worker was killed.
         seconds: From the first enqueue until no email was pending.
         smtp_latency_ms: How long the SMTP server waits before it answers.
@@ -139,7 +139,7 @@ class Report:
     rolled_back: int
     poison: int
     retried: int
-    rescued: int
+    recovered: int
     killed: Kill | None
     seconds: float
     seed: int
@@ -295,7 +295,7 @@ class _DemoRun:
             rolled_back=ROLLED_BACK_EMAILS,
             poison=1,
             retried=len({each["email_id"] for each in events if each.get("outcome") == "deferred"}),
-            rescued=sum(event["event"] == "email.rescued" for event in events),
+            recovered=sum(event["event"] == "email.recovered" for event in events),
             killed=killed,
             seconds=seconds,
             seed=self._options.seed,

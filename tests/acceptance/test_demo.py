@@ -111,5 +111,5 @@ def test_a_folder_with_files_of_others_is_left_alone(tmp_path: Path, environment
     done = subprocess.run(demo(tmp_path), env=environment, capture_output=True, check=False, timeout=DEADLINE_SECONDS)
 
     assert done.returncode == 1
-    assert b"holds files that no demo made" in done.stderr
+    assert b"has files that are not from a demo" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]

@@ -50,7 +50,7 @@ def collect(stage: Stage, policy: str) -> Records:
         answers=stage.producers.told(),
         rows=rows,
         attempts=attempts,
-        expired_leases=Counter(UUID(event["email_id"]) for event in stage.events("email.rescued")),
+        expired_leases=Counter(UUID(event["email_id"]) for event in stage.events("email.recovered")),
         dlq_entries=entries,
         unknown_messages=unknown,
         garbage=frozenset(stage.diary.garbage),
@@ -60,7 +60,7 @@ def collect(stage: Stage, policy: str) -> Records:
         disturbances=stage.diary.disturbances,
         faults=tuple(stage.diary.faults),
         unledgered=frozenset(unledgered),
-        expired_at=[_unix(event) for event in stage.events("email.rescued") if event["reason"] == "lease_expired"],
+        expired_at=[_unix(event) for event in stage.events("email.recovered") if event["reason"] == "lease_expired"],
         fault_times=tuple(stage.diary.struck_at),
     )
 

@@ -45,7 +45,9 @@ def test_it_serves_until_sigterm(
 
 
 def test_repeated_sigterm_stops_it_like_one(prepared: CommandLine) -> None:
-    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_OPEN="on").started("api") as process:
+    with prepared.having(DISPATCHER_API_ADDRESS="127.0.0.1:0", DISPATCHER_API_ALLOW_ANONYMOUS="on").started(
+        "api"
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
 

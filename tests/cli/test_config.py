@@ -40,7 +40,7 @@ def test_every_setting_is_shown_with_value_source_and_default(bare: CommandLine)
 
 
 def test_piped_output_has_one_line_per_setting_with_its_value_as_written(bare: CommandLine) -> None:
-    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_HEADERS": "X-*,List-*"}
+    given = {"DISPATCHER_WORKERS": "3", "DISPATCHER_API_ALLOWED_HEADERS": "X-*,List-*"}
 
     lines = bare.having(**SECRETS, **given)("config").stdout.splitlines()
     shown = {words[0]: words[1:] for words in map(str.split, lines)}

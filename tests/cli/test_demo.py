@@ -64,7 +64,7 @@ def test_text_explains_held_only_if_an_email_is_held() -> None:
 
 
 def test_text_says_that_emails_waited_for_a_lease() -> None:
-    text = " ".join(explain(replace(REPORT, rescued=3)).split())
+    text = " ".join(explain(replace(REPORT, recovered=3)).split())
 
     assert "3 emails had to wait for a lease to expire." in text
 

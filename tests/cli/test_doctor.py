@@ -214,7 +214,7 @@ def test_a_consumer_timeout_that_is_too_short_for_the_settings_is_a_warning(
     )
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
-    assert "a worker may hold a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["words"]
+    assert "a worker may hold a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
 
 
 def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:
@@ -226,7 +226,7 @@ def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: Comma
 
     (found,) = (each for each in json.loads(stdout)["findings"] if each["subject"] == "file descriptors")
     assert found["state"] == "warning"
-    assert found["words"].startswith("the limit per process is 60")
+    assert found["detail"].startswith("the limit per process is 60")
     assert "Raise the hard limit" in found["remedy"]
 
 
@@ -335,7 +335,7 @@ def test_run_directory_in_tmp_is_a_warning(settled: CommandLine) -> None:
         found = _findings(settled.having(DISPATCHER_RUN_DIR=f"{folder}/run"), code=0)
 
     assert found["run directory"]["state"] == "warning"
-    assert "the system deletes old files in /tmp" in found["run directory"]["words"]
+    assert "the system deletes old files in /tmp" in found["run directory"]["detail"]
 
 
 def test_run_directory_that_every_user_may_write_fails(settled: CommandLine) -> None:
@@ -356,7 +356,7 @@ def test_a_disk_without_space_for_the_ledgers_fails(settled: CommandLine) -> Non
 
     found = next(each for each in json.loads(done.stdout)["findings"] if each["subject"] == "run directory")
     assert (done.returncode, found["state"]) == (1, "failed")
-    assert "File too large; the ledgers of" in found["words"]
+    assert "File too large; the ledgers of" in found["detail"]
     assert "Free space on that disk" in found["remedy"]
 
 
@@ -369,9 +369,9 @@ def test_pending_emails_that_no_configured_provider_can_send_are_reported(prepar
     assert found["pending emails"]["state"] == "failed"
     assert (
         "1 of the oldest 1,000 pending emails will fail; the first: template_id needs a provider"
-        in found["pending emails"]["words"]
+        in found["pending emails"]["detail"]
     )
-    assert found["capabilities"]["words"] == "no configured provider can send emails with a template"
+    assert found["capabilities"]["detail"] == "no configured provider can send emails with a template"
 
 
 def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared: CommandLine) -> None:
@@ -392,7 +392,7 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
 
     assert (
         "pending emails will fail; the first: headers.X-MC-Tags is a command to Mailchimp Transactional"
-        in found["words"]
+        in found["detail"]
     )
-    assert "DISPATCHER_ALLOWED_HEADERS" in found["remedy"]
-    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_HEADERS=header), code=0)
+    assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
+    assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)

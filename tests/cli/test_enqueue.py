@@ -43,7 +43,7 @@ def test_email_is_accepted_by_the_reachable_host_of_several(
 
 
 def test_an_allowed_provider_header_is_stored(storing: CommandLine, connection: psycopg.Connection) -> None:
-    allowing = storing.having(DISPATCHER_ALLOWED_HEADERS="x-mc-tags")
+    allowing = storing.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS="x-mc-tags")
     line = b'{"message_key": "k", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
     lines = [line % b', "headers": {"X-MC-Tags": "a"}', line % b', "headers": {"X-MC-Subaccount": "a"}']
 
