@@ -55,8 +55,8 @@ def up(folder: Path, as_json: bool) -> int:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
     The settings are complete. The provider is `capture`, which writes emails to the folder `mail` and delivers nothing,
-    unless DISPATCHER_PROVIDERS is set. `dispatcher api` needs no key (DISPATCHER_API_ALLOW_ANONYMOUS=on). If the servers
-    are already running, the command prints their settings again. Data is kept from one `up` to the next.
+    unless DISPATCHER_PROVIDERS is set. `dispatcher api` needs no key (DISPATCHER_API_ALLOW_ANONYMOUS=on). If the
+    servers are already running, the command prints their settings again. Data is kept from one `up` to the next.
     """
     from dispatcher.dev import servers
 

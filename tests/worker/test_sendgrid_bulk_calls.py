@@ -158,7 +158,7 @@ async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_
     assert calls(place) == 2 + len(culprits) if names else calls(place) <= 1 + 14 * len(culprits)
 
 
-async def test_a_name_that_is_wrong_is_found_out(place: SendGridPlace) -> None:
+async def test_a_wrongly_named_suspect_is_cleared(place: SendGridPlace) -> None:
     place.double.behaviour.fault = sendgrid_error(400, "Does not contain a valid address.", "personalizations.3.to")
     place.double.behaviour.times = 1
 
@@ -169,7 +169,7 @@ async def test_a_name_that_is_wrong_is_found_out(place: SendGridPlace) -> None:
 
 
 @pytest.mark.parametrize("field", ["from.email", "template_id", "reply_to.email"])
-async def test_what_is_common_is_refused_for_all_at_once(place: SendGridPlace, field: str) -> None:
+async def test_a_refused_common_field_fails_all_emails_at_once(place: SendGridPlace, field: str) -> None:
     place.double.behaviour.fault = sendgrid_error(400, "no", field)
 
     sends = await send_all(BulkSender(place.provider, 100), hundred())
@@ -178,7 +178,7 @@ async def test_what_is_common_is_refused_for_all_at_once(place: SendGridPlace, f
     assert calls(place) == 1
 
 
-async def test_a_call_that_is_too_large_is_halved(place: SendGridPlace) -> None:
+async def test_a_call_that_is_too_large_is_split_in_halves(place: SendGridPlace) -> None:
     place.double.behaviour.fault = Reply(413)
     place.double.behaviour.times = 3
 
@@ -190,7 +190,7 @@ async def test_a_call_that_is_too_large_is_halved(place: SendGridPlace) -> None:
 
 
 @pytest.mark.parametrize("act", [Fault.CLOSE, Fault.HANG])
-async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_posted_again(
+async def test_a_lost_answer_leaves_every_email_of_the_call_uncertain_and_none_is_sent_again(
     place: SendGridPlace, act: Fault
 ) -> None:
     place.double.behaviour.fault, place.double.behaviour.times = act, 1

@@ -103,7 +103,7 @@ def test_every_entry_status_is_mapped_to_an_outcome() -> None:
     assert {"SUCCESS", *BY_ENTRY} == set(model.shape_for("BulkEmailStatus").enum)
 
 
-async def test_a_call_that_is_refused_as_a_whole_is_halved_and_all_the_others_arrive_once(place: SesPlace) -> None:
+async def test_a_call_refused_as_a_whole_is_split_in_halves_and_the_others_arrive_once(place: SesPlace) -> None:
     place.double.behaviour.fault = Reply(400, {"message": "Bad"}, {"x-amzn-ErrorType": "BadRequestException"})
     place.double.behaviour.times = 3
 
@@ -114,7 +114,7 @@ async def test_a_call_that_is_refused_as_a_whole_is_halved_and_all_the_others_ar
     assert sum(place.double.begun.values()) == 7
 
 
-async def test_a_template_that_is_missing_is_everybodys_and_asked_for_once(place: SesPlace) -> None:
+async def test_a_missing_template_fails_every_email_with_one_call(place: SesPlace) -> None:
     place.double.behaviour.fault = Reply(404, {"message": "no template"}, {"x-amzn-ErrorType": "NotFoundException"})
 
     sends = await send_all(BulkSender(place.provider, 50), some(20))
@@ -126,9 +126,7 @@ async def test_a_template_that_is_missing_is_everybodys_and_asked_for_once(place
 @pytest.mark.parametrize(
     "act", [Fault.CLOSE, Reply(200, {"BulkEmailEntryResults": [{"Status": "SUCCESS", "MessageId": "1"}]}), Fault.HTML]
 )
-async def test_an_answer_that_is_lost_or_does_not_tell_of_each_leaves_all_uncertain(
-    place: SesPlace, act: Fault | Reply
-) -> None:
+async def test_a_lost_or_incomplete_answer_leaves_all_emails_uncertain(place: SesPlace, act: Fault | Reply) -> None:
     place.double.behaviour.fault = act
 
     sends = await send_all(BulkSender(place.provider, 50), some(20))
