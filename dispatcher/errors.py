@@ -140,7 +140,7 @@ class BrokerRefused(BrokerUnavailable):
 class StatementRefused(DispatcherError):
     """PostgreSQL cannot execute this statement because of a damaged row, a trigger, a value, or a bug of ours.
 
-    The same statement without the row at fault succeeds (see `store.apart`).
+    The same statement without the row at fault succeeds (see `store.bisection`).
     """
 
 

@@ -240,7 +240,7 @@ async def test_a_synchronous_connection_is_sent_to_the_synchronous_call(
 
 
 async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str) -> None:
-    instead = "which is no connection that enqueue can use. Give a connection of psycopg 3, Django's `connection`, or"
+    instead = "which is not a connection that enqueue can use. Pass a psycopg 3 connection, Django's `connection`, or"
     other = await asyncpg.connect(tables_url)
     try:
         assert instead in refused(other)
@@ -259,7 +259,7 @@ async def test_another_driver_is_named_with_what_to_use_instead(tables_url: str)
 
 
 async def test_sqlalchemy_over_another_driver_gets_an_error_with_the_url_to_use(tables_url: str) -> None:
-    instead = "but enqueue's statements need psycopg 3. Let the engine's URL begin with postgresql+psycopg://."
+    instead = "but enqueue needs psycopg 3. Start the engine's URL with postgresql+psycopg://."
     engine = sqlalchemy.create_engine(over("psycopg2", tables_url))
     async_engine = create_async_engine(over("asyncpg", tables_url))
     with Session(engine) as session:
@@ -278,7 +278,7 @@ async def test_a_pool_is_not_a_connection(
 ) -> None:
     from django.db import connections
 
-    why = "which is no connection itself, so it has no transaction for the email."
+    why = "which is not a connection, so it has no transaction for the email."
     with ConnectionPool(tables_url, open=False) as pool:
         assert refused(pool).endswith(
             f"{why} Write `with pool.connection() as connection: enqueue(connection, email)`."
@@ -293,7 +293,7 @@ async def test_a_pool_is_not_a_connection(
 
 def test_a_url_is_not_a_connection_and_is_not_repeated() -> None:
     assert refused("postgresql://shop:secret@db/shop") == (
-        "enqueue was given a str, which is no connection. "
+        "enqueue was given a str, which is not a connection. "
         "Open one: `with psycopg.connect(…) as connection: enqueue(connection, email)`."
     )
 

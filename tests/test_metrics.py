@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from dispatcher.monitor import readings
+from dispatcher.monitor import server_gauges
 from dispatcher.monitor.health import CHECKS
 from dispatcher.telemetry import metrics, scrape
 from dispatcher.telemetry.meters import Histogram, Meter
@@ -68,7 +68,7 @@ def test_buckets_ascend() -> None:
 
 def read_by_the_monitor() -> list[Row]:
     return [
-        *((each.name, "gauge", each.labels) for each in readings.READINGS),
+        *((each.name, "gauge", each.labels) for each in server_gauges.SERVER_GAUGES),
         (scrape.SKIPPED[0], "gauge", ("reason",)),
     ]
 

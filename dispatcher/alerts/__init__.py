@@ -1,9 +1,9 @@
-"""Ways to reach a person when something is wrong; none of them uses this dispatcher's queues, tables or providers.
+"""Channels that notify operators. None of them uses this dispatcher's queues, tables or providers.
 
-contract    what a channel is
-wording     a notice in words, and as JSON
-webhook     POST over https, signed as Standard Webhooks says, to addresses that were looked at first
-destination which addresses a webhook may go to
-mail        email through an SMTP server of its own
-channels    our own log, and the channels that the settings name
+contract    the protocol of a channel
+wording     the texts and the JSON of a notice
+webhook     POST over https, signed according to Standard Webhooks
+destination checks the addresses that a webhook may connect to
+mail        email through an SMTP server that is configured only for alerts
+channels    the log, and the configured channels
 """

@@ -1,4 +1,4 @@
-"""The channels: our own log, and those that the settings name."""
+"""The log channel, and the channels that the settings configure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dispatcher.telemetry.log import get_log
 
 
 class LogChannel:
-    """Our own log. It is always a channel, even if no other one is configured."""
+    """Writes notices to the log. Always active, even if no other channel is configured."""
 
     name = "log"
 
     async def send(self, notice: Notice) -> str:
-        """See `Channel`; never fails."""
+        """See `Channel.send`; never fails."""
         alert, log = notice.alert, get_log()
         if notice.phase is Phase.RESOLVED:
             log.info("alert.resolved", kind=alert.kind, queue=alert.queue, summary=summary(notice))
@@ -40,10 +40,10 @@ class LogChannel:
 
 
 def channels_of(settings: Settings) -> list[Channel]:
-    """Every configured way to reach a person; empty where none is. Connects to nobody.
+    """The configured channels, without the log. Opens no connection.
 
     Raises:
-        ConfigurationError: the CA file cannot be used.
+        ConfigurationError: the CA file is not usable.
     """
     channels: list[Channel] = []
     if settings.alert_webhook_url:

@@ -1,4 +1,4 @@
-"""What every alert channel does."""
+"""The protocol of an alert channel."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dispatcher.domain.alert import Notice
 
 
 class NotDelivered(Exception):
-    """A channel did not take a notice; trying again later may help.
+    """A channel did not accept a notice; a retry may succeed.
 
     Attributes:
-        reason: Why, in words without addresses or secrets.
+        reason: The reason, without addresses or secrets.
     """
 
     def __init__(self, reason: str) -> None:
@@ -22,24 +22,24 @@ class NotDelivered(Exception):
 
 
 class Channel(Protocol):
-    """One way to reach a person."""
+    """A way to notify operators."""
 
     @property
     def name(self) -> str:
-        """Its name in the log, in the database and in settings."""
+        """The channel's name in the log, in the database and in settings."""
         ...
 
     async def send(self, notice: Notice) -> str:
-        """Hands a notice over, within seconds; returns how, in words.
+        """Sends a notice within seconds; returns a description of the result.
 
         Raises:
-            NotDelivered: it was not taken, or nobody knows.
+            NotDelivered: the notice was not accepted, or the result is unknown.
         """
         ...
 
 
 def cause_of(error: BaseException) -> str:
-    """Why a connection failed, without the other side's words: they may quote addresses or secrets."""
+    """Why a connection failed, without the server's own text, which may quote addresses or secrets."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate cannot be trusted: {error.verify_message}"
     if isinstance(error, socket.gaierror):

@@ -1,7 +1,7 @@
-"""Where a webhook may go: every address of its host's name is looked at, and only what was looked at is connected to.
+"""Resolves a webhook's host name, and allows only public addresses.
 
-A name that means a public address now and a private one a moment later (DNS rebinding) gains nothing: it is resolved
-once, and the connection goes to the addresses of that answer.
+The name is resolved once, and the connection goes to the checked addresses. So a name that resolves to a public address
+first and to a private one a moment later (DNS rebinding) reaches no private address.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from dispatcher.alerts.contract import NotDelivered
 
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""Networks that `is_global` takes for public at least in part: protocol assignments, IPv4-compatible addresses, NAT64,
-site-local addresses."""
+"""Networks that `is_global` treats as public, at least in part, although they are not: protocol assignments,
+IPv4-compatible addresses, NAT64, site-local addresses."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From a host's name and a port to its addresses; raises OSError where there are none."""
+"""Resolves a host name and a port to addresses; raises OSError if there are none."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """The system's answer, each address once, in its order."""
+    """The addresses from the system's resolver, in its order, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: Resolve = resolve) -> Sequence[str]:
-    """The addresses that a webhook may be sent to, in the resolver's order.
+    """The addresses that a webhook may connect to, in the resolver's order.
 
     Raises:
-        NotDelivered: there are none, or one of them is not public.
+        NotDelivered: the name has no address, or an address is not public and `allow_private` is false.
     """
     try:
         found = await resolver(host, port)
@@ -50,7 +50,7 @@ async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: R
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to somebody on the Internet, also where it wraps another one."""
+    """Whether an address is public. If an IPv6 address embeds an IPv4 address, checks the embedded address."""
     if isinstance(address, IPv6Address):
         inner = address.ipv4_mapped or address.sixtofour
         if inner is not None:

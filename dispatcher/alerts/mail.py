@@ -1,4 +1,4 @@
-"""An email to operators, through an SMTP server that is configured for alerts alone. No queue of ours is involved."""
+"""Emails notices to operators, directly through an SMTP server that is configured only for alerts."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from dispatcher.domain.alert import Notice
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
-# Folding would part a subject from its name, and some readers show the fold.
+# A folded Subject header could start on the next line, and some mail readers show the fold.
 _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
 class MailChannel:
-    """See the module."""
+    """Emails each notice to all recipients."""
 
     name = "email"
 
@@ -38,7 +38,7 @@ class MailChannel:
         ca_file: Path | None = None,
         total_seconds: float = TOTAL_SECONDS,
     ) -> None:
-        """Connects to nobody yet.
+        """Opens no connection yet.
 
         Args:
             ca_file: Certificates to trust instead of the system's.
@@ -50,7 +50,7 @@ class MailChannel:
         self._total_seconds = total_seconds
 
     async def send(self, notice: Notice) -> str:
-        """See `Channel`."""
+        """See `Channel.send`. Succeeds if the server accepts at least one recipient."""
         try:
             async with asyncio.timeout(self._total_seconds):
                 refused = await self._send(self._message(notice))
@@ -59,10 +59,10 @@ class MailChannel:
         except (aiosmtplib.SMTPException, OSError, UnicodeError) as error:
             raise NotDelivered(_cause(error)) from error
         taken = len(self._recipients) - refused
-        return f"the SMTP server took it for {taken} of {len(self._recipients)} recipients"
+        return f"the SMTP server accepted it for {taken} of {len(self._recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
-        """How many recipients were refused, of which there were others; raises if all were."""
+        """Sends the message; returns how many recipients were refused. Raises if all were."""
         server = self._server
         client = aiosmtplib.SMTP(
             hostname=server.host,
@@ -73,7 +73,7 @@ class MailChannel:
             start_tls=server.security == "starttls",
             tls_context=None if server.security == "none" else client_context(self._ca_file),
             timeout=self._total_seconds,
-            # Else it asks the resolver for our full name, in the loop's own thread.
+            # By default, aiosmtplib resolves this host's full name and blocks the event loop meanwhile.
             local_hostname=socket.gethostname(),
         )
         async with client:
@@ -86,16 +86,16 @@ class MailChannel:
         message["To"] = ", ".join(self._recipients)
         message["Subject"] = subject(notice)
         message["Date"] = format_datetime(notice.at)
-        # The same at every try, so that a mailbox shows it once.
+        # The same id for each retry, so that a mailbox shows the notice once.
         message["Message-ID"] = f"<{notice.notice_id}@{self._sender.rpartition('@')[2]}>"
-        # No automatic answers (RFC 3834).
+        # Prevents automatic replies (RFC 3834).
         message["Auto-Submitted"] = "auto-generated"
         message.set_content(text(notice))
         return message
 
 
 def _cause(error: Exception) -> str:
-    """Why it was not taken, without the server's words: they may quote addresses."""
+    """Why the notice was not accepted, without the server's own text, which may quote addresses."""
     if isinstance(error, aiosmtplib.SMTPRecipientsRefused):
         codes = sorted({one.code for one in error.recipients})
         return f"the SMTP server refused every recipient ({', '.join(map(str, codes))})"

@@ -1,6 +1,6 @@
-"""A POST to one fixed https URL, signed as Standard Webhooks says (https://www.standardwebhooks.com).
+"""Posts notices to one configured https URL, signed according to Standard Webhooks (https://www.standardwebhooks.com).
 
-No redirect is followed and no proxy is used. The same notice carries the same `webhook-id` however often it is tried.
+Follows no redirect and uses no proxy. Retries of a notice have the same `webhook-id`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _HTTPS: Final = 443
 
 
 class WebhookChannel:
-    """See the module."""
+    """Posts each notice to the webhook."""
 
     name = "webhook"
 
@@ -42,14 +42,14 @@ class WebhookChannel:
         resolver: Resolve = resolve,
         total_seconds: float = TOTAL_SECONDS,
     ) -> None:
-        """Connects to nobody yet.
+        """Opens no connection yet.
 
         Args:
-            secret: `whsec_` and base64.
-            ca_file: Certificates to trust besides the system's, as PEM.
+            secret: The signing secret: `whsec_` followed by base64.
+            ca_file: Certificates to trust in addition to the system's, as PEM.
 
         Raises:
-            ConfigurationError: the CA file cannot be used.
+            ConfigurationError: the CA file is not usable.
         """
         self._url = urlsplit(url)
         self._host = self._url.hostname or ""
@@ -61,13 +61,13 @@ class WebhookChannel:
             try:
                 self._context.load_verify_locations(cafile=str(ca_file))
             except OSError as error:
-                words = "DISPATCHER_CA_FILE holds no certificates that can be read, as PEM."
+                words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
                 raise ConfigurationError([words]) from error
         self._resolver = resolver
         self._total_seconds = total_seconds
 
     async def send(self, notice: Notice) -> str:
-        """See `Channel`."""
+        """See `Channel.send`. Succeeds if the response has a 2xx status."""
         try:
             async with asyncio.timeout(self._total_seconds):
                 status = await self._send(notice)
@@ -78,7 +78,7 @@ class WebhookChannel:
         return f"it answered {status}"
 
     async def _send(self, notice: Notice) -> int:
-        """The status that it answered."""
+        """Posts the notice to the first address that answers; returns the response's status."""
         found = await addresses_of(self._host, self._port, allow_private=self._allow_private, resolver=self._resolver)
         body = payload(notice)
         fault: OSError | h11.RemoteProtocolError = OSError()
@@ -86,7 +86,7 @@ class WebhookChannel:
             try:
                 return await self._post(address, notice.notice_id, body)
             except (OSError, h11.RemoteProtocolError) as error:
-                fault = error  # such as an IPv6 address on a host without IPv6
+                fault = error  # for example, an IPv6 address on a host without IPv6
         raise NotDelivered(f"no answer: {cause_of(fault)}") from fault
 
     async def _post(self, address: str, notice_id: str, body: bytes) -> int:
@@ -100,7 +100,7 @@ class WebhookChannel:
             request = h11.Request(method="POST", target=target, headers=self._headers(notice_id, body))
             events = (request, h11.Data(data=body), h11.EndOfMessage())
             writer.write(b"".join(connection.send(event) or b"" for event in events))
-            # The answer's body is nothing to us: it is not read, however long it is.
+            # The response's body is not needed, so it is not read.
             while not isinstance(event := connection.next_event(), h11.Response):
                 if event is h11.NEED_DATA:
                     connection.receive_data(await reader.read(4096))

@@ -1,4 +1,4 @@
-"""A notice in words for a person, and as JSON for a program."""
+"""The texts of a notice for operators, and its JSON for programs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import orjson
 
 from dispatcher.domain.alert import MANUAL, MOST_DUE, SEVERITY, Alert, Kind, Notice, Phase
 
-_ALONE: Final = "PostgreSQL is away: this host tells for itself, and others may tell the same."
+_ALONE: Final = "PostgreSQL is unreachable, so every host alerts on its own: other hosts may send the same alert."
 
 
 def subject(notice: Notice) -> str:
-    """One line that says it all to who reads no further."""
+    """The notice in one line, for an email's subject."""
     return f"{_HEADS[notice.phase]} {notice.alert.component}: {summary(notice)}"
 
 
@@ -26,7 +26,7 @@ _HEADS: Final = {
 
 
 def summary(notice: Notice) -> str:
-    """What is wrong, or was."""
+    """What is wrong, or what was resolved; without a capital letter and a full stop."""
     if notice.phase is Phase.TEST:
         return "a test of this alert channel; nothing is wrong"
     if notice.phase is Phase.RESOLVED:
@@ -35,14 +35,14 @@ def summary(notice: Notice) -> str:
 
 
 def text(notice: Notice) -> str:
-    """The whole of it, a line per fact."""
+    """The full text: a sentence, and a line per fact."""
     facts = {name: value for name, value in _facts(notice).items() if value not in (None, [])}
     lines = [f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in facts.items()]
     return "\n".join([_sentence(notice), "", *lines, ""])
 
 
 def payload(notice: Notice) -> bytes:
-    """The JSON of a webhook: `type`, `timestamp` and `data`, as Standard Webhooks has them."""
+    """The JSON body of a webhook: `type`, `timestamp` and `data`, according to Standard Webhooks."""
     document = {
         "type": f"alert.{notice.phase}",
         "timestamp": instant(notice.at),
@@ -52,7 +52,7 @@ def payload(notice: Notice) -> bytes:
 
 
 def instant(at: datetime) -> str:
-    """RFC 3339, in UTC."""
+    """An instant in RFC 3339 format, in UTC, with milliseconds."""
     return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -89,8 +89,8 @@ def _trouble(alert: Alert) -> str:
     more = " or more" if (count or 0) >= MOST_DUE else ""
     return {
         Kind.DEAD_LETTERS: f"{count} {'message' if is_one else 'messages'} on the dead-letter queue {queue}",
-        Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters do not reach the queue {queue}, and the oldest grows older",
-        Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be watched, so dead letters would go unnoticed",
+        Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters do not reach the queue {queue}; the oldest has waited too long",
+        Kind.PROBE_FAILED: f"the dead-letter queue {queue} cannot be checked, so new dead letters would go unnoticed",
         Kind.UNDECIDED_EXPIRING: (
             f"{count} failed or held {'email loses its' if is_one else 'emails lose their'} content within a week "
             "unless replayed, confirmed or discarded"
@@ -105,11 +105,11 @@ def _resolution(alert: Alert) -> str:
     return {
         Kind.DEAD_LETTERS: f"the dead-letter queue {alert.queue} is empty again",
         Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters reach the queue {alert.queue} again",
-        Kind.PROBE_FAILED: f"the dead-letter queue {alert.queue} can be watched again",
+        Kind.PROBE_FAILED: f"the dead-letter queue {alert.queue} can be checked again",
         Kind.UNDECIDED_EXPIRING: "no failed or held email is about to lose its content any more",
-        Kind.NOTHING_SENT: "emails are sent again, or no email is due any more",
+        Kind.NOTHING_SENT: "emails are being sent again, or no email is due any more",
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
-        Kind.HOST_VANISHED: "every host is back, stopped in order, or has been gone for a day",
+        Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
     }[alert.kind]
 
 

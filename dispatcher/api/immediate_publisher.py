@@ -121,7 +121,7 @@ class ImmediatePublisher:
             return
         self._confirmed.tried(due, now)
         try:
-            await self._store.mark_announced(due)
+            await self._store.mark_published(due)
         except DispatcherError as error:
             # The relay publishes these emails again; their workers find that they are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)

@@ -31,7 +31,7 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
 from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import sweep
+from dispatcher.ops.dead_letters import sweep
 from dispatcher.ops.verdicts import Verdict
 from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
 from dispatcher.store.emails import EmailStore

@@ -8,9 +8,9 @@ RabbitMQ has no way to read a queue and leave it alone. So a look consumes the m
 acks none, and closes its channel: RabbitMQ then returns what was not acked to the head of the queue, in its order. (A
 `basic.nack` for many at once would not: a quorum queue returns those in any order.) The price is one delivery in the
 message's `x-delivery-count`; both queues' limit is a million. Whoever looks at the same time sees an empty queue, so
-callers take turns (`ops.letters`). And who looks takes all: a quorum queue puts what it gets back behind what it got
-back before, so that a look at the first few would make them the last. A process that dies while it looks loses nothing:
-its channel is closed for it.
+callers take turns (`ops.dead_letters`). And who looks takes all: a quorum queue puts what it gets back behind what it
+got back before, so that a look at the first few would make them the last. A process that dies while it looks loses
+nothing: its channel is closed for it.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Look:
         """Takes these off the queue at the end of the block; not if it ends by an exception.
 
         A busy RabbitMQ may drop acks to a quorum queue at a channel's close, and so bring messages back. Whoever has
-        to be sure looks again, until there is nothing left to remove (`ops.letters.remove`).
+        to be sure looks again, until there is nothing left to remove (`ops.dead_letters.remove`).
         """
         for message in messages:
             self.windows[message.window].removed.add(message.tag)

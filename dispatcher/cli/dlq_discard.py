@@ -46,8 +46,8 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
 
     Exit codes: 0 done, 1 nothing to discard, 2 confirmation needs a terminal or --yes.
     """
-    from dispatcher.ops.letters import discard as discard_letters
-    from dispatcher.ops.letters import sweep
+    from dispatcher.ops.dead_letters import discard as discard_letters
+    from dispatcher.ops.dead_letters import sweep
     from dispatcher.ops.poison import discard_poison
     from dispatcher.store.failures import find_dead_ids
 

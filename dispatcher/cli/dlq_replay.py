@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dispatcher.ops.replaying import Ended, Preview
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
-    from dispatcher.store.replays import ItemOutcome, Meeting, Replay
+    from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 _SKIPPED_SHOWN: Final = 1000
 _OUTCOME_TEXTS: Final = {
@@ -167,7 +167,7 @@ class _Replayable(NamedTuple):
     selection: Selection
     preview: Preview
     others: int
-    met: list[Meeting]
+    met: list[OverlappingReplay]
 
 
 async def _find(
@@ -178,19 +178,19 @@ async def _find(
     include_held: bool,
     session: AsyncSession,
 ) -> _Replayable:
-    from dispatcher.ops.letters import list_letter_ids
-    from dispatcher.ops.replaying import meetings, preview
+    from dispatcher.ops.dead_letters import list_dead_letter_ids
+    from dispatcher.ops.replaying import overlaps, preview
     from dispatcher.store.failures import find_dead_ids
 
     selection = await select_by_names(session, selection, names)
     if from_queue:
         async with open_dlq(settings, "dlq") as dlq:
-            selection = replace(selection, email_ids=tuple(await list_letter_ids(session, dlq)))
+            selection = replace(selection, email_ids=tuple(await list_dead_letter_ids(session, dlq)))
     given = selection.email_ids
     ids = tuple(await find_dead_ids(session, selection)) if given is None else given
     found = await preview(session, selection, include_held=include_held)
     others = 0 if given is None or selection.filters else len(set(given)) - found.total
-    return _Replayable(replace(selection, email_ids=ids), found, others, await meetings(session, selection))
+    return _Replayable(replace(selection, email_ids=ids), found, others, await overlaps(session, selection))
 
 
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
@@ -209,7 +209,7 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
     _say_meetings(met, force=force)
 
 
-def _say_meetings(met: list[Meeting], *, force: bool) -> None:
+def _say_meetings(met: list[OverlappingReplay], *, force: bool) -> None:
     for each in met:
         rate = f"{each.per_second:g}/s" if each.per_second else "no rate limit"
         common = counted(each.emails, "waiting email")
@@ -235,7 +235,11 @@ def _run(settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mappi
         say(f"{how}; no email is lost. To continue: dispatcher dlq replay --resume {replay_id}")
         raise
     if as_json:
-        counts = {**_replay_json(ended.replay), "locked": ended.locked, "dead_letters_removed": ended.letters_removed}
+        counts = {
+            **_replay_json(ended.replay),
+            "locked": ended.locked,
+            "dead_letters_removed": ended.dead_letters_removed,
+        }
         print_json({**counts, "skipped_emails": {str(email_id): why for email_id, why in skipped}})
     return _report(ended)
 
@@ -244,12 +248,12 @@ async def _run_replay(
     replay_id: int, resumed_by: Mapping[str, Any] | None, session: AsyncSession, dlq: DeadLetterQueue
 ) -> tuple[Ended, list[tuple[UUID, ItemOutcome]]]:
     from dispatcher.ops.acts import this_user
-    from dispatcher.ops.replaying import find, meetings_of, resume, run
+    from dispatcher.ops.replaying import find, overlaps_of, resume, run
     from dispatcher.store.replays import list_skipped
 
     if resumed_by:
         await resume(session, replay_id, **{**resumed_by, "actor": resumed_by["actor"] or this_user()})
-        _say_meetings(await meetings_of(session, replay_id), force=resumed_by["force"])
+        _say_meetings(await overlaps_of(session, replay_id), force=resumed_by["force"])
     begun = await find(session, replay_id)
     if begun is None:
         raise _unknown(replay_id)
@@ -269,7 +273,7 @@ def _report(ended: Ended) -> int:
     say(
         f"Replay {found.replay_id} is {_state(found)}: {found.replayed:,} of {found.total:,} replayed, "
         f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} waiting; "
-        f"removed {counted(ended.letters_removed, 'dead letter')} from the DLQ."
+        f"removed {counted(ended.dead_letters_removed, 'dead letter')} from the DLQ."
     )
     for outcome, count in found.skipped.items():
         say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
@@ -277,10 +281,10 @@ def _report(ended: Ended) -> int:
         say(f"{counted(ended.locked, 'waiting email')} cannot be replayed now: another transaction has locked the row.")
     if found.waiting:
         say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
-    if ended.letters_fault:
-        say(f"The dead letters are still on the DLQ: {ended.letters_fault}")
+    if ended.dead_letters_fault:
+        say(f"The dead letters are still on the DLQ: {ended.dead_letters_fault}")
         say("To remove them later: dispatcher dlq reconcile --fix")
-    if found.replayed < found.total or ended.letters_fault:
+    if found.replayed < found.total or ended.dead_letters_fault:
         return Exit.PARTLY if found.replayed else Exit.FAILED
     return Exit.DONE
 

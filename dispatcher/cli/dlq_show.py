@@ -20,8 +20,8 @@ from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.messages import Message
-    from dispatcher.ops.stories import Story
+    from dispatcher.ops.email_history import EmailHistory
+    from dispatcher.ops.messages import DeadLetterMessage
     from dispatcher.store.connections import AsyncSession
 
 _SHOWN_OCTETS: Final = 4096
@@ -82,13 +82,13 @@ def show(
         raise click.UsageError("--reveal needs --reason, which goes into the audit log.")
     settings = load_settings("database_url", *(() if no_queue else ("amqp_url",)))
 
-    async def find(session: AsyncSession) -> tuple[Story, list[Message] | None, str | None]:
+    async def find(session: AsyncSession) -> tuple[EmailHistory, list[DeadLetterMessage] | None, str | None]:
+        from dispatcher.ops.email_history import find_history
         from dispatcher.ops.names import find_ids
-        from dispatcher.ops.stories import tell
 
         (email_id,) = await find_ids(session, tenant_id, [name])
         providers, lease_seconds, shown = settings.providers, settings.lease_seconds, act if reveal else None
-        story = await tell(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
+        story = await find_history(session, email_id, providers=providers, lease_seconds=lease_seconds, reveal=shown)
         if story is None:
             remedy = "Give the email's id, or its message key and --tenant."
             raise DispatcherError(f"There is no email {name!r}.", remedy=remedy)
@@ -115,8 +115,8 @@ def show(
 
 
 def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool) -> int:
-    from dispatcher.ops.plain import safe_text
     from dispatcher.ops.poison import find_poison
+    from dispatcher.ops.safe_text import safe_text
 
     poison = run_with_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
     if export:

@@ -170,7 +170,7 @@ def _decide(
     yes: bool,
     as_json: bool,
 ) -> Exit:
-    from dispatcher.ops.letters import sweep
+    from dispatcher.ops.dead_letters import sweep
     from dispatcher.store.failures import find_dead_ids
 
     async def find(session: AsyncSession) -> tuple[UUID, ...]:

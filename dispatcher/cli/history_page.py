@@ -13,8 +13,8 @@ from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
     from dispatcher.domain.waiting import Waiting
-    from dispatcher.ops.messages import Message
-    from dispatcher.ops.stories import Story
+    from dispatcher.ops.email_history import EmailHistory
+    from dispatcher.ops.messages import DeadLetterMessage
 
 Record = Mapping[str, Any]
 
@@ -57,7 +57,7 @@ _MAKE_MIME: Final = frozenset({"smtp", "capture"})
 """Providers that send our Message-ID; the others create their own."""
 
 
-def show_history(story: Story, messages: list[Message] | None) -> None:
+def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None:
     """Writes one email's history to stdout.
 
     Args:
@@ -115,7 +115,7 @@ def _wait(waiting: Waiting | None) -> dict[str, Any]:
     return {"waits": f"{waiting.reason.replace('_', ' ')}{until}: {waiting.detail}"}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: DeadLetterMessage) -> dict[str, Any]:
     headers = {name: value for name, value in message.headers.items() if name != "x-delivery-count"}
     return {
         "position": message.position + 1,

@@ -63,23 +63,23 @@ def command(dry_run: bool, as_json: bool) -> int:
 
 
 async def _find_prunable(settings: Settings, session: AsyncSession) -> dict[str, Any]:
-    from dispatcher.store.retention import Pruning, Retention
+    from dispatcher.store.retention import Pruner, Retention
 
-    return {"partitions": await Pruning(session, Retention.of(settings)).find_prunable_partitions()}
+    return {"partitions": await Pruner(session, Retention.of(settings)).find_prunable_partitions()}
 
 
 async def _prune(settings: Settings, session: AsyncSession) -> dict[str, Any]:
-    from dispatcher.store.retention import KINDS, TURN, Failed, Pruning, Retention
-    from dispatcher.store.turns import turn
+    from dispatcher.store.named_locks import named_lock
+    from dispatcher.store.retention import KINDS, LOCK_NAME, FailedStep, Pruner, Retention
 
     names: list[str] = []
     counts: Counter[str] = Counter(dict.fromkeys(KINDS, 0))
     failed: dict[str, str] = {}
-    async with turn(session, TURN, within_seconds=WAIT_SECONDS) as is_ours:
+    async with named_lock(session, LOCK_NAME, within_seconds=WAIT_SECONDS) as is_ours:
         if not is_ours:
             raise DispatcherError("A monitor or another `dispatcher prune` is pruning now.", remedy="Try again later.")
-        async for step in Pruning(session, Retention.of(settings)).prune():
-            if isinstance(step, Failed):
+        async for step in Pruner(session, Retention.of(settings)).prune():
+            if isinstance(step, FailedStep):
                 failed[step.what] = str(step.fault)
                 say(f"{step.what} was not pruned: {step.fault}")
             elif step.name:

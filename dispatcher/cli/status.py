@@ -20,7 +20,7 @@ from dispatcher.errors import BrokerUnavailable, SchemaError, ServerUnavailable,
 if TYPE_CHECKING:
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.config import Settings
-    from dispatcher.store.retention import Expiring
+    from dispatcher.store.retention import ExpiringEmails
 
 _WATCH_SECONDS: Final = 2.0
 
@@ -103,8 +103,8 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
     from dispatcher.domain.rescue import longest_rescue_seconds
-    from dispatcher.monitor.asking import ask_unready
-    from dispatcher.store.activity import MISSED_LOOKS, list_silent_hosts, list_workers, measure_latency
+    from dispatcher.monitor.readiness_client import fetch_unready
+    from dispatcher.store.activity import MISSED_REPORTS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_troubles_sync
@@ -113,7 +113,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
         counts = count_emails(connection)
         troubles = find_troubles_sync(connection)
         workers, latency = list_workers(connection), measure_latency(connection)
-        longest_seconds = max(settings.alert_after_seconds, MISSED_LOOKS * settings.dlq_probe_seconds)
+        longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
     expiring = asyncio.run(_count_expiring(settings))
     queues, fault = None, None
@@ -122,14 +122,14 @@ def take_snapshot(settings: Settings) -> Snapshot:
         queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
-    unready = asyncio.run(ask_unready(settings.metrics_address))
+    unready = asyncio.run(fetch_unready(settings.metrics_address))
     rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
     return Snapshot(
         counts, expiring, troubles, workers, silent, unready, rescue_seconds, latency, queues, fault, time.monotonic()
     )
 
 
-async def _count_expiring(settings: Settings) -> Expiring | None:
+async def _count_expiring(settings: Settings) -> ExpiringEmails | None:
     from dispatcher.store.connections import connect_unconfigured
     from dispatcher.store.retention import Retention, count_expiring
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dispatcher.domain.waiting import Trouble
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
-    from dispatcher.store.retention import Expiring
+    from dispatcher.store.retention import ExpiringEmails
 
 
 _PROVIDER_FIELDS: Final = ("state", "workers", "reason", "seconds_left")
@@ -40,7 +40,7 @@ class Snapshot:
     """
 
     counts: Counts
-    expiring: Expiring | None
+    expiring: ExpiringEmails | None
     troubles: list[Trouble]
     workers: list[WorkerSeen]
     silent_seconds: Mapping[str, float]

@@ -1,7 +1,8 @@
-"""Maintenance: what keeps the tables and their operators in order, on one host at a time (`store.turns`).
+"""Periodic services that one host at a time runs (`store.named_locks`): partitions, pruning and alerts.
 
-partitions  makes the partitions of the next weeks
-pruning     forgets what is old
-dlq_alert   looks at the DLQ (dlq_depth) and at the flow of emails; announcing tells each channel of alerts what stands,
-            and alert_book remembers what it told
+partitions    creates the partitions of the next weeks
+pruning       deletes old data
+alert_checks  checks the DLQ (dlq_depth), and whether emails are being sent; raises and resolves alerts
+alert_sender  sends the notices of alerts to one channel
+alert_state   remembers which notices each channel has sent
 """

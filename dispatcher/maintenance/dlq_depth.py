@@ -1,7 +1,7 @@
-"""How many messages the DLQ holds, by what RabbitMQ reports: a figure, or a fault; never a guess.
+"""Reads the number of messages on the DLQ from RabbitMQ, or raises an error; never estimates.
 
-The management API counts all of them, up to 5 seconds late. Where none is configured, AMQP counts those that nobody
-holds, so that the DLQ seems empty while somebody looks through it.
+The management API counts all messages, up to 5 seconds late. If it is not configured, AMQP counts only messages that no
+consumer has, so the DLQ seems empty while a command reads it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from dispatcher.telemetry.log import get_log
 
 PROBE_SECONDS: Final = 5.0
 FIGURES_LAG_SECONDS: Final = 6.0
-"""A new queue's figures may be so late; only then is their absence a failure."""
+"""The figures of a new queue may be this late. If they are still missing then, that is a failure."""
 
 Depth = Callable[[], Awaitable[int]]
-"""Asks how many messages are on the DLQ; raises DispatcherError where nobody knows."""
+"""Returns the number of messages on the DLQ; raises DispatcherError if it is unknown."""
 
 
 def depth_of_dlq(settings: Settings) -> Depth:
-    """The better way of those that the settings allow; logs if it is not the best.
+    """Reads the depth from the management API if it is configured, else by AMQP, which is logged as a limitation.
 
     Raises:
-        ConfigurationError: the management API's URL cannot be used.
+        ConfigurationError: the management API's URL is not usable.
     """
     if settings.rabbitmq_management_url:
         management = Management(
@@ -51,12 +51,12 @@ def depth_of_dlq(settings: Settings) -> Depth:
 
 
 def by_management(management: Management, queue: str, *, lag_seconds: float) -> Depth:
-    """Asks the management API.
+    """Reads the depth from the management API.
 
     Args:
-        lag_seconds: How long to wait for figures that are not there, before that is a failure.
+        lag_seconds: If the figures are missing, retry once after this long.
     """
-    # Not the loop's own: the end of the process would wait for a call that hangs.
+    # The loop's default executor would make the process wait at exit for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
     async def ask() -> int:

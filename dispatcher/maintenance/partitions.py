@@ -1,19 +1,19 @@
-"""Makes the partitions of the next weeks, hourly."""
+"""Creates the partitions of the next weeks, hourly."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.named_locks import named_lock
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.turns import turn
 from dispatcher.telemetry.log import get_log
 
-TURN: Final = "partitions"
+LOCK_NAME: Final = "partitions"
 
 
 class Partitions:
-    """A service of each relay."""
+    """A service of each relay; one relay at a time does the work."""
 
     interval_seconds = 3600.0
 
@@ -21,7 +21,7 @@ class Partitions:
         self._pool = pool
 
     async def run_once(self) -> None:
-        """Makes what is missing, unless another relay is about it."""
-        async with session(self._pool) as opened, turn(opened, TURN) as is_ours:
+        """Creates the missing partitions, unless another relay is doing so."""
+        async with session(self._pool) as opened, named_lock(opened, LOCK_NAME) as is_ours:
             if is_ours and (names := await Outbox(opened).make_partitions()):
                 get_log().info("partition.created", names=names)

@@ -1,4 +1,4 @@
-"""Forgets what is old, on one host at a time. What goes, and in which order, says `store.retention`."""
+"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, in which order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Final
 
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.connections import Pool, connect_async, session
-from dispatcher.store.retention import CODES_TURN, TURN, Failed, Pruned, Pruning, Retention
-from dispatcher.store.turns import turn
+from dispatcher.store.named_locks import named_lock
+from dispatcher.store.retention import CODES_LOCK_NAME, LOCK_NAME, FailedStep, PrunedStep, Pruner, Retention
 from dispatcher.telemetry.log import get_log
 
 PRUNE_SECONDS: Final = 3600.0
 BUSY_SECONDS: Final = 600.0
-TURN_SECONDS: Final = 60.0
-"""Another host prunes: its round may be over long before its hour."""
+LOCK_WAIT_SECONDS: Final = 60.0
+"""When to try again while another host prunes; its round may end soon."""
 
 
-class ForgetCodes:
-    """A service of each monitor: one-time codes go within a minute of their sending."""
+class OneTimeCodePruning:
+    """A service of each monitor: deletes the content of one-time codes within a minute after they were sent."""
 
     interval_seconds = 60.0
 
@@ -28,14 +28,14 @@ class ForgetCodes:
         self._retention = retention
 
     async def run_once(self) -> None:
-        """One round."""
-        async with session(self._pool) as opened, turn(opened, CODES_TURN) as is_ours:
+        """One round, unless another host is doing it."""
+        async with session(self._pool) as opened, named_lock(opened, CODES_LOCK_NAME) as is_ours:
             if is_ours:
-                _log_done([step async for step in Pruning(opened, self._retention).forget_one_time_codes()])
+                _log_done([step async for step in Pruner(opened, self._retention).delete_one_time_codes()])
 
 
-class Prune:
-    """A service of each monitor, in a session of its own: a round may take hours, and no other service waits for it."""
+class PruningService:
+    """A service of each monitor, in a separate session: a round may take hours and must not delay other services."""
 
     interval_seconds = PRUNE_SECONDS
 
@@ -44,18 +44,18 @@ class Prune:
         self._retention = retention
 
     async def run_once(self) -> float:
-        """One round; returns in how many seconds the next is due, whatever failed."""
-        done: list[Pruned] = []
+        """One round; returns the seconds until the next one, also after failures."""
+        done: list[PrunedStep] = []
         next_in_seconds = PRUNE_SECONDS
         try:
             async with (
                 await connect_async(self._database_url, name="dispatcher pruning") as opened,
-                turn(opened, TURN) as is_ours,
+                named_lock(opened, LOCK_NAME) as is_ours,
             ):
                 if not is_ours:
-                    return TURN_SECONDS
-                async for step in Pruning(opened, self._retention).prune():
-                    if isinstance(step, Failed):
+                    return LOCK_WAIT_SECONDS
+                async for step in Pruner(opened, self._retention).prune():
+                    if isinstance(step, FailedStep):
                         next_in_seconds = min(next_in_seconds, _log_failed(step))
                     else:
                         done.append(step)
@@ -67,7 +67,7 @@ class Prune:
         return next_in_seconds
 
 
-def _log_done(done: Sequence[Pruned]) -> None:
+def _log_done(done: Sequence[PrunedStep]) -> None:
     counts: Counter[str] = Counter()
     for step in done:
         if not step.name:
@@ -76,9 +76,9 @@ def _log_done(done: Sequence[Pruned]) -> None:
         get_log().info("emails.pruned", partitions=[step.name for step in done if step.name], **counts)
 
 
-def _log_failed(step: Failed) -> float:
-    """Returns in how many seconds to try again."""
-    # Busy: somebody reads or writes what is to go, a report or a backup. Everybody waits behind us while we ask.
+def _log_failed(step: FailedStep) -> float:
+    """Logs a failed part; returns the seconds until it is tried again."""
+    # A report or a backup uses the table. Retry later: all other sessions would queue behind our request for its lock.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)
     log = get_log().info if is_busy else get_log().warning

@@ -1,8 +1,11 @@
-"""The monitor: a host's third kind of process. It watches and tells; no email passes through it.
+"""The pages of the monitor: a process per host that serves metrics and health checks. No email passes through it.
 
-tasks     what it does: each task is an object with `async def run(self)`; one line in `tasks_of` adds one
-keeping   tasks that run side by side: one that fails is logged and begun again, and never ends the others
-process   the process around them
+pages             the web server with /metrics, /healthz and /readyz
+health            the checks of /readyz
+server_gauges     the gauges of /metrics that the monitor reads from PostgreSQL and RabbitMQ
+polling           polls a server at intervals
+readiness_client  reads /readyz of this host's monitor, for the command line
 
-PostgreSQL and RabbitMQ may be away for as long as they like, and so may the monitor itself: sending waits for neither.
+`processes.monitor` runs these pages with the services in `maintenance`. If PostgreSQL or RabbitMQ is unreachable, the
+monitor keeps running. Workers do not depend on the monitor.
 """

@@ -1,4 +1,4 @@
-"""Whether this host can do its work, check by check, in words that may be shown to anybody who can ask."""
+"""The checks of /readyz. The reasons contain nothing private, because the page needs no login."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
-from dispatcher.monitor.looking import ANSWER_SECONDS, LOOK_SECONDS, Poll
-from dispatcher.store.counts import Stock
+from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
+from dispatcher.store.counts import MonitorCounts
 from dispatcher.store.outbox import AHEAD_SECONDS
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.scrape import ProcessCollector
@@ -20,20 +20,20 @@ CHECKS: Final = (
     *("broker", "topology", "confirms", "consumers", "providers", "pending"),
 )
 LATE_SECONDS: Final = 20.0
-"""What waits for a commit, or for RabbitMQ's confirms, for longer than this may as well get none."""
+"""A process that has waited longer than this for a commit, or for RabbitMQ's confirms, fails the check."""
 FRESH_SECONDS: Final = 10.0
-"""While RabbitMQ has served a process of this host so lately, a look that it does not answer counts for nothing."""
-OLD_SECONDS: Final = 6 * LOOK_SECONDS
-"""An answer older than this tells nothing about now, unless it is as slow to come as that."""
+"""If RabbitMQ answered a process of this host less than this long ago, an unanswered poll does not fail the check."""
+OLD_SECONDS: Final = 6 * POLL_SECONDS
+"""A server whose last answer is older than this fails the check, unless it is polled less often."""
 
 
 class Health:
-    """What the monitor's looks say, as checks."""
+    """The checks of this host, from the monitor's polls and the processes' shared memory."""
 
     def __init__(
         self,
         settings: Settings,
-        store: Poll[Stock],
+        store: Poll[MonitorCounts],
         broker: Poll[dict[str, FoundQueue]],
         processes: ProcessCollector,
         unready: Callable[[], list[str]],
@@ -41,8 +41,8 @@ class Health:
     ) -> None:
         """
         Args:
-            unready: A sentence for each process of this host that should work and does not.
-            members: What the processes of this host say of themselves.
+            unready: Returns a sentence for each process of this host that is not ready.
+            members: Returns the entries of this host's process table.
         """
         self._settings = settings
         self._store = store
@@ -52,16 +52,16 @@ class Health:
         self._members = members
 
     def reasons(self) -> dict[str, str | None]:
-        """Why each check fails, by its name; None where it holds."""
+        """Why each check fails, by its name; None if it passes."""
         members = [member for member in self._members() if not member.is_ending]
         is_served = any((seconds := each.served_seconds) is not None and seconds < FRESH_SECONDS for each in members)
         return {
             "processes": " ".join(self._unready()) or None,
-            "database": _plight(self._store, "PostgreSQL", SchemaError),
-            "schema": _words(self._store, SchemaError),
+            "database": _unavailability(self._store, "PostgreSQL", SchemaError),
+            "schema": _fault_text(self._store, SchemaError),
             "commits": _late("a commit", [member.commit_wait_seconds for member in members]),
-            "broker": None if is_served else _plight(self._broker, "RabbitMQ", TopologyError),
-            "topology": _words(self._broker, TopologyError),
+            "broker": None if is_served else _unavailability(self._broker, "RabbitMQ", TopologyError),
+            "topology": _fault_text(self._broker, TopologyError),
             "confirms": _late("RabbitMQ's confirms", [member.confirm_wait_seconds for member in members]),
             "consumers": None if is_served else self._consumers(),
             "providers": self._providers(),
@@ -72,40 +72,43 @@ class Health:
         queues = self._broker.found
         if queues is None or queues[self._settings.queue].consumers:
             return None
-        return "Nobody consumes the send queue."
+        return "The send queue has no consumer."
 
     def _providers(self) -> str | None:
-        """All providers open in all of this host's workers; a worker that has not spoken is no reason.
+        """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
 
-        Half open is no better: a probe is under way, as after each wait, and may take as long as an attempt does.
+        Half open counts as open: a trial attempt is running, which happens after each wait and may take long.
         """
         views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
         if not views or any(state not in ("open", "half_open") for _, state in views):
             return None
-        return f"Every provider fails as a whole: {', '.join(sorted({provider for provider, _ in views}))}."
+        return f"No provider is usable; circuit breakers are open: {', '.join(sorted({name for name, _ in views}))}."
 
     def _pending(self) -> str | None:
-        stock, longest = self._store.found, self._settings.ready_pending_seconds
-        if stock is None or stock.oldest_pending_seconds is None:
+        counts, longest = self._store.found, self._settings.ready_pending_seconds
+        if counts is None or counts.oldest_pending_seconds is None:
             return None
-        if stock.oldest_pending_seconds < -AHEAD_SECONDS:
-            ahead = f"{-stock.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
-            return f"The oldest pending email was enqueued {ahead}: the clock was set back, so that ages say nothing."
-        if stock.oldest_pending_seconds <= longest:
+        if counts.oldest_pending_seconds < -AHEAD_SECONDS:
+            ahead = f"{-counts.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
+            return f"The oldest pending email was enqueued {ahead}: the clock was set back, so ages are meaningless."
+        if counts.oldest_pending_seconds <= longest:
             return None
-        return f"The oldest pending email has waited for {stock.oldest_pending_seconds:.0f} s, above {longest:g}."
+        age_seconds = counts.oldest_pending_seconds
+        return f"The oldest pending email has waited for {age_seconds:.0f} s; the limit is {longest:g} s."
 
 
-def _plight(look: Poll[Stock] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]) -> str | None:
-    """Why a server counts as away. Not in its own words: those may name users and hosts, and stand in our log."""
-    if isinstance(look.fault, answered):
+def _unavailability(
+    poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]
+) -> str | None:
+    """Why a server counts as unreachable. Leaves out the error's text, which may name users and hosts; see the log."""
+    if isinstance(poll.fault, answered):
         return None
-    if look.fault is not None:
+    if poll.fault is not None:
         return f"{server} is not available."
-    if look.age_seconds is None:
+    if poll.age_seconds is None:
         return f"{server} has not answered yet."
-    if look.age_seconds > max(OLD_SECONDS, look.interval_seconds + ANSWER_SECONDS):
-        return f"{server} was last heard of {look.age_seconds:.0f} s ago."
+    if poll.age_seconds > max(OLD_SECONDS, poll.interval_seconds + ANSWER_SECONDS):
+        return f"{server} last answered {poll.age_seconds:.0f} s ago."
     return None
 
 
@@ -114,6 +117,6 @@ def _late(what: str, waits: list[float | None]) -> str | None:
     return f"A process of this host has waited for {what} for {longest:.0f} s." if longest > LATE_SECONDS else None
 
 
-def _words(look: Poll[Stock] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
-    """A fault of this kind in its words: ours, about tables and queues."""
-    return str(look.fault) if isinstance(look.fault, kind) else None
+def _fault_text(poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], kind: type[Exception]) -> str | None:
+    """The text of the last error if it is of this kind. Such texts are our own, about tables and queues."""
+    return str(poll.fault) if isinstance(poll.fault, kind) else None

@@ -1,4 +1,4 @@
-"""The monitor's three pages: /metrics for Prometheus, /healthz and /readyz for whoever watches or balances."""
+"""The monitor's pages: /metrics for Prometheus, /healthz and /readyz for health checks and load balancers."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.services import Task
 from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.monitor.health import Health
-from dispatcher.monitor.looking import Poll
-from dispatcher.monitor.readings import Readings
+from dispatcher.monitor.polling import Poll
+from dispatcher.monitor.server_gauges import ServerGauges
 from dispatcher.store.connections import Pool, session
-from dispatcher.store.counts import Stock, take_stock
+from dispatcher.store.counts import MonitorCounts, count_for_monitor
 from dispatcher.store.migrations import verify_schema_async
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
 def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> list[Task]:
-    """The looks at the servers and the web server that tells of them; nothing where it is switched off.
+    """The tasks that poll the servers and serve the pages; empty if DISPATCHER_METRICS_ADDRESS switches them off.
 
     Args:
-        process_table: What the processes of this host say of themselves.
+        process_table: This host's process table.
     """
     if not settings.metrics_address.host:
         return []
 
     parent = os.getppid()
 
-    async def ask_store() -> Stock:
+    async def ask_store() -> MonitorCounts:
         async with session(pool) as connection:
             await verify_schema_async(connection)
-            return await take_stock(connection)
+            return await count_for_monitor(connection)
 
     queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
     store, broker = Poll(ask_store), Poll(queues.look, close=queues.close)
@@ -45,19 +45,19 @@ def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> lis
     health = Health(settings, store, broker, processes, process_table.unready, process_table.statuses)
     registry = CollectorRegistry()
     registry.register(processes)
-    registry.register(Readings(settings, store, broker, health))
+    registry.register(ServerGauges(settings, store, broker, health))
 
     async def metrics() -> WebResponse:
-        """Everything that this host's processes counted, and what the monitor has read."""
+        """The metrics of this host's processes, and the monitor's own gauges."""
         return WebResponse(generate_latest(registry), CONTENT_TYPE)
 
     async def healthz() -> WebResponse:
-        """200 while the parent lives; that somebody answers says that the monitor does."""
+        """200 while the parent process runs. An answer also proves that the monitor runs."""
         is_live = os.getppid() == parent
         return _json({"status": "ok" if is_live else "orphaned"}, is_ok=is_live)
 
     async def readyz() -> WebResponse:
-        """200 if this host can do its work, 503 with the reasons if it cannot."""
+        """200 if all checks pass, 503 with the reasons if one fails."""
         reasons = health.reasons()
         is_ready = not any(reasons.values())
         checks = {name: {"ok": reason is None, "reason": reason} for name, reason in reasons.items()}

@@ -1,4 +1,4 @@
-"""Who acts, and why: what every change by a person is recorded with."""
+"""The actor and reason that every operator action is audited with."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_ACTOR_CHARACTERS: Final = 200
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """A person's decision; make it by `of`.
+    """The actor and reason of an operator action; create it with `of`.
 
     Attributes:
-        actor: Who, such as `ann@ops-1`: a login and its host, or what an API's caller is known as.
-        reason: Why, on one line, addresses taken out: it stays for good.
+        actor: A login and its host, such as `ann@ops-1`, or the name of an API key.
+        reason: One line without addresses, because audit records may be kept for ever.
     """
 
     actor: str
@@ -28,22 +28,24 @@ class Act:
 
     @classmethod
     def of(cls, actor: str | None, reason: str) -> Self:
-        """An act; by this process's user on this host if nobody else is named.
+        """Creates an act with a scrubbed reason. Without an actor, uses this process's user and host.
 
         Raises:
-            DispatcherError: there is no reason.
+            DispatcherError: the reason is empty.
         """
         why = scrub(reason)
         if not why:
-            raise DispatcherError("A reason is missing.", remedy="Say why, in a few words: they stand in the audit.")
+            raise DispatcherError(
+                "The reason is missing.", remedy="Give a short reason; it is stored in the audit log."
+            )
         who = "".join(c for c in actor or this_user() if c.isprintable())[:MAX_ACTOR_CHARACTERS].strip()
         return cls(who or this_user(), why)
 
 
 def this_user() -> str:
-    """The operating system's user, and the host."""
+    """The operating system's user and the host, as `user@host`."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's number without a name
+    except (KeyError, OSError):  # a container's user id without a name
         user = f"uid-{os.getuid()}"
     return f"{user}@{socket.gethostname()}"

@@ -1,4 +1,4 @@
-"""The messages on the DLQ that tell of one email."""
+"""Finds the messages on the DLQ that are about one email."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any
 from uuid import UUID
 
 from dispatcher.broker.dlq import DeadLetterQueue
-from dispatcher.ops.letters import look, read
-from dispatcher.ops.plain import plain
+from dispatcher.ops.dead_letters import classify, scan
+from dispatcher.ops.safe_text import json_value
 from dispatcher.store.connections import AsyncSession
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A message on the DLQ that tells of an email.
+class DeadLetterMessage:
+    """A dead letter on the DLQ.
 
     Attributes:
-        position: From 0, at the head.
-        is_stale: It tells of a failure that is over.
-        x_death: What RabbitMQ noted if it dead-lettered the message itself.
+        position: Its position on the queue; 0 is the head.
+        is_stale: It is about a failure that is over.
+        x_death: RabbitMQ's x-death header; empty unless RabbitMQ dead-lettered the message itself.
     """
 
     position: int
@@ -30,21 +30,21 @@ class Message:
     x_death: list[Any]
 
 
-async def find_messages(session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID) -> list[Message]:
-    """The messages that tell of an email, in the DLQ's order; nothing is removed."""
+async def find_messages(session: AsyncSession, dlq: DeadLetterQueue, email_id: UUID) -> list[DeadLetterMessage]:
+    """The dead letters about an email, in the DLQ's order. Removes nothing."""
     named = str(email_id).encode()
-    async with look(session, dlq) as looking:
-        found = [each async for batch in looking.batches() for each in batch if named in each.body.lower()]
+    async with scan(session, dlq) as opened:
+        found = [each async for batch in opened.batches() for each in batch if named in each.body.lower()]
     return [
-        Message(
+        DeadLetterMessage(
             each.found.position,
             each.is_stale,
-            each.letter.failed_at,
-            each.letter.attempts,
+            each.dead_letter.failed_at,
+            each.dead_letter.attempts,
             {name: value for name, value in headers.items() if name != "x-death"},
             headers.get("x-death", []),
         )
-        for each in await read(session, found)
-        if each.letter and each.letter.email_id == email_id
-        for headers in [plain(each.found.properties.headers or {})]
+        for each in await classify(session, found)
+        if each.dead_letter and each.dead_letter.email_id == email_id
+        for headers in [json_value(each.found.properties.headers or {})]
     ]

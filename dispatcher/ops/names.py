@@ -1,4 +1,4 @@
-"""Finds emails by the names that an operator gives: ids or message keys."""
+"""Finds emails by the names that an operator enters: ids or message keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _NAMED: Final = 5
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
     """The ids of the emails with these names, in the order of the names, each once.
 
-    A name that is both an id and another email's message key means the id. An id that no email has is returned too:
-    the caller's act reports it.
+    A name that is both an id and another email's message key means the id. An id that no email has is returned, too;
+    the operator action reports it.
 
     Raises:
-        DispatcherError: a name is no id, and no email of this tenant has it as its message key.
+        DispatcherError: a name is not an id, and no email of this tenant has it as its message key.
     """
     ids = {name: email_id for name in names if (email_id := _id(name))}
     known = await find_known_ids(session, ids.values())
@@ -30,7 +30,7 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
         some = ", ".join(map(repr, missing[:_NAMED])) + (" …" if len(missing) > _NAMED else "")
         raise DispatcherError(
             f"Tenant {tenant_id!r} has no email with the message key {some}.",
-            remedy="Give an email's id, or its message key with its --tenant.",
+            remedy="Give the email's id, or its message key and its --tenant.",
         )
     return tuple(dict.fromkeys(by_key.get(name) or ids[name] for name in names))
 

@@ -1,6 +1,6 @@
-"""Poison: messages on the DLQ behind which no email stands. They are known by their bytes, for they have no id.
+"""Poison messages: messages on the DLQ that belong to no email. They have no id, so a hash of the body identifies them.
 
-A person looks at the bytes, exports them, and discards them or publishes a repaired message in their stead.
+An operator inspects and exports the body, and discards the message or publishes a repaired one instead.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dispatcher.broker.outgoing import Outgoing
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
-from dispatcher.ops.letters import look, read, remove
-from dispatcher.ops.plain import plain, safe_text
+from dispatcher.ops.dead_letters import classify, remove, scan
+from dispatcher.ops.safe_text import json_value, safe_text
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import audit, find_failures
+from dispatcher.store.failures import audit, find_dead_letter_emails
 
 if TYPE_CHECKING:
     from dispatcher.broker.publisher import Publisher
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""Far more than is shown: an address must not be cut before it is known as one."""
+"""Much more than is shown, so that no address is cut before `scrub` can recognise it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Poison:
-    """A message without an email.
+    """A message on the DLQ that belongs to no email.
 
     Attributes:
         poison_id: See `domain.poison_id`.
-        position: From 0, at the head of the DLQ.
-        problem: Why no email stands behind it.
-        x_death: What RabbitMQ noted when it dead-lettered it; empty if somebody published it there.
+        position: Its position on the DLQ; 0 is the head.
+        problem: Why it belongs to no email.
+        x_death: RabbitMQ's x-death header; empty if the message was published to the DLQ directly.
     """
 
     poison_id: str
@@ -49,21 +49,21 @@ class Poison:
 
 
 async def list_poison(session: AsyncSession, dlq: DeadLetterQueue) -> list[Poison]:
-    """The poison on the DLQ, in order; nothing is removed."""
-    async with look(session, dlq) as looking:
+    """The poison messages on the DLQ, in order. Removes nothing."""
+    async with scan(session, dlq) as opened:
         return [
             _poison(each.found)
-            async for batch in looking.batches()
-            for each in await read(session, batch)
+            async for batch in opened.batches()
+            for each in await classify(session, batch)
             if each.is_poison
         ]
 
 
 async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> Poison:
-    """The first message of that name.
+    """The first poison message with this id.
 
     Raises:
-        DispatcherError: the DLQ holds none.
+        DispatcherError: no message on the DLQ has this id.
     """
     for each in await list_poison(session, dlq):
         if each.poison_id == name:
@@ -72,10 +72,10 @@ async def find_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str) ->
 
 
 async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str, act: Act) -> int:
-    """Notes that the poison of that name is to go, and takes it off the DLQ; returns how many messages it was.
+    """Audits the discard, and removes all poison messages with this id from the DLQ; returns how many.
 
     Raises:
-        DispatcherError: the DLQ holds none of that name.
+        DispatcherError: no message on the DLQ has this id.
     """
     count = await _count(session, dlq, name)
     await _note(session, "discard", act, name, count)
@@ -85,22 +85,27 @@ async def discard_poison(session: AsyncSession, dlq: DeadLetterQueue, name: str,
 async def repair_poison(
     session: AsyncSession, dlq: DeadLetterQueue, publisher: Publisher, queue: str, name: str, body: bytes, act: Act
 ) -> int:
-    """Publishes a repaired message to the send queue, notes it, and takes the poison of that name off the DLQ.
+    """Publishes a repaired message to the send queue, audits it, and removes the poison messages with this id.
+
+    Returns:
+        The number of messages removed from the DLQ.
 
     Raises:
-        DispatcherError: the repaired message points to no email, or the DLQ holds no poison of that name.
-        BrokerUnavailable: RabbitMQ did not confirm the message; the poison is still there.
+        DispatcherError: the repaired message points to no email, or no message on the DLQ has this id.
+        BrokerUnavailable: RabbitMQ did not confirm the repaired message; the poison messages are still on the DLQ.
     """
     message = await _repaired(session, queue, body)
     count = await _count(session, dlq, name)
     if not all(await publisher.publish([message])):
-        raise BrokerUnavailable(f'RabbitMQ cannot route to queue "{queue}".', remedy="Run `dispatcher init`.")
+        raise BrokerUnavailable(
+            f'RabbitMQ cannot route a message to the queue "{queue}".', remedy="Run `dispatcher init`."
+        )
     await _note(session, "repair", act, name, count)
     return await _remove(session, dlq, name)
 
 
 def glimpse(body: bytes) -> str:
-    """How a poison message begins, for a list: without addresses, since somebody may have published a whole email."""
+    """The beginning of a poison message, for a list. Addresses are removed: the message may contain a whole email."""
     text = scrub(safe_text(body[:_SCRUBBED_OCTETS], _SCRUBBED_OCTETS))
     return text if len(text) <= GLIMPSE_CHARACTERS else f"{text[:GLIMPSE_CHARACTERS]}…"
 
@@ -111,23 +116,27 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
     except InvalidPointer as error:
         raise DispatcherError(
             f"The repaired message points to no email: {error.message}",
-            remedy='It looks like {"v": 1, "email_id": "…", "message_key": "…"}.',
+            remedy='Write it as {"v": 1, "email_id": "…", "message_key": "…"}.',
         ) from error
-    standings = await find_failures(session, {each.email_id for each in pointers})
+    emails = await find_dead_letter_emails(session, {each.email_id for each in pointers})
     for each in pointers:
-        standing = standings.get(each.email_id)
-        if standing is None or standing.message_key != each.message_key:
-            raise DispatcherError("The repaired message points to no email of this database, or names another key.")
+        email = emails.get(each.email_id)
+        if email is None or email.message_key != each.message_key:
+            raise DispatcherError(
+                f"The repaired message points to email {each.email_id} with the message key {each.message_key!r}: "
+                "this database has no such email.",
+                remedy="Correct the id and the key; `dispatcher dlq show` prints both.",
+            )
     return Outgoing(queue, body, str(pointers[0].email_id))
 
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
-    """Puts it on record: before the poison goes, which cannot be put back where nobody could note it."""
+    """Audits the action. Call it before the removal, because a removed message could not be restored."""
     await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
 
 
 async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
-    """How many messages have that name.
+    """How many messages on the DLQ have this id.
 
     Raises:
         DispatcherError: none.
@@ -146,11 +155,13 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int
 
 
 def _unknown(name: str) -> DispatcherError:
-    return DispatcherError(f"The DLQ holds no message {name}.", remedy="`dispatcher dlq list --poison` lists them.")
+    return DispatcherError(
+        f"The DLQ has no poison message {name}.", remedy="Run `dispatcher dlq list --poison` to see their ids."
+    )
 
 
 def _poison(found: Found) -> Poison:
-    headers = plain(found.properties.headers or {})
+    headers = json_value(found.properties.headers or {})
     x_death = headers.pop("x-death", [])
     return Poison(
         poison_id=poison_id(found.body),
@@ -168,5 +179,5 @@ def _problem(body: bytes) -> str:
     except InvalidPointer as error:
         return error.message
     if len(pointers) == 1:
-        return "It points to no email of this database, or names another's key."
-    return f"Of the {len(pointers)} emails that it points to, some are not in this database, or have another key."
+        return "It points to an email that is not in this database, or has another message key."
+    return f"It points to {len(pointers)} emails; some are not in this database, or have another message key."

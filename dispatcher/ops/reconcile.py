@@ -1,8 +1,8 @@
-"""The DLQ against the database: what should be there and is not, and the other way round.
+"""Compares the DLQ with the database, and repairs the DLQ.
 
-The database is the truth, so mending changes the queue and no email: a missing letter becomes due again, a stale or
-double one is removed, and so is one whose email is gone, of which the record keeps the id. Other messages without an
-email are told and left to a person.
+The database is the source of truth, so a repair changes no email. A missing dead letter becomes due again. Stale and
+duplicate dead letters are removed, and those whose email does not exist any more; the audit log keeps their ids. Other
+messages without an email are only reported: an operator must decide.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from uuid import UUID
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import MOST_LOOKS, Read, look, read
+from dispatcher.ops.dead_letters import MAX_PASSES, DlqEntry, classify, scan
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.failures import announce_again, audit, audit_orphans, find_announced
+from dispatcher.store.failures import audit, audit_orphans, find_dead_lettered, republish_dead_letters
 
 
 @dataclass(slots=True)
 class Differences:
-    """What a look found.
+    """The differences between the DLQ and the database.
 
     Attributes:
-        depth: Messages on the DLQ.
-        dead_letters: Of these, letters that tell of how their email stands.
-        missing: Failed and held emails without a letter.
-        stale: Letters of emails that were sent, replayed or discarded, or have failed again, one entry per letter.
-        duplicates: Letters beyond an email's first, one entry per letter.
-        orphans: Letters of emails that are gone, one entry per letter.
-        poison: Other messages without an email, one entry per message.
-        fixed: Whether all but the poison was mended.
+        depth: The number of messages on the DLQ.
+        dead_letters: The number of emails with a current dead letter.
+        missing: Failed and held emails without a dead letter.
+        stale: Emails of stale dead letters: sent, replayed, discarded or failed again. One entry per dead letter.
+        duplicates: Emails of duplicate dead letters, one entry per dead letter after the first.
+        orphans: Ids of emails that do not exist any more, one entry per dead letter.
+        poison: Ids of other messages without an email, one entry per message.
+        fixed: Whether everything except the poison messages was repaired.
     """
 
     depth: int = 0
@@ -46,15 +46,19 @@ class Differences:
 
     @property
     def count(self) -> int:
-        """Differences that can be mended."""
+        """The number of differences that can be repaired."""
         return len(self.missing) + len(self.stale) + len(self.duplicates) + len(self.orphans)
 
-    def note(self, each: Read, seen: set[UUID]) -> bool:
-        """Counts a message, given the emails that had a letter before it; whether it is a letter too many."""
-        if each.letter is None or (each.is_poison and not each.is_orphan):
+    def note(self, each: DlqEntry, seen: set[UUID]) -> bool:
+        """Counts a message; returns whether it is a surplus dead letter.
+
+        Args:
+            seen: The emails with a current dead letter so far; updated.
+        """
+        if each.dead_letter is None or (each.is_poison and not each.is_orphan):
             self.poison.append(poison_id(each.found.body))
             return False
-        email_id = each.letter.email_id
+        email_id = each.dead_letter.email_id
         if each.is_orphan:
             self.orphans.append(email_id)
         elif each.is_stale:
@@ -68,17 +72,17 @@ class Differences:
 
 
 async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None = None) -> Differences:
-    """Finds the differences, and mends them if it is somebody's act, on record; harmless to repeat.
+    """Finds the differences. With an act, also repairs and audits them. Idempotent.
 
-    Raises as `letters.look` does.
+    Raises the errors of `dead_letters.scan`.
     """
-    # First the rows: a letter that was confirmed before is on the queue when we look, one that comes later is no
-    # difference.
-    announced = await find_announced(session)
+    # Read the rows before the queue. Then every dead letter that the rows require is already on the queue, and one that
+    # is published later is not reported as a difference.
+    announced = await find_dead_lettered(session)
     found = await _compare(session, dlq, announced)
     if act and found.count:
-        await announce_again(session, {email_id: announced[email_id] for email_id in found.missing})
-        # Before their letters go, of which nobody could make others.
+        await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
+        # Audit orphans before they are removed: they could not be published again.
         await audit_orphans(session, Counter(found.orphans), actor=act.actor, reason=act.reason)
         counts = {
             "missing": len(found.missing),
@@ -87,7 +91,7 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
             "orphans": len(found.orphans),
         }
         await audit(session, "reconcile", actor=act.actor, reason=act.reason, detail=counts)
-        for _ in range(MOST_LOOKS):
+        for _ in range(MAX_PASSES):
             if not await _remove(session, dlq, frozenset(found.orphans)):
                 found.fixed = True
                 break
@@ -97,10 +101,10 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
 async def _compare(session: AsyncSession, dlq: DeadLetterQueue, announced: Mapping[UUID, int]) -> Differences:
     found = Differences()
     seen: set[UUID] = set()
-    async with look(session, dlq) as looking:
-        found.depth = looking.depth
-        async for batch in looking.batches():
-            for each in await read(session, batch):
+    async with scan(session, dlq) as opened:
+        found.depth = opened.depth
+        async for batch in opened.batches():
+            for each in await classify(session, batch):
                 found.note(each, seen)
     found.dead_letters = len(seen)
     found.missing = sorted(announced.keys() - seen)
@@ -108,19 +112,19 @@ async def _compare(session: AsyncSession, dlq: DeadLetterQueue, announced: Mappi
 
 
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collection[UUID]) -> int:
-    """One look; takes off the DLQ what is too many, and returns how many it took off, or tried to.
+    """Reads the DLQ once and removes surplus dead letters; returns how many it removed or tried to remove.
 
     Args:
-        orphans: The emails that are gone and on record; letters of others stay.
+        orphans: The audited emails that do not exist any more. Dead letters of other missing emails stay.
     """
     found = Differences()
     seen: set[UUID] = set()
     removed = 0
-    async with look(session, dlq) as looking:
-        async for batch in looking.batches():
-            for each in await read(session, batch):
-                is_on_record = each.letter is not None and each.letter.email_id in orphans
+    async with scan(session, dlq) as opened:
+        async for batch in opened.batches():
+            for each in await classify(session, batch):
+                is_on_record = each.dead_letter is not None and each.dead_letter.email_id in orphans
                 if found.note(each, seen) and (is_on_record or not each.is_orphan):
-                    looking.remove([each.found])
+                    opened.remove([each.found])
                     removed += 1
     return removed

@@ -1,16 +1,16 @@
-"""Replays: a person has failed emails sent again, once each, at a pace, and may stop half-way.
+"""Replays: an operator has failed and held emails sent again, each once, at a pace, and may stop at any time.
 
     preview ──▶ create ──▶ run ──▶ done
                             │ ▲
                        stop ▼ │ resume
                           stopped
 
-`create` settles which emails and touches none. `run` takes them one by one: one commit makes an email pending and due
-and notes so in the replay, so that whatever ends the runner, a later one goes on exactly there. Two replays that share
-emails replay each of them once: the second finds it under way. They share the slowest of their paces equally, unless
-one was made with `force`. An email whose row another transaction has locked is passed over
-and tried again after the others; if it stays locked, the run ends without it, and can be resumed. The dead letters of
-what was replayed are swept off the DLQ as the run goes, because they are stale then.
+`create` stores the list of emails and changes none. `run` replays them one by one. One commit makes an email pending
+and due and stores its outcome, so a later run continues exactly where an earlier one ended. If two replays share an
+email, the second finds it under way and skips it. Overlapping replays share the slowest of their paces equally, except
+those created with `force`. An email whose row another transaction has locked is retried after the others. If it stays
+locked, the run ends without it and can be resumed. During the run, the stale dead letters of the replayed emails are
+removed from the DLQ.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from uuid import UUID
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.errors import DispatcherError
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import sweep
+from dispatcher.ops.dead_letters import sweep
 from dispatcher.store import failures, replays
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.failures import Selection
-from dispatcher.store.replays import ItemOutcome, Meeting, Replay
-from dispatcher.store.turns import turn
+from dispatcher.store.named_locks import named_lock
+from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 DEFAULT_PER_SECOND: Final = 50.0
 LEAST_PER_SECOND: Final = 0.01
-"""The slowest pace. A replay holds a session of PostgreSQL until it ends."""
+"""The slowest pace. There is a limit because a replay occupies a PostgreSQL session until it ends."""
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0
-"""How often a replay asks for its pace."""
+"""How often a replay reads its pace."""
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
 
 
 class ReplayBusy(DispatcherError):
-    """Somebody else is at this replay."""
+    """Another process is running this replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +54,8 @@ class Preview:
     """What a replay would do now.
 
     Attributes:
-        counts: Emails by outcome.
-        samples: The first ids of each.
+        counts: The number of emails by outcome.
+        samples: The first ids by outcome.
     """
 
     counts: dict[ItemOutcome, int]
@@ -63,33 +63,34 @@ class Preview:
 
     @property
     def total(self) -> int:
-        """How many emails it would be about."""
+        """The number of emails in the replay."""
         return sum(self.counts.values())
 
     @property
     def replayable(self) -> int:
-        """How many it would replay."""
+        """The number of emails that it would replay."""
         return self.counts.get(ItemOutcome.REPLAYED, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a run ended.
+    """The result of a run.
 
     Attributes:
-        locked: Emails that still wait, because somebody's transaction holds their rows.
-        letters_removed: Dead letters that left the DLQ.
-        letters_fault: Why some may be left there; None if none is.
+        replay: The replay's state after the run.
+        locked: The number of emails still to do because another transaction has locked their rows.
+        dead_letters_removed: The number of dead letters removed from the DLQ.
+        dead_letters_fault: Why stale dead letters may be left on the DLQ; None if none are.
     """
 
     replay: Replay
     locked: int
-    letters_removed: int
-    letters_fault: str | None
+    dead_letters_removed: int
+    dead_letters_fault: str | None
 
 
 async def preview(session: AsyncSession, selection: Selection, *, include_held: bool = False) -> Preview:
-    """The dry run: changes nothing. Ids that are no longer failed or held are left out of its counts."""
+    """The dry run of a replay; changes nothing. Leaves out ids of emails that are not failed or held any more."""
     found = await failures.preview_dead(session, selection, include_held=include_held, sample=SAMPLE)
     counts = {ItemOutcome(outcome): count for outcome, (count, _) in found.items()}
     return Preview(counts, {ItemOutcome(outcome): ids for outcome, (_, ids) in found.items()})
@@ -105,14 +106,14 @@ async def create(
     source: str | None = None,
     force: bool = False,
 ) -> Replay:
-    """Settles which emails, on record, and changes none of them.
+    """Creates a replay with its list of emails, audited. Changes none of the emails.
 
-    Every id that is given without a filter is part of it, whatever became of its email: the replay tells why it was
-    skipped.
+    Ids that are given without a filter are all included, whatever their emails' status; the replay records why it
+    skips one.
 
     Args:
         source: `filter`, `ids` or `queue`. With `filter`, the ids are those that the operator was shown and confirmed.
-        force: Keep this pace, even if other replays have some of the same emails.
+        force: Keep this pace even if other replays have some of the same emails.
     """
     ids = await _ids(session, selection)
     source = source or ("filter" if selection.email_ids is None else "ids")
@@ -128,7 +129,7 @@ async def create(
         reason=act.reason,
         force=force,
     )
-    await replays.note_meetings(session, replay_id)
+    await replays.save_overlaps(session, replay_id)
     return await _found(session, replay_id)
 
 
@@ -138,23 +139,23 @@ async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
     return list(dict.fromkeys(selection.email_ids))
 
 
-async def meetings(session: AsyncSession, selection: Selection) -> list[Meeting]:
-    """The running replays that have some of this selection's emails."""
-    return await replays.find_meetings(session, email_ids=await _ids(session, selection))
+async def overlaps(session: AsyncSession, selection: Selection) -> list[OverlappingReplay]:
+    """The running replays with some of the selected emails."""
+    return await replays.find_overlaps(session, email_ids=await _ids(session, selection))
 
 
-async def meetings_of(session: AsyncSession, replay_id: int) -> list[Meeting]:
-    """The other running replays that have some of the emails this one has still to do."""
-    return await replays.find_meetings(session, replay_id=replay_id)
+async def overlaps_of(session: AsyncSession, replay_id: int) -> list[OverlappingReplay]:
+    """The other running replays with some of the emails that this replay still has to do."""
+    return await replays.find_overlaps(session, replay_id=replay_id)
 
 
 async def find(session: AsyncSession, replay_id: int) -> Replay | None:
-    """One replay as it stands; None if there is none."""
+    """The current state of a replay; None if there is none."""
     return await replays.find_replay(session, replay_id)
 
 
 async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay | None:
-    """Lets a replay go no further than the email under way; harmless if it does not run. None if there is none."""
+    """Stops a replay after its current email; returns its state, None if there is none. Idempotent."""
     await replays.stop_replay(session, replay_id, actor=act.actor, reason=act.reason)
     return await replays.find_replay(session, replay_id)
 
@@ -168,7 +169,9 @@ async def resume(
     per_second: float | None = None,
     force: bool = False,
 ) -> Replay | None:
-    """Lets a stopped or interrupted one go on by the next `run`; harmless if it is done. None if there is none.
+    """Lets the next `run` continue a stopped or interrupted replay; returns its state, None if there is none.
+
+    Idempotent. Has no effect on a replay that is done.
 
     Args:
         force: See `create`.
@@ -185,21 +188,23 @@ async def run(
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays what is left, at its pace, until it is done, somebody stops it, or all that is left is locked.
+    """Replays the remaining emails at the replay's pace, until none is left, it is stopped, or all others are locked.
 
-    Cancelling it loses nothing. Without a DLQ, or while RabbitMQ is away, the dead letters stay until the next sweep.
+    May be cancelled at any time without loss. Without a DLQ, or while RabbitMQ is unreachable, stale dead letters stay
+    until the next sweep.
 
     Args:
-        lock_seconds: How long it waits for emails that are locked, once all others are done.
+        on_email: Called after each email with its outcome.
+        lock_seconds: How long to wait for locked emails once all others are done.
 
     Raises:
-        ReplayBusy: somebody else runs it.
-        StoreUnavailable: PostgreSQL is away; another call goes on.
+        ReplayBusy: another process is running the replay.
+        StoreUnavailable: PostgreSQL is unreachable; call again to continue.
     """
-    async with turn(session, f"replay {replay_id}") as is_ours:
+    async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
-            raise ReplayBusy(f"Replay {replay_id} is being run by somebody else.")
-        await replays.note_meetings(session, replay_id)  # again: others may have begun since it was made
+            raise ReplayBusy(f"Another process is running replay {replay_id}.")
+        await replays.save_overlaps(session, replay_id)  # again, because others may have begun since it was created
         sweeper = _Sweeper(session, dlq)
 
         async def note(email_id: UUID, outcome: ItemOutcome) -> None:
@@ -215,7 +220,7 @@ async def run(
 
 
 async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
-    """Goes through what is left until nothing is, or what is left stays locked; returns how many emails that are."""
+    """Replays until no email is left or the remaining ones stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:
@@ -226,13 +231,13 @@ async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_s
             give_up_at = loop.time() + lock_seconds
         elif loop.time() > give_up_at:
             break
-        await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL announces no lock's end
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)  # PostgreSQL does not notify when a lock is released
     await replays.finish_replay(session, replay.replay_id)
     return locked
 
 
 async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tuple[int, int]:
-    """Goes once through what is left; returns how many emails it settled, and how many it passed over as locked."""
+    """Goes through the remaining emails once; returns how many got an outcome, and how many were locked."""
     loop = asyncio.get_running_loop()
     pace = _Pace(session, replay.replay_id)
     next_at = loop.time()
@@ -246,24 +251,24 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
         settled += 1
         await note(email_id, outcome)
         if seconds := await pace.seconds():
-            # No burst after a sweep: time that went by is not made good.
+            # Lost time is not made up for, so that no burst follows a sweep.
             next_at = max(next_at + seconds, loop.time() - seconds)
             await _pause(session, replay.replay_id, next_at)
     return settled, locked
 
 
 async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
-    """Waits until this time of the loop's clock, or until the replay is stopped or has no email left."""
+    """Waits until the given time of the loop's clock, or until the replay is stopped or has no email left."""
     loop = asyncio.get_running_loop()
     while (seconds := until - loop.time()) > _LONGEST_SLEEP_SECONDS:
         await asyncio.sleep(_LONGEST_SLEEP_SECONDS)
-        if not await replays.goes_on(session, replay_id):
+        if not await replays.has_emails_left(session, replay_id):
             return
     await asyncio.sleep(max(0.0, seconds))
 
 
 class _Pace:
-    """How fast a replay may go now. The pace changes when replays that share it begin or end."""
+    """The current pace of a replay. It changes when overlapping replays begin or end."""
 
     def __init__(self, session: AsyncSession, replay_id: int) -> None:
         self._session = session
@@ -282,7 +287,7 @@ class _Pace:
 
 
 class _Sweeper:
-    """Takes stale dead letters off the DLQ while a replay goes on, now and then and at its end."""
+    """Removes stale dead letters from the DLQ during a run, every few seconds and at the end."""
 
     def __init__(self, session: AsyncSession, dlq: DeadLetterQueue | None) -> None:
         self._session = session
@@ -304,7 +309,7 @@ class _Sweeper:
     async def _sweep(self) -> None:
         self._due_at = asyncio.get_running_loop().time() + SWEEP_SECONDS
         if self._dlq is None:
-            self.fault = "RabbitMQ was not asked."
+            self.fault = "RabbitMQ was not contacted."
             return
         try:
             self.removed += await sweep(self._session, self._dlq)
@@ -316,5 +321,7 @@ class _Sweeper:
 async def _found(session: AsyncSession, replay_id: int) -> Replay:
     replay = await replays.find_replay(session, replay_id)
     if replay is None:
-        raise DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
+        raise DispatcherError(
+            f"There is no replay {replay_id}.", remedy="Run `dispatcher dlq replays` to see all replays."
+        )
     return replay

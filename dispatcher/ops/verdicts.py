@@ -1,4 +1,4 @@
-"""What a person decides about held emails: it did arrive, or it shall be sent again."""
+"""Operator decisions about held emails: confirm that the email arrived, or release it to be sent again."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dispatcher.store.connections import AsyncSession
 
 
 class Verdict(StrEnum):
-    """What became of a decision about one email."""
+    """The result of a decision about one email."""
 
     CONFIRMED = "confirmed"
-    """It was held and is `sent` now."""
+    """The email was held and is now `sent`."""
     RELEASED = "released"
-    """It was held and is `pending` and due now."""
+    """The email was held and is now `pending` and due."""
     ALREADY_SENT = "already_sent"
-    """Nothing was changed: it is `sent`."""
+    """Nothing changed: the email is `sent`."""
     UNDER_WAY = "under_way"
-    """Nothing was changed: it is `pending` or `sending`."""
+    """Nothing changed: the email is `pending` or `sending`."""
     FAILED = "failed"
-    """Nothing was changed: it is `failed`, which a replay is for."""
+    """Nothing changed: the email is `failed`; use a replay."""
     CONTENT_PRUNED = "content_pruned"
-    """Nothing was changed: it is held, and what would have to be sent was deleted."""
+    """Nothing changed: the email is held, and its content was deleted."""
     UNKNOWN = "unknown"
     """There is no such email."""
 
@@ -41,14 +41,14 @@ _VERDICTS: Final = {
 
 
 async def confirm(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Takes a person's word that a held email arrived; a second call is harmless. Its dead letter is stale then."""
+    """Marks a held email as sent: an operator knows that it arrived. Idempotent. Its dead letter becomes stale."""
     if await failures.confirm_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.CONFIRMED
     return await _verdict(session, email_id)
 
 
 async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Has a held email sent again, arrived or not; a second call is harmless. Its dead letter is stale then."""
+    """Has a held email sent again, even if it arrived. Idempotent. Its dead letter becomes stale."""
     if await failures.release_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.RELEASED
     return await _verdict(session, email_id)

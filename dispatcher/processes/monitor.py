@@ -13,11 +13,11 @@ from dispatcher.config import Settings
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
-from dispatcher.maintenance.alert_book import AlertBook
-from dispatcher.maintenance.announcing import Announcer
-from dispatcher.maintenance.dlq_alert import DlqAlert
+from dispatcher.maintenance.alert_checks import AlertChecks
+from dispatcher.maintenance.alert_sender import AlertSender
+from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import depth_of_dlq
-from dispatcher.maintenance.pruning import ForgetCodes, Prune
+from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
 from dispatcher.monitor.pages import pages_of
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import make_pool
@@ -52,7 +52,10 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     )
     context.process_slot.mark_up()
     try:
-        pruning = [Periodic(ForgetCodes(pool, retention)), Periodic(Prune(settings.database_url, retention))]
+        pruning = [
+            Periodic(OneTimeCodePruning(pool, retention)),
+            Periodic(PruningService(settings.database_url, retention)),
+        ]
         tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
         await run_tasks(tasks, stop, process="monitor")
     finally:
@@ -63,8 +66,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
     """The DLQ probe, and one announcer per channel; the log is a channel."""
-    book = AlertBook(store)
-    watch = DlqAlert(
+    book = AlertState(store)
+    watch = AlertChecks(
         settings.dlq,
         depth_of_dlq(settings),
         store,
@@ -76,7 +79,7 @@ def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
     )
     reminder_seconds = settings.alert_reminder_seconds
     announcers = [
-        Announcer(channel, watch, book, reminder_seconds=reminder_seconds)
+        AlertSender(channel, watch, book, reminder_seconds=reminder_seconds)
         for channel in (LogChannel(), *channels_of(settings))
     ]
     return [Periodic(watch), *announcers]

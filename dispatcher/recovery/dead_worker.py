@@ -37,7 +37,7 @@ from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import (
     find_attempt_bases,
     find_leases,
-    find_rescued,
+    find_recovered,
     note_crashes,
     terminate_sessions,
 )
@@ -119,8 +119,8 @@ class DeadWorkers:
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
-        around = await self._settlement.record(store, ledger.path, missing)
-        left = around.locked | around.refused.keys()
+        outcome = await self._settlement.record(store, ledger.path, missing)
+        left = outcome.locked | outcome.refused.keys()
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
@@ -134,9 +134,9 @@ class DeadWorkers:
             leases = await find_leases(connection, ledger.worker)
         # A suspect that is still leased is locked by another transaction; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
-        around = await self._settlement.release(ledger.path, free)
-        is_all = len(free) == len(leases) and not (unrecorded or around.locked or around.refused)
-        return released + sum(map(len, around.answers)), is_all
+        outcome = await self._settlement.release(ledger.path, free)
+        is_all = len(free) == len(leases) and not (unrecorded or outcome.locked or outcome.refused)
+        return released + sum(map(len, outcome.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
         """Counts a crash for each email that was being rendered, and releases it; returns how many were released."""
@@ -158,9 +158,11 @@ class DeadWorkers:
         Recording an uncertain result has already confirmed the recovery of that email.
         """
         async with session(self._pool) as connection:
-            rescued = await find_rescued(connection, ledger.worker)
+            rescued = await find_recovered(connection, ledger.worker)
         leases = {email_id: token for email_id, token in rescued.items() if email_id not in unrecorded}
         if not leases:
             return not rescued
-        around = await self._settlement.locked.around(leases, lambda free: store.recover({i: leases[i] for i in free}))
-        return sum(map(len, self._settlement.reported(ledger.path, around).answers)) == len(rescued)
+        outcome = await self._settlement.locked.execute_unlocked(
+            leases, lambda free: store.revert_recovery({i: leases[i] for i in free})
+        )
+        return sum(map(len, self._settlement.reported(ledger.path, outcome).answers)) == len(rescued)

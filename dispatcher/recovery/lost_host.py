@@ -15,7 +15,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.rescue import host_grace_seconds, rescue_interval_seconds
 from dispatcher.domain.status import Status
 from dispatcher.recovery.unrenewed import UnrenewedLeases
-from dispatcher.store.outbox import Outbox, Rescued
+from dispatcher.store.outbox import Outbox, RecoveredEmail
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -50,14 +50,14 @@ class LostHosts:
         expired = [lease for lease in found if self._unrenewed.has_expired(lease)][:BATCH]
         grace_seconds = host_grace_seconds(settings.lease_seconds)
         log_rescued(
-            await self._outbox.rescue_expired(
+            await self._outbox.recover_expired(
                 settings.on_uncertain, settings.max_attempts, expired, grace_seconds=grace_seconds
             ),
             "lease_expired",
         )
 
 
-def log_rescued(rescued: Iterable[Rescued], reason: str) -> None:
+def log_rescued(rescued: Iterable[RecoveredEmail], reason: str) -> None:
     """Counts and logs recovered emails."""
     for email in rescued:
         metrics.RECOVERED.add(1, reason)

@@ -42,7 +42,7 @@ class LostMessages:
         Raises:
             BrokerUnavailable: RabbitMQ does not report the length of the queue.
         """
-        if not await self._outbox.has_vanished(self._age_seconds):
+        if not await self._outbox.has_lost_messages(self._age_seconds):
             return
         settings = self._settings
         try:
@@ -62,7 +62,7 @@ class LostMessages:
         settings = self._settings
         count = 0
         while True:
-            moved, uncertain = await self._outbox.republish_vanished(
+            moved, uncertain = await self._outbox.republish_lost(
                 self._age_seconds,
                 BATCH,
                 settings.on_uncertain,

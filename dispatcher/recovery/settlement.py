@@ -20,7 +20,7 @@ from dispatcher.errors import StatementRefused
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
-from dispatcher.store.locked import RETRY_REFUSED_SECONDS, Around, LockedRows
+from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows
 from dispatcher.store.results import result_of
 from dispatcher.store.settlement import FoundLease, release_found
 from dispatcher.telemetry import metrics
@@ -60,7 +60,7 @@ class Settlement:
         decision = decide(outcome, attempt.attempt_number - attempt_base, attempt.policy, self._policy, random.random)
         return result_of(attempt, outcome, decision)
 
-    async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> Around[set[UUID]]:
+    async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
         """Records results; the answers are the ids whose lease was still held.
 
         A result that PostgreSQL refuses is tried again without the provider's text, then reported.
@@ -73,11 +73,11 @@ class Settlement:
             except StatementRefused:
                 if len(free) > 1:
                     raise
-                return await store.record([by_id[email_id].bare() for email_id in free])
+                return await store.record([by_id[email_id].without_provider_texts() for email_id in free])
 
-        return self.reported(path, await self.locked.around(by_id, record))
+        return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
-    async def release(self, path: Path, leases: Collection[FoundLease]) -> Around[set[UUID]]:
+    async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
         """Releases leases that have not changed since they were found; the answers are their ids."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
@@ -85,13 +85,13 @@ class Settlement:
             async with session(self._pool) as connection:
                 return await release_found(connection, [by_id[email_id] for email_id in free])
 
-        return self.reported(path, await self.locked.around(by_id, release))
+        return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
-    def reported(self, path: Path, around: Around[set[UUID]]) -> Around[set[UUID]]:
+    def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
         """Reports what PostgreSQL refused; returns its argument."""
-        for error in around.refused.values():
+        for error in outcome.refused.values():
             self._report(path, error.message)
-        return around
+        return outcome
 
     def log(self, worker: str, released: int, recorded: Sequence[Result]) -> None:
         """Counts and logs a settlement."""

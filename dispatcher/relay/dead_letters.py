@@ -55,5 +55,5 @@ class DeadLetterPublisher:
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
     """Leaves out locked rows: their due mark could not be cleared, so every round would publish another copy."""
-    locked = await outbox.locked.among([row.email_id for row in due])
+    locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

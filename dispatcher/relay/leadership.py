@@ -1,12 +1,12 @@
 """Elects the relay that publishes for the database: one that is connected to RabbitMQ, if there is any.
 
-    standby ──the turn is free; this publisher is connected, or no other is──▶ leader
+    standby ──the lock is free; this publisher is connected, or no other is──▶ leader
         ▲                                                                        │
         └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
-The leader holds a turn (`store.turns`). Every relay whose publisher is connected also holds a second, shared lock,
-which marks it as ready. A leader without RabbitMQ ends its session only if another relay is ready. If no relay reaches
-RabbitMQ, the leader stays: it still recovers expired leases, and the turn does not move back and forth.
+The leader holds an advisory lock (`store.named_locks`). Every relay whose publisher is connected also holds a second,
+shared lock, which marks it as ready. A leader without RabbitMQ ends its session only if another relay is ready. If no
+relay reaches RabbitMQ, the leader stays: it still recovers expired leases, and the lock does not move back and forth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 
 from dispatcher.broker.publisher import Publisher
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.store import turns
+from dispatcher.store import named_locks
 from dispatcher.store.connections import AsyncSession
 
 LEADER: Final = "relay"
@@ -53,10 +53,10 @@ class Leadership:
         """
         await self._open()
         await self._share_ready(is_ready=self._publisher.is_open)
-        if not self._is_ready and await turns.is_shared_by_another(self._session, READY):
+        if not self._is_ready and await named_locks.is_held_by_another(self._session, READY):
             return False
         self._open_at = time.monotonic()
-        return await turns.take(self._session, LEADER, idle_seconds=self._idle_seconds)
+        return await named_locks.acquire(self._session, LEADER, idle_seconds=self._idle_seconds)
 
     async def must_release(self) -> bool:
         """Whether RabbitMQ is unreachable from here and another relay is ready. Sends no query while connected.
@@ -75,7 +75,7 @@ class Leadership:
             return False
         self._next_poll_at = now + POLL_SECONDS
         await self._share_ready(is_ready=False)
-        return await turns.is_shared_by_another(self._session, READY)
+        return await named_locks.is_held_by_another(self._session, READY)
 
     async def close(self) -> None:
         """Stops connecting. Idempotent."""
@@ -90,5 +90,5 @@ class Leadership:
 
     async def _share_ready(self, *, is_ready: bool) -> None:
         if is_ready is not self._is_ready:
-            await turns.share(self._session, READY, is_shared=is_ready)
+            await named_locks.set_shared(self._session, READY, is_shared=is_ready)
             self._is_ready = is_ready

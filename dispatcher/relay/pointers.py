@@ -17,7 +17,7 @@ committed late, with an earlier due time. The more emails are remembered, the la
 two workers need for as many emails.
 
 The memory outlives the database session, but not the process. If a relay exits without clearing its last marks, its
-successor publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease, `find_standing`
+successor publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease, `find_unleased`
 shows why, and the worker acks it. That costs a worker and PostgreSQL about 50 µs each per message.
 """
 

@@ -1,7 +1,7 @@
-"""PostgreSQL: the truth about every email; the only package that imports psycopg.
+"""Access to PostgreSQL, the source of truth for every email. Only this package imports psycopg.
 
-`sql/queries/` has the statements, `statements` executes them, and `connections` opens sessions. Each other module is
-one subject: `migrations` (the tables), `enqueueing` and `drafts`, `leases` (lease, renew, release, record), `outbox`
-(what is due), `settlement` (what a dead worker left), `timeline` (promotions), `emails` (what can be read of an email),
-`failures` (failed and held emails), `counts`. `locked` and `apart` keep one email from stopping a batch.
+`sql/queries/` contains the statements, `statements` executes them, and `connections` opens sessions. Each other module
+covers one subject: `migrations` (the tables), `enqueueing` and `drafts`, `leases` (lease, renew, release, record),
+`outbox` (due rows), `settlement` (leases of dead and frozen workers), `timeline` (promotions), `emails` (reading one
+email), `failures` (failed and held emails), `counts`. `locked` and `apart` keep one bad email from blocking its batch.
 """

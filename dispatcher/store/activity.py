@@ -1,4 +1,4 @@
-"""What goes on now, for people who watch: workers of all hosts, and how long emails take."""
+"""Current activity, for operators: the workers of all hosts, and the latency of emails."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Final
 from dispatcher.store.connections import Session
 from dispatcher.store.statements import fetch_sync
 
-MISSED_LOOKS: Final = 3
-"""A host counts as silent only after its monitor missed so many looks, even if alerts are set to come sooner."""
+MISSED_REPORTS: Final = 3
+"""A host counts as silent only after its monitor missed this many reports, even if alerts are configured earlier."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSeen:
-    """A worker of any host.
+    """A worker of any host, with a session or with leases.
 
     Attributes:
-        name: Host, slot, process and a nonce, with colons between.
-        age_seconds: Since it began; None for one that is gone, and whose emails are about to be settled or rescued.
-        in_flight: Emails under its lease.
-        leases_end_in_seconds: When the last of these leases ends, negative if it has; None if there is none.
+        name: Host, slot, process and a nonce, separated by colons.
+        age_seconds: Seconds since the worker started; None if it has no session. Its emails will be recovered then.
+        in_flight: Number of emails under its leases.
+        leases_end_in_seconds: Seconds until its last lease expires, negative if it has expired; None without leases.
     """
 
     name: str
@@ -32,7 +32,7 @@ class WorkerSeen:
 
     @property
     def host(self) -> str:
-        """The host that it runs on, or ran on."""
+        """The worker's host."""
         return self.name.partition(":")[0]
 
 
@@ -41,9 +41,9 @@ class VanishedHost:
     """A host that lost its power, its network, or its only worker.
 
     Attributes:
-        in_flight: Emails under its leases.
-        leases_end_in_seconds: When the last of these leases expires, negative if it has; None without leases.
-        silent_seconds: How long its monitor has been silent; None if it is not, or if it stopped in order.
+        in_flight: Number of emails under its leases.
+        leases_end_in_seconds: Seconds until its last lease expires, negative if it has expired; None without leases.
+        silent_seconds: How long its monitor has not reported; None if it reports, or stopped in an orderly way.
     """
 
     name: str
@@ -55,10 +55,10 @@ class VanishedHost:
 def find_vanished_hosts(
     workers: Iterable[WorkerSeen], silent_seconds: Mapping[str, float] = MappingProxyType({})
 ) -> list[VanishedHost]:
-    """The hosts that have leases and no worker with a session, and those that are silent.
+    """Hosts that have leases but no worker with a session, and hosts that do not report.
 
     Args:
-        silent_seconds: By host, how long its monitor has been silent; only hosts that are silent for too long.
+        silent_seconds: By host, how long its monitor has not reported; contains only hosts that are silent too long.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
@@ -80,7 +80,7 @@ def find_vanished_hosts(
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds from the enqueue to the provider's acceptance, over the newest emails (at most 1,000, of ten minutes)."""
+    """Seconds from enqueue to the provider's acceptance, for the newest emails of ten minutes (at most 1,000)."""
 
     emails: int
     p50_seconds: float
@@ -94,12 +94,15 @@ def list_workers(connection: Session) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """By host, how long its monitor has been silent; leaves out shorter silences and hosts that stopped in order."""
+    """By host, how many seconds its monitor has not reported, if longer than `after_seconds`.
+
+    Leaves out hosts that stopped in an orderly way.
+    """
     rows = fetch_sync(connection, "list_presences")
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}
 
 
 def measure_latency(connection: Session) -> Latency | None:
-    """The latency of the newest emails; None if nothing was sent lately."""
+    """The latency of the newest emails; None if no email was sent in the last ten minutes."""
     emails, percentiles = fetch_sync(connection, "measure_latency")[0]
     return Latency(emails, *percentiles) if emails else None

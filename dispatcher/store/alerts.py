@@ -1,4 +1,4 @@
-"""What the monitors of all hosts share about alerts: who alerts, what was notified, how the DLQ and the flow stand."""
+"""Alert state that the monitors of all hosts share: which monitor alerts, which notices were sent, and the findings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 from dispatcher.domain.alert import MAX_CORRELATION_IDS, MOST_DUE, Kind
 from dispatcher.domain.waiting import Facts, Trouble
 from dispatcher.errors import DispatcherError
-from dispatcher.store import turns
+from dispatcher.store import named_locks
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.emails import find_facts
 from dispatcher.store.providers import find_troubles
@@ -20,17 +20,17 @@ from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, fetch
 
 ANSWER_SECONDS: Final = 4.0
-"""An alert waits no longer than this for a PostgreSQL that is silent."""
+"""How long an alert waits for PostgreSQL to answer."""
 LEAVE_SECONDS: Final = 1.0
-"""The same at the end, which a stop waits for."""
+"""The same while the monitor stops."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """An alert that a channel has told, and whose end it has not told yet.
+class AnnouncedAlert:
+    """An active alert that a channel has announced and not yet resolved.
 
     Attributes:
-        age_seconds: How long ago it was last told.
+        age_seconds: Seconds since the channel last sent a notice about it.
     """
 
     kind: Kind
@@ -41,18 +41,18 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class TableFindings:
-    """What PostgreSQL knows of dead letters, and of the flow of emails.
+    """What PostgreSQL contains about dead letters, and about whether emails are being sent.
 
     Attributes:
-        correlation_ids: Of the oldest emails that failed or are held; those without one are left out.
-        oldest_age_seconds: Of the oldest of these; None if there is none.
-        dead_letter_due_seconds: How long a dead letter has waited for its publication; None if none waits.
-        expiring: Undecided emails that are about to lose their content.
+        correlation_ids: Correlation ids of the oldest failed and held emails; emails without one are left out.
+        oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
+        dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
+        expiring: Number of undecided emails that will soon lose their content.
         mark: A value that changes whenever an email is accepted.
-        due: Emails that are due or under lease, `MOST_DUE` at most.
-        waiting: What one of them waits for; None if there is none.
+        due: Number of emails that are due or in their first lease, at most `MOST_DUE`.
+        waiting: Why one of the due emails waits; None if there is none.
         troubles: Providers that some worker cannot use now.
-        hosts: When each host last reported; leaves out hosts that stopped in order.
+        hosts: When each host last reported; leaves out hosts that stopped in an orderly way.
     """
 
     correlation_ids: tuple[str, ...]
@@ -67,9 +67,10 @@ class TableFindings:
 
 
 class AlertStore:
-    """The monitor's statements about one DLQ, in a session of their own: the turn to alert ends with it.
+    """The monitor's statements about one DLQ.
 
-    Each raises StoreUnavailable where the same call may succeed later, in another session.
+    They use a separate session, which also holds the lock that makes this monitor the alerting one. Each method raises
+    StoreUnavailable if the same call may succeed later in a new session.
     """
 
     def __init__(
@@ -83,13 +84,13 @@ class AlertStore:
         idle_seconds: float,
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Connects to nobody yet.
+        """Opens no connection yet.
 
         Args:
-            holder: This monitor, the same over restarts.
+            holder: This monitor's name, stable over restarts.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session when it says nothing for so long: its host is frozen.
-            answer_seconds: How long to wait for PostgreSQL.
+            idle_seconds: PostgreSQL ends the session after this long without a statement, because the host is frozen.
+            answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
         self._queue = queue
@@ -99,19 +100,21 @@ class AlertStore:
         self._idle_seconds = idle_seconds
         self._answer_seconds = answer_seconds
         self._session: TimedSession | None = None
-        self._has_turn = False
+        self._is_alerting = False
         self._opening = asyncio.Lock()
 
-    async def take_watch(self) -> bool:
-        """Whether it is this monitor's turn to alert, until its session ends. Records that this host runs."""
+    async def claim_alerting(self) -> bool:
+        """Whether this monitor is the one that alerts, until its session ends. Also reports that this host runs."""
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
-        if not self._has_turn:
-            self._has_turn = await turns.take(session, f"alerts {self._queue}", idle_seconds=self._idle_seconds)
-        return self._has_turn
+        if not self._is_alerting:
+            self._is_alerting = await named_locks.acquire(
+                session, f"alerts {self._queue}", idle_seconds=self._idle_seconds
+            )
+        return self._is_alerting
 
     async def leave(self) -> None:
-        """Leaves the turn to other monitors at once, and records that this host stops in order."""
+        """Lets another monitor alert at once, and records that this host stops in an orderly way."""
         with suppress(DispatcherError):
             session = await self._open()
             session.answer_seconds = min(LEAVE_SECONDS, self._answer_seconds)
@@ -123,24 +126,29 @@ class AlertStore:
         if self._session is not None:
             await self._session.close()
 
-    async def list_told(self) -> list[Told]:
-        """The alerts that stand, by channel."""
+    async def list_announced(self) -> list[AnnouncedAlert]:
+        """The active alerts that were announced, one per channel."""
         known = set(Kind)
-        rows = await self._fetch("list_alerts_told")
-        # A newer release may know more kinds.
-        return [Told(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
+        rows = await self._fetch("list_announced_alerts")
+        # A newer release may have stored kinds that this release does not have.
+        return [AnnouncedAlert(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
 
-    async def enter_told(self, told: Told) -> None:
-        """A channel has told that an alert stands. Idempotent."""
-        told_so = {"kind": told.kind.value, "channel": told.channel, "raised_at": told.raised_at}
-        await self._fetch("enter_alert_told", {**told_so, "age_seconds": told.age_seconds})
+    async def save_announced(self, announced: AnnouncedAlert) -> None:
+        """Records that a channel sent a notice about an active alert. Idempotent."""
+        parameters = {
+            "kind": announced.kind.value,
+            "channel": announced.channel,
+            "raised_at": announced.raised_at,
+            "age_seconds": announced.age_seconds,
+        }
+        await self._fetch("save_announced_alert", parameters)
 
-    async def enter_over(self, kind: Kind, channel: str) -> None:
-        """A channel has told an alert's end. Idempotent."""
-        await self._fetch("enter_alert_over", {"kind": kind.value, "channel": channel})
+    async def delete_announced(self, kind: Kind, channel: str) -> None:
+        """Records that a channel sent the notice that an alert is resolved. Idempotent."""
+        await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def find(self) -> TableFindings:
-        """How dead letters and the flow of emails stand."""
+        """Reads the facts that alerts are raised by."""
         session = await self._open()
         oldest = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
         ((due_seconds,),) = await self._fetch("find_longest_due_dead_letter")
@@ -161,7 +169,7 @@ class AlertStore:
     async def _open(self) -> TimedSession:
         async with self._opening:
             if self._session is None or self._session.closed:
-                self._has_turn = False
+                self._is_alerting = False
                 opened = await connect_async(self._database_url, name="dispatcher alerts")
                 assert isinstance(opened, TimedSession)
                 opened.answer_seconds = self._answer_seconds

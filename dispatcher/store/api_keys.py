@@ -1,4 +1,4 @@
-"""The API's keys and what they have used of their quotas."""
+"""The HTTP API's keys, and how much of their quotas is used."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from dispatcher.store.statements import Row, fetch, fetch_sync
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Who may ask for what.
+    """A key of the HTTP API, with its rights and limits.
 
     Attributes:
-        key_id: What tells it from others, and no secret.
+        key_id: The public identifier; not a secret.
         secret_hash: SHA-256 of the secret.
-        scopes: Out of `send`, `read` and `operate`.
-        sender_domains: Domains that it may send from. Where both lists are None, it may send from anywhere.
-        sender_addresses: Addresses that it may send from.
+        scopes: A subset of `send`, `read` and `operate`.
+        sender_domains: Domains that the key may send from. If both lists are None, it may send from any address.
+        sender_addresses: Addresses that the key may send from.
         requests_per_second: None for no limit.
         recipients_per_day: None for no quota.
-        revoked_at: None while it is alive.
+        revoked_at: None while the key is valid.
     """
 
     key_id: str
@@ -40,12 +40,12 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What was taken of a key's quota.
+    """Recipients taken from a key's daily quota.
 
     Attributes:
-        day: Of which day, in UTC and by PostgreSQL's clock.
-        recipients: How many; 0 where fewer are left than were needed.
-        seconds_left: Until that day ends.
+        day: The day of the quota, in UTC and by PostgreSQL's clock.
+        recipients: Number of recipients taken; 0 if less than needed was left.
+        seconds_left: Seconds until that day ends.
     """
 
     day: date
@@ -54,35 +54,35 @@ class Grant:
 
 
 def insert_key(connection: Session, values: dict[str, Any]) -> None:
-    """Stores a new key, whose columns these are."""
+    """Stores a new key; `values` are its columns by name."""
     fetch_sync(connection, "insert_api_key", values)
 
 
 def list_keys(connection: Session) -> list[ApiKey]:
-    """Every key there ever was, oldest first."""
+    """Every key, revoked ones included, oldest first."""
     return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
 
 
 def revoke_key(connection: Session, key_id: str) -> bool:
-    """Ends a key; whether it was alive."""
+    """Revokes a key; False if it is unknown or already revoked."""
     return bool(fetch_sync(connection, "revoke_api_key", {"key_id": key_id}))
 
 
 class KeyStore:
-    """The API process's statements about keys; each raises StoreUnavailable where the same call may succeed later."""
+    """The API process's statements about keys; each raises StoreUnavailable if the same call may succeed later."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def list_keys(self) -> list[ApiKey]:
-        """Every key there ever was, oldest first."""
+        """Every key, revoked ones included, oldest first."""
         return [_key(row) for row in await fetch(self._pool, "list_api_keys")]
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
-        """Takes what is wanted of the key's quota of today, or all that is left of it; nothing if that is not enough.
+        """Takes up to `wanted` recipients from the key's quota for today.
 
         Args:
-            needed: Fewer are of no use.
+            needed: Take nothing if less than this is left.
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:
@@ -91,7 +91,7 @@ class KeyStore:
             await fetch(self._pool, "begin_recipient_day", {"key_id": key_id})
 
     async def return_recipients(self, key_id: str, day: date, returned: int) -> None:
-        """Gives back what was taken of a day and not used."""
+        """Returns unused recipients to the quota of a day."""
         await fetch(self._pool, "return_recipients", {"key_id": key_id, "day": day, "returned": returned})
 
 

@@ -1,7 +1,7 @@
-"""Lists on their way to PostgreSQL: psycopg dumps one item at a time, and batches are lists of hundreds of items.
+"""Writes lists as PostgreSQL array literals, faster than psycopg, which dumps a list item by item.
 
-A list of ids, numbers, instants or texts becomes an array literal in one go; PostgreSQL reads its type from the
-statement. Whatever else a list holds is left to psycopg.
+Batches are lists of hundreds of items. A list of ids, numbers, instants or texts becomes an array literal at once;
+PostgreSQL reads its type from the statement. psycopg dumps all other lists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from psycopg.adapt import Dumper
 from psycopg.types.array import ListDumper
 
 Write = Callable[[Sequence[Any]], str]
-"""From items to what stands between an array literal's braces."""
+"""Writes items as the text between the braces of an array literal."""
 
 
 def _quoted(text: str) -> str:
@@ -33,7 +33,7 @@ _each_text: Final = _each(_quoted)
 
 
 def _texts(items: Sequence[str | None]) -> str:
-    """All at once where none has to be escaped, or all are missing: a quarter of the work."""
+    """Joins all texts at once if none needs escaping or all are None, which takes a quarter of the time."""
     missing = items.count(None)
     if missing == len(items):
         return ",".join(["NULL"] * missing)
@@ -54,7 +54,7 @@ _WRITERS: Final[dict[type, Write]] = {
 
 
 class BatchDumper(Dumper):
-    """psycopg's side of it: one dumper per kind of item."""
+    """A psycopg dumper for lists, one instance per kind of item."""
 
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
@@ -62,12 +62,12 @@ class BatchDumper(Dumper):
         self._context = context
 
     def get_key(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - psycopg's name
-        """What tells lists of one kind from those of another."""
+        """psycopg's cache key: lists with the same kind of item share a dumper."""
         kind = _kind(obj)
         return (list, kind) if kind in _WRITERS else ListDumper(list, self._context).get_key(obj, format)
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> Dumper:  # noqa: A002
-        """The dumper for lists like this one."""
+        """The dumper for lists with this kind of item."""
         write = _WRITERS.get(_kind(obj))
         if write is None:
             return ListDumper(list, self._context).upgrade(obj, format)
@@ -76,7 +76,7 @@ class BatchDumper(Dumper):
         return dumper
 
     def dump(self, obj: Sequence[Any]) -> Buffer:
-        """The literal."""
+        """The array literal; raises DataError if a text contains NUL."""
         literal = "{" + self._write(obj) + "}"
         if "\0" in literal:
             raise psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes")
@@ -84,7 +84,7 @@ class BatchDumper(Dumper):
 
 
 def _kind(items: Sequence[Any]) -> type:
-    """What a list holds; text where it holds nothing but nulls; `object` for a mixture."""
+    """The type of the items; `str` if all are None, `object` if the types differ."""
     kinds = set(map(type, items))
     kinds.discard(type(None))
     if not kinds:

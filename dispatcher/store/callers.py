@@ -81,14 +81,14 @@ _POOLS: Final = {
     ),
     ("django.db.utils.ConnectionHandler",): 'enqueue(connections["default"], email)',
 }
-"""Pools and factories of connections, and the code to write instead of passing them."""
+"""Pools and factories of connections, and what to write instead of passing one to `enqueue`."""
 
 
 def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
-    """The psycopg connection inside a synchronous call's argument, ready for a statement in the caller's transaction.
+    """The psycopg connection inside the argument of `enqueue`, in the caller's transaction.
 
     Raises:
-        UnusableConnection: there is none, or it cannot be used.
+        UnusableConnection: the argument contains no psycopg connection, or the connection cannot be used.
     """
     is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
     driver: object = given if is_drivers else _driver_of(given)
@@ -101,7 +101,7 @@ def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
 
 
 async def async_connection_of(given: AsyncCallersConnection) -> psycopg.AsyncConnection[Any]:
-    """As `connection_of`, for an asynchronous call."""
+    """As `connection_of`, for the argument of `enqueue_async`."""
     driver: object = given if isinstance(given, psycopg.AsyncConnection) else await _async_driver_of(given)
     if not isinstance(driver, psycopg.AsyncConnection):
         raise _other_driver(given, driver)
@@ -113,10 +113,10 @@ def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
         given.validate_thread_sharing()
         given.validate_no_broken_transaction()
-        # Django notices a lost connection by errors of its own queries, and ours are none of them.
+        # Django notices a lost connection by errors of its own queries, and our queries do not go through Django.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        given.close_if_health_check_failed()  # this and the next as Django does before a query
+        given.close_if_health_check_failed()  # Django makes this call and the next before each of its queries
         given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):
@@ -158,10 +158,10 @@ def _check_open(connection: Any) -> None:
 
 
 def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnection:
-    """Why a call cannot use its argument, and what to write instead.
+    """The error for an argument that a call cannot use, with what to write instead.
 
     Args:
-        twins: The types that the call's synchronous or asynchronous twin takes.
+        twins: The types that the other call, asynchronous or synchronous, accepts.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):
@@ -173,26 +173,26 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
         return UnusableConnection(f"{what}, {why}.", remedy=f"Write {instead}.")
     if isinstance(given, str | bytes):
         instead = "with psycopg.connect(…) as connection: enqueue(connection, email)"
-        return UnusableConnection(f"{what}, which is no connection.", remedy=f"Open one: `{instead}`.")
+        return UnusableConnection(f"{what}, which is not a connection.", remedy=f"Open one: `{instead}`.")
     for names, instead in _POOLS.items():
         if _is(given, *names):
-            why = "which is no connection itself, so it has no transaction for the email"
+            why = "which is not a connection, so it has no transaction for the email"
             return UnusableConnection(f"{what}, {why}.", remedy=f"Write `{instead}`.")
-    return UnusableConnection(f"{what}, which is no connection that {call} can use.", remedy=_WHAT_WORKS)
+    return UnusableConnection(f"{what}, which is not a connection that {call} can use.", remedy=_WHAT_WORKS)
 
 
 _WHAT_WORKS: Final = (
-    "Give a connection of psycopg 3, Django's `connection`, or a Connection or Session of SQLAlchemy over "
-    "postgresql+psycopg://; with another driver, send over the HTTP API (`dispatcher.client`)."
+    "Pass a psycopg 3 connection, Django's `connection`, or a SQLAlchemy Connection or Session over "
+    "postgresql+psycopg://. With another driver, send through the HTTP API (`dispatcher.client`)."
 )
 
 
 def _other_driver(given: object, driver: object) -> UnusableConnection:
     if _is(given, *_DJANGO):
-        remedy = "Set ENGINE to django.db.backends.postgresql, and install psycopg 3 in place of psycopg2."
+        remedy = "Set ENGINE to django.db.backends.postgresql, and install psycopg 3 instead of psycopg2."
     else:
-        remedy = "Let the engine's URL begin with postgresql+psycopg://."
-    why = "but enqueue's statements need psycopg 3"
+        remedy = "Start the engine's URL with postgresql+psycopg://."
+    why = "but enqueue needs psycopg 3"
     return UnusableConnection(f"The {_name(given)} uses {_article(driver)} {_name(driver)}, {why}.", remedy=remedy)
 
 
@@ -222,7 +222,7 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     """Translates the block's errors for missing tables and missing rights into errors with a remedy.
 
     Raises:
-        SchemaError: the database has no tables of ours, or those of another release.
+        SchemaError: the database does not have this release's tables.
         UnusableConnection: the role lacks a right.
     """
     try:
@@ -237,6 +237,6 @@ def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[An
     except pg.InsufficientPrivilege as error:
         raise UnusableConnection(
             f'The role "{connection.info.user}" may not enqueue: {error.diag.message_primary}.',
-            remedy="`dispatcher topology grants --producer ROLE` prints the rights that it needs; execute them as the "
+            remedy="Run `dispatcher topology grants --producer ROLE`, and execute the statements that it prints as the "
             "owner of the tables.",
         ) from error

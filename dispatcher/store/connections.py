@@ -1,4 +1,4 @@
-"""How we connect to PostgreSQL, and the one border where its errors become ours."""
+"""Opens PostgreSQL sessions and pools, and translates psycopg's errors into the project's own."""
 
 from __future__ import annotations
 
@@ -44,36 +44,38 @@ Pool: TypeAlias = "AsyncConnectionPool[AsyncSession]"
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
-"""After so long a statement gets no answer any more: the server itself ends it after `STATEMENT_SECONDS`."""
-DOUBT_SECONDS: Final = 4.0
-"""How long a statement waits before the session asks whether its server still answers, and between two such questions.
-The server has as long to answer, so that a frozen one is noticed after about twice this time."""
+"""A statement that takes longer gets no answer: the server cancels statements after `STATEMENT_SECONDS`."""
+PROBE_SECONDS: Final = 4.0
+"""How long a statement runs before the session probes its server, the interval between probes, and the time that the
+server has to answer a probe. A frozen server is noticed after about twice this time."""
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""Any PostgreSQL server, and any pooler before one, answers it with a byte and needs no login (PostgreSQL, 55.7)."""
-UNHURRIED_SECONDS: Final = 86_400.0
-"""The same where the server ends no statement (see `unhurry`): far above what reading any week takes."""
+"""Every PostgreSQL server and pooler answers it with one byte, without a login (PostgreSQL documentation, 55.7)."""
+NO_TIMEOUT_ANSWER_SECONDS: Final = 86_400.0
+"""`ANSWER_SECONDS` of sessions without a statement timeout: much longer than reading any weekly partition takes."""
 LOCK_SECONDS: Final = 10
 BATCH_LOCK_SECONDS: Final = 2
-"""For who writes many emails at once: one row that somebody holds must not keep the others for long."""
+"""Lock timeout of batched statements: one locked row must not delay the other emails for long."""
 _LOGIN_REMEDY: Final = (
-    "Correct user and password in DISPATCHER_DATABASE_URL (@ is %40 there, and / is %2F), or set that user's password "
-    "in PostgreSQL."
+    "Correct the user and password in DISPATCHER_DATABASE_URL (write @ as %40 and / as %2F), or set that user's "
+    "password in PostgreSQL."
 )
 _NAME_REMEDY: Final = (
-    "Correct the database's name at the end of DISPATCHER_DATABASE_URL, or make that database: "
+    "Correct the database name at the end of DISPATCHER_DATABASE_URL, or create the database: "
     "createdb --encoding UTF8 NAME."
 )
-_GRANTS: Final = "`dispatcher topology grants` prints the rights of each role; execute them as the owner of the tables."
-# psycopg counts them among faults of the server. A block that the disk cannot read concerns the rows in it alone.
+_GRANTS: Final = (
+    "Run `dispatcher topology grants`, and execute the statements that it prints as the owner of the tables."
+)
+# psycopg classifies these as server errors. But a block that the disk cannot read affects only the rows in it.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
-# Whatever the URL, environment or role says: our lists are written so (see `arrays`), and emails hold any letter.
+# Overrides the URL, environment and role: `arrays` writes lists in this encoding, and emails may hold any character.
 _ENCODING: Final = "utf8"
 _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,
     "client_encoding": _ENCODING,
     "connect_timeout": CONNECT_SECONDS,
-    # How soon we notice that the server vanished without a word. The other way round, so that a dead host's locks are
-    # set free, `configure_session` says the same to the server.
+    # How soon the client notices that the server vanished. `configure_session` sets the same values on the server, so
+    # that the server releases the locks of a vanished client.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -82,27 +84,27 @@ _OPTIONS: Final[dict[str, Any]] = {
 
 
 class TimedSession(psycopg.AsyncConnection[TupleRow]):
-    """A session that ends when its server is frozen, although the server's system keeps the connection open.
+    """A session that ends when its server is frozen, even though the kernel keeps the TCP connection open.
 
-    A server is frozen if its disk is gone or its processes are stopped. It cannot end a statement, and another server
-    may have taken its place. While a statement takes long, the session asks the server over another connection whether
-    it still answers. The session ends if there is no answer, and at the latest after `answer_seconds`.
+    A server is frozen if its disk does not respond or its processes are stopped. It cannot time out a statement, and
+    another server may have replaced it. While a statement takes long, the session probes the server over a second
+    connection. The session ends if a probe gets no answer, and at the latest after `answer_seconds`.
 
     Attributes:
         answer_seconds: How long a statement may take.
-        doubt_seconds: See DOUBT_SECONDS.
-        is_given_up: It ended because its server was silent.
-        fault: Why the class's last attempt to connect failed; None once one has succeeded.
+        probe_seconds: See PROBE_SECONDS.
+        is_server_silent: The session ended because its server did not answer.
+        fault: Why the last attempt to connect failed, for all instances of the class; None after a success.
     """
 
     answer_seconds = ANSWER_SECONDS
-    doubt_seconds = DOUBT_SECONDS
-    is_given_up = False
+    probe_seconds = PROBE_SECONDS
+    is_server_silent = False
     fault: ClassVar[str | None] = None
 
     @classmethod
     async def connect(cls, *arguments: Any, **named: Any) -> Self:
-        """Opens a session."""
+        """Opens a session, and keeps the reason in `fault` if that fails."""
         try:
             opened = await super().connect(*arguments, **named)
         except psycopg.OperationalError as error:
@@ -112,34 +114,34 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
         return opened
 
     async def wait(self, gen: PQGen[T], *arguments: Any, **named: Any) -> T:
-        """What psycopg waits by, for everything that it asks."""
+        """Waits for the server's answer. psycopg calls this method for every request."""
         loop = asyncio.get_running_loop()
-        doubts: list[asyncio.Task[None]] = []
+        watchers: list[asyncio.Task[None]] = []
         late = loop.call_later(
-            min(self.doubt_seconds, self.answer_seconds),
-            lambda give_up_at: doubts.append(loop.create_task(self._doubt(give_up_at))),
+            min(self.probe_seconds, self.answer_seconds),
+            lambda give_up_at: watchers.append(loop.create_task(self._watch_server(give_up_at))),
             loop.time() + self.answer_seconds,
         )
         try:
             return await super().wait(gen, *arguments, **named)
         finally:
             late.cancel()
-            for doubt in doubts:
-                doubt.cancel()
+            for watcher in watchers:
+                watcher.cancel()
 
-    async def _doubt(self, give_up_at: float) -> None:
-        """Cuts the session when its server does not answer, and at the latest when the time is up."""
+    async def _watch_server(self, give_up_at: float) -> None:
+        """Cuts the connection when the server stops answering, and at `give_up_at` at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
-                while await self._server_answers():  # noqa: ASYNC110 - a frozen server can wake nobody
-                    await asyncio.sleep(self.doubt_seconds)
+                while await self._server_answers():  # noqa: ASYNC110 - a frozen server sends no event to wait for
+                    await asyncio.sleep(self.probe_seconds)
         self._cut()
 
     async def _server_answers(self) -> bool:
         try:
             with socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
                 address = shared.getpeername()
-            async with asyncio.timeout(self.doubt_seconds):
+            async with asyncio.timeout(self.probe_seconds):
                 reader, writer = await (
                     asyncio.open_unix_connection(address)
                     if isinstance(address, str)
@@ -154,24 +156,26 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
             return False
 
     def _cut(self) -> None:
-        self.is_given_up = True
-        # To psycopg it looks as if the server had ended the session, whatever it is waiting for.
+        self.is_server_silent = True
+        # psycopg then behaves as if the server had closed the connection, whatever it waits for.
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
             shared.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turns psycopg's exceptions into ours.
+    """Translates psycopg's exceptions in the block into the project's.
 
     Raises:
-        StoreUnavailable: the server is away, ended the session, timed out, or asks to try again (deadlock,
-            serialization failure); the same call may succeed later. StoreBusy where it waited for a lock too long,
-            StoreRefused where the server does not let us in, AnswerTooLarge where we have no memory for the answer.
+        StoreUnavailable: the server is unreachable, ended the session, timed out, or asks for a retry (deadlock,
+            serialization failure). The same call may succeed later. Its subclasses: StoreBusy if the statement waited
+            too long for a lock, StoreRefused if the server refuses the login, AnswerTooLarge if this process has no
+            memory for the answer.
         SchemaError: a schema, table or function is missing.
-        ValueRefused: a value is out of range, or no text that it can hold.
-        StatementRefused: anything else that the server refused, by its code, without the statement's values: a damaged
-            row, a trigger that raises. Also a value in an answer that is no text or JSON: the statement was executed.
+        ValueRefused: a value is out of range, or is a text that PostgreSQL cannot store.
+        StatementRefused: the server refused the statement for another reason: a damaged row, a trigger that raises. The
+            message contains the error code and no values. Also raised after a statement was executed, if its answer
+            contains a value that is not valid text or JSON.
     """
     try:
         yield
@@ -184,7 +188,7 @@ def translated() -> Iterator[None]:
         raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         remedy = _GRANTS if isinstance(error, pg.InsufficientPrivilege) else None
-        raise StoreUnavailable(f"PostgreSQL refuses us: {_first_line(error)}.", remedy=remedy) from error
+        raise StoreUnavailable(f"PostgreSQL refuses access: {_first_line(error)}.", remedy=remedy) from error
     except _OF_ROWS as error:
         raise _refused(error) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
@@ -197,25 +201,25 @@ def translated() -> Iterator[None]:
     except psycopg.Error as error:
         raise _refused(error) from error
     except (UnicodeDecodeError, orjson.JSONDecodeError) as error:
-        raise StatementRefused(f"PostgreSQL holds a value that cannot be read ({type(error).__name__}).") from None
+        raise StatementRefused(f"PostgreSQL contains a value that cannot be read ({type(error).__name__}).") from None
 
 
 def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
-    """The error for a statement without an answer: the server refused it, or libpq had no memory for the answer."""
+    """The error for a statement that the server refused, or whose answer libpq had no memory for."""
     if error.sqlstate is None and "memory" in (words := _first_line(error)):
-        return AnswerTooLarge(f"This process has no memory left for PostgreSQL's answer ({words}).")
+        return AnswerTooLarge(f"This process has no memory for PostgreSQL's answer ({words}).")
     return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
 
 
 def _remedy(words: str) -> str | None:
-    """What an operator can do where the server answers a login, but with a no."""
+    """What an operator can do if the server refuses a login; None if the error is not about a login."""
     if "authentication failed" in words:
         return _LOGIN_REMEDY
     return _NAME_REMEDY if 'FATAL:  database "' in words and "does not exist" in words else None
 
 
 def _first_line(error: Exception) -> str:
-    # The first line names the server and the cause; what follows may quote rows.
+    # The first line names the server and the cause. The following lines may quote rows.
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary.strip().rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -224,7 +228,7 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycopg.Connection[TupleRow]]:
-    """A synchronous connection in autocommit, for one command; closed on exit. Faults are ours (see `translated`)."""
+    """A synchronous connection in autocommit mode, closed on exit. Errors are translated (see `translated`)."""
     check_url(database_url)
     with translated():
         connection = psycopg.connect(database_url, application_name=name, **_OPTIONS)
@@ -233,26 +237,26 @@ def connected(database_url: str, *, name: str = "dispatcher") -> Iterator[psycop
 
 
 def check_url(database_url: str) -> None:
-    """Asserts that libpq understands the URL.
+    """Asserts that libpq can parse the URL.
 
     Raises:
-        ConfigurationError: it does not; in words of ours, because libpq's may quote the password.
+        ConfigurationError: it cannot. libpq's own message is left out, because it may quote the password.
     """
     try:
         conninfo_to_dict(database_url)
     except psycopg.ProgrammingError:
-        mistake = "DISPATCHER_DATABASE_URL is not a URL that PostgreSQL's libpq understands: check its form and options"
-        raise ConfigurationError([f"{mistake}, like postgresql://user:password@host:5432/dispatcher."]) from None
+        mistake = "DISPATCHER_DATABASE_URL is not a URL that PostgreSQL's libpq can parse. Check its form and options;"
+        raise ConfigurationError([f"{mistake} example: postgresql://user:password@host:5432/dispatcher."]) from None
 
 
 async def connect_async(
     database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
 ) -> AsyncSession:
-    """One asynchronous connection in autocommit, of which a lost peer is noticed; the caller closes it.
+    """Opens an asynchronous session in autocommit mode, which notices a frozen server. The caller closes the session.
 
     Args:
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: It executes the relay's statements and no others, which are planned once (see `keep_plans`).
+        keeps_plans: The session executes only the relay's statements, so PostgreSQL plans each once (see `keep_plans`).
     """
     connection = await connect_unconfigured(database_url, name=name)
     with translated():
@@ -265,37 +269,38 @@ async def connect_async(
 
 
 async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
-    """As `connect_async`, but changes no setting of the session, which a pooler may share with others."""
+    """As `connect_async`, but changes no session setting, because a pooler may share the session with others."""
     with translated():
         return await TimedSession.connect(database_url, application_name=name, **_OPTIONS)
 
 
-async def unhurry(session: AsyncSession) -> None:
-    """Lets a session's statements take as long as they take, from now on.
+async def disable_statement_timeout(session: AsyncSession) -> None:
+    """Disables the statement timeout of this session.
 
-    A server that vanished is noticed as soon as ever; one that stands and says nothing, only after `UNHURRIED_SECONDS`.
+    A vanished or frozen server is noticed as soon as before. A server that answers probes but not the statement is
+    given up only after `NO_TIMEOUT_ANSWER_SECONDS`.
     """
     with translated():
-        await session.execute(query("lift_statement_timeout"))
+        await session.execute(query("disable_statement_timeout"))
     if isinstance(session, TimedSession):
-        session.answer_seconds = UNHURRIED_SECONDS
+        session.answer_seconds = NO_TIMEOUT_ANSWER_SECONDS
 
 
 def make_pool(
     database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
 ) -> Pool:
-    """A pool that is not open yet: open it in the process that uses it, never before a fork.
+    """A pool that is not open yet. Open it in the process that uses it, never before a fork.
 
     Args:
-        name: The sessions' `application_name`; a dead worker's sessions are found by it.
-        size: Connections, all of them opened and kept.
+        name: The sessions' `application_name`; recovery finds a dead worker's sessions by it.
+        size: Number of connections, all opened and kept open.
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: They execute a worker's statements and no others, which are planned once (see `keep_plans`).
+        keeps_plans: The sessions execute only a worker's statements, so PostgreSQL plans each once (see `keep_plans`).
     """
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """Keeps `fault` for this pool alone."""
+        """A subclass per pool, so that `fault` belongs to this pool only."""
 
     return AsyncConnectionPool(
         database_url,
@@ -313,32 +318,32 @@ def make_pool(
 
 @asynccontextmanager
 async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
-    """A session of the pool; faults are ours (see `translated`)."""
+    """A session of the pool. Errors are translated (see `translated`)."""
     with translated():
         connection: AsyncSession | None = None
         try:
             async with pool.connection() as connection:
-                _heed_cancellation()
+                _raise_if_cancelled()
                 try:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
-                        # It stays so, even if the server may write again or another has taken its place, and the pool
-                        # would keep it for an hour.
+                        # This session stays read-only even after the server accepts writes again or another server
+                        # replaces it, and the pool would keep the session for an hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:
             cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
             if isinstance(cause, pg.LockNotAvailable) or not isinstance(cause, psycopg.OperationalError):
                 raise
-            # What cut this session has cut the others, too: they are replaced now, before a statement fails on them. A
-            # server that was silent is not asked again for each of them.
-            is_silent = isinstance(connection, TimedSession) and connection.is_given_up
+            # The other sessions have probably lost their connection, too. Replace them now, before a statement fails on
+            # each. If the server was silent, replace them without checking each first.
+            is_silent = isinstance(connection, TimedSession) and connection.is_server_silent
             await (pool.drain() if is_silent else pool.check())
-            _heed_cancellation()
+            _raise_if_cancelled()
             kind = pool.connection_class
             if connection is None and issubclass(kind, TimedSession) and kind.fault:
-                # The pool's own error says how long it tried, and not why it failed.
+                # The pool's own error contains how long it tried, but not why it failed.
                 raise psycopg.OperationalError(kind.fault) from error
             raise
 
@@ -347,12 +352,12 @@ def _is_read_only(error: Exception) -> bool:
     return isinstance(error, pg.ReadOnlySqlTransaction) or isinstance(error.__cause__, pg.ReadOnlySqlTransaction)
 
 
-def _heed_cancellation() -> None:
-    """Ends a task that was cancelled while the pool gave it a session, or looked at those that it has.
+def _raise_if_cancelled() -> None:
+    """Raises CancelledError if the task was cancelled inside the pool, which can lose a cancellation.
 
-    For the one the pool waits by `asyncio.wait_for`, which in Python 3.11 forgets a cancellation that comes in the
-    moment of the hand-over; in the other it takes the cancellation for a broken session. A process that stops would
-    wait for that task for ever.
+    To hand out a session, the pool uses `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives at
+    the moment of the hand-over. In a check of its sessions, the pool mistakes a cancellation for a broken session. A
+    process that stops would wait for such a task for ever.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -360,7 +365,7 @@ def _heed_cancellation() -> None:
 
 
 async def _configure(connection: AsyncSession, lock_seconds: float, *, keeps_plans: bool) -> None:
-    """Makes a session fit for the protocol: a commit waits for the disk, because an outside action follows it."""
+    """Sets what the protocol needs: a commit waits for the disk, because an outside action follows it."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(

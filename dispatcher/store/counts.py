@@ -1,4 +1,4 @@
-"""How many emails have each status, for people and programs that ask; never a scan of what was sent."""
+"""Number of emails by status, for operators and monitoring. Never scans the sent emails."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from dispatcher.store.statements import fetch, fetch_sync
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The emails at one instant.
+    """Counts of emails at one instant.
 
     Attributes:
-        emails: Emails by status, every status named.
+        emails: Number of emails by status; has every status.
         oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
-        longest_due_seconds: How long a message has been waiting to be published; None if none is due.
+        longest_due_seconds: How long the longest due email has waited to be published; None if none is due.
     """
 
     emails: dict[Status, int]
@@ -26,12 +26,12 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Stock(Counts):
-    """What the monitor reads again and again; its `emails` leave out `sent`.
+class MonitorCounts(Counts):
+    """The counts that the monitor reads at intervals; `emails` leaves out `sent`.
 
     Attributes:
-        sent_last_hour: About; hours are counted as wholes.
-        sent_last_day: The same for 24 hours.
+        sent_last_hour: Approximate number of emails sent in the last hour; a partly covered hour counts by that part.
+        sent_last_day: The same for the last 24 hours.
     """
 
     sent_last_hour: float
@@ -39,7 +39,7 @@ class Stock(Counts):
 
 
 def count_emails(connection: Session) -> Counts:
-    """The counts, all of one instant."""
+    """The counts, all from one snapshot."""
     with translated(), connection.transaction():
         connection.execute(query("begin_snapshot"))
         unfinished: dict[str, int] = dict(fetch_sync(connection, "count_unfinished"))
@@ -49,10 +49,10 @@ def count_emails(connection: Session) -> Counts:
     return Counts(emails | {Status.SENT: sent[0][0]}, *oldest)
 
 
-async def take_stock(session: AsyncSession) -> Stock:
-    """The counts that the monitor reports."""
+async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
+    """The counts for the monitor. Each statement has its own snapshot."""
     unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
     (oldest,) = await fetch(session, "find_oldest_pending")
     (sent,) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return Stock(emails, *oldest, *sent)
+    return MonitorCounts(emails, *oldest, *sent)

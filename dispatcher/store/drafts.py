@@ -1,7 +1,7 @@
-"""Emails of many requests into the tables, in one statement: what the HTTP API enqueues.
+"""Inserts the emails of many HTTP API requests in one statement.
 
-Where an application enqueues on its own connection (`producers`), the relay publishes; the API publishes what it has
-inserted itself, and leaves to the relay what it did not come to.
+If an application enqueues on its own connection (`producers`), the relay publishes the emails. The API publishes the
+emails that it inserts; the relay publishes those that the API could not.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from dispatcher.store.queries import ids_with
 from dispatcher.store.statements import fetch
 
 LARGE_OCTETS: Final = 4 * 1024 * 1024
-"""From here on a session ends with its statement: libpq keeps a buffer of its largest statement as long as it lives."""
+"""After a larger statement the session is closed, because libpq keeps a buffer of the session's largest statement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Insertion:
-    """What became of some drafts.
+    """The result of inserting drafts.
 
     Attributes:
-        due_at: By id, those whose key was new, and when the relay publishes each.
-        known: For every other key, the id and payload hash of the email that holds it.
+        due_at: For each inserted email, by id, when the relay publishes it if the API does not.
+        known: For each key that existed already, the id and payload hash of the email that has it.
     """
 
     due_at: Mapping[UUID, datetime]
@@ -44,12 +44,12 @@ class Insertion:
 
 
 class DraftStore:
-    """The statements of a process that enqueues for others; each commits before it returns."""
+    """The API process's enqueue statements; each commits before it returns."""
 
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
         """
         Args:
-            publish_in_seconds: When the relay publishes what nobody has marked as announced until then.
+            publish_in_seconds: When the relay publishes emails that were not marked as published until then.
         """
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds
@@ -58,9 +58,9 @@ class DraftStore:
         """Inserts the drafts whose keys are new, all or none.
 
         Raises:
-            StoreBusy: another transaction is inserting one of the keys and has not ended; none is inserted.
-            StoreUnavailable: nobody knows whether they are inserted; the same call again finds out.
-            DispatcherError: PostgreSQL refuses one of them; none is inserted.
+            StoreBusy: another open transaction is inserting one of the keys; nothing was inserted.
+            StoreUnavailable: it is unknown whether the drafts were inserted; repeat the call to find out.
+            DispatcherError: PostgreSQL refuses one of the drafts; nothing was inserted.
         """
         async with session(self._pool) as connection:
             async with AsyncExitStack() as transaction:
@@ -79,11 +79,15 @@ class DraftStore:
             return Insertion(due_at, known)
 
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
-        """The payload hash that is stored for each key that is known."""
+        """The stored payload hash of each key that exists."""
         parameters = key_parameters(drafts, set())
         rows = await fetch(self._pool, "find_by_key", parameters)
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
 
-    async def mark_announced(self, due: Mapping[UUID, datetime]) -> None:
-        """A broker confirmed the messages of these emails, one at least, which were inserted as due then."""
+    async def mark_published(self, due: Mapping[UUID, datetime]) -> None:
+        """Clears the due marks of emails whose messages RabbitMQ confirmed.
+
+        Args:
+            due: For each email, when it is due, as `insert` returned it; at least one.
+        """
         await fetch(self._pool, "mark_published", ids_with("due_ats", due))

@@ -1,4 +1,4 @@
-"""What can be read of an email: its row, its attempts, what it waits for, and its whole story."""
+"""Reads emails: rows, attempts, why an email waits, and its history."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dispatcher.domain.waiting import MOST_AHEAD, Facts, describe_holder
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
-from dispatcher.store.statements import fetch, fetch_sync, made, session_of
+from dispatcher.store.statements import fetch, fetch_sync, from_rows, session_of
 
 Record = dict[str, Any]
 
 EXAMINED_ROWS: Final = 20_000
-"""Rows that one look at a list reads at most: some ten milliseconds."""
+"""The most rows that one page of a list reads; takes some tens of milliseconds."""
 SAMPLE: Final = 1_000
-"""A look of some milliseconds, however many emails are pending."""
+"""The most emails that `sample_pending` reads; takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmailRow:
-    """An email as its tenant may see it."""
+    """An email's row without content, with the columns that its tenant may see."""
 
     email_id: UUID
     message_key: str
@@ -45,7 +45,7 @@ class EmailRow:
 
 @dataclass(frozen=True, slots=True)
 class AttemptRow:
-    """One provider call that ended."""
+    """One completed attempt."""
 
     attempt_number: int
     provider: str
@@ -59,7 +59,7 @@ class AttemptRow:
 
 @dataclass(frozen=True, slots=True)
 class EmailFilter:
-    """Which emails a list wants; None wants all."""
+    """Which emails to list; a field that is None does not filter."""
 
     status: Status | None = None
     error_type: str | None = None
@@ -68,37 +68,37 @@ class EmailFilter:
 
 
 class EmailStore:
-    """A tenant's view of its emails. Each method raises StoreUnavailable where the same call may succeed later."""
+    """Reads a tenant's emails. Each method raises StoreUnavailable if the same call may succeed later."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
-        """The tenant's email of that id."""
+        """The tenant's email with this id; None if there is none."""
         parameters = {"tenant_id": tenant_id, "email_id": email_id}
         return next(iter(await fetch(self._pool, "find_tenant_email", parameters, into=EmailRow)), None)
 
     async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
-        """The tenant's email of that key."""
+        """The tenant's email with this message key; None if there is none."""
         parameters = {"tenant_id": tenant_id, "message_key": message_key}
         return next(iter(await fetch(self._pool, "find_tenant_email_by_key", parameters, into=EmailRow)), None)
 
     async def list_attempts(self, email_id: UUID) -> list[AttemptRow]:
-        """What was tried for an email, in order."""
+        """The email's attempts, in order."""
         return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """What an email waits for; None if it is finished. Does not count the emails ahead, which may take long."""
+        """Why an email waits; None if it is finished. Leaves out the number of emails ahead, which may take long."""
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
 
     async def list(
         self, tenant_id: str, wanted: EmailFilter, *, below_id: UUID, from_id: UUID, limit: int
     ) -> tuple[list[EmailRow], UUID | None]:
-        """Up to so many of a tenant's emails, newest first, from one id on and below another.
+        """Up to `limit` of a tenant's emails, newest first, with `from_id` <= id < `below_id`.
 
-        Returns them, and the id below which the next look goes on; None if there is nothing more. A look reads
-        `EXAMINED_ROWS` at most, so that it may find fewer than there are, or none, and yet there is more.
+        Returns the emails and the `below_id` of the next page; None if this is the last page. A page reads at most
+        `EXAMINED_ROWS` rows, so a page with few or no emails is not necessarily the last one.
         """
         parameters: dict[str, Any] = {
             "tenant_id": tenant_id,
@@ -115,26 +115,26 @@ class EmailStore:
             rows = await fetch(self._pool, "list_tenant_emails", parameters)
         else:
             rows = await fetch(self._pool, "list_unfinished_tenant_emails", parameters)
-        emails = made(EmailRow, [row[:-1] for row in rows if row[0] is not None])
+        emails = from_rows(EmailRow, [row[:-1] for row in rows if row[0] is not None])
         return emails, emails[-1].email_id if len(emails) == limit else rows[0][-1]
 
 
 async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MOST_AHEAD) -> Facts | None:
-    """The facts about an email; None if it is finished or does not exist.
+    """The facts that show why an email waits; None if it is finished or does not exist.
 
     Args:
-        most_ahead: The most emails ahead of it that are counted; 0 counts none.
+        most_ahead: Count at most this many pending emails ahead of it; 0 counts none.
     """
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
     ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
-    return made(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
+    return from_rows(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Sessions that may hold a lock on the email's row for longer than a batched statement waits.
+    """Sessions that may have locked the email's row for longer than a batched statement waits, described.
 
-    Locks the row for an instant to find out, so a role that may only read gets an empty list.
+    Tries to lock the row to find out, so a role with only read rights gets an empty list.
     """
     ((may_lock,),) = await fetch(session, "may_lock")
     if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
@@ -143,7 +143,7 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
 
 
 async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]:
-    """The emails that hold these message keys, by key; a key that no email holds is left out."""
+    """The ids of the emails that have these message keys, by key; a key that no email has is left out."""
     if not message_keys:
         return {}
     parameters = {"tenant_id": tenant_id, "message_keys": list(message_keys)}
@@ -151,28 +151,28 @@ async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: C
 
 
 async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
-    """Everything about it that is not private; None if there is none."""
+    """All columns of an email that are not private, by name; None if there is no such email."""
     rows = await _records(session, "find_email", {"email_id": email_id})
     return rows[0] if rows else None
 
 
 async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """Its attempts, the first one first."""
+    """The email's attempts, first one first."""
     return await _records(session, "list_attempts", {"email_id": email_id})
 
 
 async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """What people did to it, the first act first."""
+    """The audited operator actions on the email, first one first."""
     return await _records(session, "list_acts", {"email_id": email_id})
 
 
 async def list_replays_of(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The replays that it was part of, the first one first."""
+    """The replays that included the email, first one first."""
     return await _records(session, "list_replays_of", {"email_id": email_id})
 
 
 async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
-    """What it says and to whom, attachments by name alone; None if it was deleted. Private: put the look on record."""
+    """The email's private content and recipients, attachments by name only; None if deleted. Audit the call first."""
     rows = await _records(session, "reveal_content", {"email_id": email_id})
     if not rows:
         return None
@@ -187,8 +187,8 @@ async def _records(session: AsyncSession, name: str, parameters: Mapping[str, An
 
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:
-    """The oldest pending emails, with the fields that decide whether they can be sent; without bodies, attachments."""
-    from dispatcher.store.leases import outgoing_email  # loads what `dlq show` does without
+    """The oldest pending emails, without bodies and attachments, to check whether a provider can send them."""
+    from dispatcher.store.leases import outgoing_email  # loads modules that `dlq show` does not need
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]

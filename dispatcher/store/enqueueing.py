@@ -1,6 +1,6 @@
-"""Emails into the tables: the parameters of the enqueue statements, and what their answers mean.
+"""Builds the parameters of the enqueue statements, and reads their results.
 
-Nothing here executes: `producers` runs these statements on the application's own connection, synchronous or not.
+This module executes nothing. `producers` executes the statements on the application's connection, synchronous or not.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An email with the id that it gets if its key is new.
+    """An email to insert, with the id that it gets if its key is new.
 
     Attributes:
-        payload_hash: What the key's first payload is compared with.
+        payload_hash: Compared with the stored hash if the key already exists.
     """
 
     email_id: UUID
@@ -38,14 +38,14 @@ class Draft:
 
     @property
     def key(self) -> Key:
-        """What makes it unique: tenant and message key."""
+        """Tenant and message key, which together are unique."""
         return (self.email.tenant_id, self.email.message_key)
 
 
 def draft(emails: Sequence[Email], traceparent: str | None = None) -> list[Draft]:
-    """Drafts in the order given. A traceparent that is none is left out, as W3C Trace Context, section 2.3, wants it.
+    """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
-    It becomes a header of the message, and a header that is too long would keep RabbitMQ from taking any message.
+    The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
@@ -57,7 +57,8 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     """The parameters of `enqueue`, sorted by key.
 
     Args:
-        publish_in_seconds: 0 for the relay to publish at once; else when it does what the caller has not done.
+        publish_in_seconds: When the relay publishes the emails. 0: at once. Greater: the caller publishes first, and
+            the relay publishes the emails that the caller has not marked as published by then.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
@@ -86,12 +87,12 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether storing them takes two statements, and so a transaction."""
+    """Whether storing the drafts takes two statements, and so a transaction."""
     return any(item.email.attachments for item in drafts)
 
 
 def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
-    """The parameters of `enqueue_attachments` for the emails that were inserted; None if they have no attachment."""
+    """The parameters of `enqueue_attachments` for the inserted emails; None if none of them has an attachment."""
     rows = [
         (item.email_id, position, attachment)
         for item in drafts
@@ -110,7 +111,7 @@ def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Param
 
 
 def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
-    """The parameters of `find_by_key` for the emails whose key was known; None if every key was new."""
+    """The parameters of `find_by_key` for the emails whose key already existed; None if every key was new."""
     keys = sorted({item.key for item in drafts if item.email_id not in inserted})
     if not keys:
         return None
@@ -118,7 +119,7 @@ def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters |
 
 
 def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
-    """The answer of `find_by_key`: by key, the id and payload hash of the email that holds it."""
+    """The result of `find_by_key`: by key, the id and payload hash of the email that has the key."""
     return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
 
 
@@ -128,7 +129,7 @@ def _recipients(email: Email) -> dict[str, tuple[str, ...]]:
 
 
 def _octets(email: Email, template_data: str | None) -> int:
-    """How much the content holds, about: a character that is not ASCII counts as the four octets that it may take."""
+    """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
     texts = [text for text in (email.text, email.html, template_data) if text]
     octets = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)
     return octets + sum(len(attachment.content) for attachment in email.attachments)

@@ -1,4 +1,4 @@
-"""Failed and held emails: what operators ask for and decide, and which of them need a letter on the DLQ."""
+"""Failed and held emails: operators' queries and decisions, and which emails need a dead letter on the DLQ."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import orjson
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import ids_with, ids_within
-from dispatcher.store.statements import fetch, made
+from dispatcher.store.statements import fetch, from_rows
 
 GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
-"""What `count_dead` counts by."""
+"""The properties that `count_dead` can group by."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which failed and held emails; what is None does not filter.
+    """A filter for failed and held emails; a field that is None does not filter.
 
     Attributes:
         status: `failed` or `held`.
-        text: Part of the error's words, in any case.
-        older_than_seconds: Enqueued longer ago.
-        newer_than_seconds: Enqueued since.
-        email_ids: Only these.
-        discarded: Those whose dead letter a person took away; False, as usual, for those that still have one.
+        text: A part of the error text, in any case.
+        older_than_seconds: Enqueued longer ago than this.
+        newer_than_seconds: Enqueued less long ago than this.
+        email_ids: Only these emails.
+        discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
     """
 
     status: Status | None = None
@@ -44,7 +44,7 @@ class Selection:
 
     @property
     def filters(self) -> dict[str, Any]:
-        """What filters, by name; ids left out."""
+        """The active filters by name, without the ids."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -60,11 +60,11 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class DeadEmail:
-    """An email that failed or is held; nothing private.
+    """A failed or held email, without private data.
 
     Attributes:
-        is_letter_due: Its dead letter is still to be published.
-        discarded_at: When a person took its dead letter away.
+        is_letter_due: Its dead letter is not published yet.
+        discarded_at: When an operator discarded its dead letter.
     """
 
     email_id: UUID
@@ -83,7 +83,7 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """How many failed and held emails have something in common, and when the first and last of them were enqueued."""
+    """The failed and held emails with one value of a property: how many, and when the first and last were enqueued."""
 
     value: str
     emails: int
@@ -93,7 +93,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class HeldEmail:
-    """An email whose outcome is unknown; nothing private."""
+    """A held email, whose outcome is unknown, without private data."""
 
     email_id: UUID
     tenant_id: str
@@ -106,12 +106,12 @@ class HeldEmail:
 
 
 @dataclass(frozen=True, slots=True)
-class LetterEmail:
-    """What the row of a dead letter's email says now.
+class DeadLetterEmail:
+    """The current row of the email that a dead letter is about.
 
     Attributes:
-        attempt_count: Together with the id it names one failure: every later one has more attempts.
-        is_discarded: An operator took its letter away for good.
+        attempt_count: Identifies one failure of the email: every later failure has more attempts.
+        is_discarded: An operator discarded the email's dead letter.
     """
 
     message_key: str
@@ -123,31 +123,31 @@ class LetterEmail:
 async def list_dead(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[DeadEmail], int]:
-    """A page of them, the newest first, and how many there are from its first one on."""
+    """A page of failed and held emails, newest first, and how many there are from the page's first email on."""
     rows = await fetch(session, "list_dead", {**selection.parameters, "before": before, "limit": limit})
-    return made(DeadEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
+    return from_rows(DeadEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
 
 async def count_dead(session: AsyncSession, selection: Selection, by: str) -> list[Group]:
-    """How many there are by one of `GROUPS`, the most frequent first."""
+    """The selected emails grouped by one of `GROUPS`, largest group first."""
     return await fetch(session, "count_dead", {**selection.parameters, "by": by}, into=Group)
 
 
 async def preview_dead(
     session: AsyncSession, selection: Selection, *, include_held: bool, sample: int
 ) -> dict[str, tuple[int, list[UUID]]]:
-    """What a replay would do: how many by outcome, and the first ids of each."""
+    """What a replay would do: by outcome, the number of emails and the first `sample` ids."""
     parameters = {**selection.parameters, "include_held": include_held, "sample": sample}
     return {outcome: (count, ids) for outcome, count, ids in await fetch(session, "preview_dead", parameters)}
 
 
 async def find_dead_ids(session: AsyncSession, selection: Selection) -> list[UUID]:
-    """All of them, the oldest first."""
+    """The ids of all selected emails, oldest first."""
     return [row[0] for row in await fetch(session, "find_dead_ids", selection.parameters)]
 
 
 async def find_known_ids(session: AsyncSession, email_ids: Collection[UUID]) -> set[UUID]:
-    """Which of these are emails."""
+    """The given ids that exist."""
     if not email_ids:
         return set()
     return {row[0] for row in await fetch(session, "find_known_ids", ids_within(set(email_ids)))}
@@ -162,7 +162,7 @@ async def audit(
     email_id: UUID | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Puts an act on record that changed no row."""
+    """Audits an action that changed no row in email_log."""
     written = None if detail is None else orjson.dumps(detail).decode()
     parameters = {"actor": actor, "action": action, "reason": reason, "email_id": email_id, "detail": written}
     await fetch(session, "audit", parameters)
@@ -171,10 +171,10 @@ async def audit(
 async def list_held(
     session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> tuple[list[HeldEmail], int]:
-    """A page of held emails, oldest first, and how many there are from its first one on."""
+    """A page of held emails, oldest first, and how many there are from the page's first email on."""
     parameters = {**selection.parameters, "after": after, "limit": limit}
     rows = await fetch(session, "list_held", parameters)
-    return made(HeldEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
+    return from_rows(HeldEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
 
 async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
@@ -193,35 +193,42 @@ async def find_status(session: AsyncSession, email_id: UUID) -> Status | None:
     return Status(rows[0][0]) if rows else None
 
 
-async def find_failures(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, LetterEmail]:
-    """The emails of dead letters, by id; an id without a row is left out."""
+async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, DeadLetterEmail]:
+    """The emails that dead letters are about, by id; an id without a row is left out."""
     if not email_ids:
         return {}
-    rows = await fetch(session, "find_failures", ids_within(set(email_ids)))
-    return {row[0]: LetterEmail(row[1], Status(row[2]), *row[3:]) for row in rows}
+    rows = await fetch(session, "find_dead_letter_emails", ids_within(set(email_ids)))
+    return {row[0]: DeadLetterEmail(row[1], Status(row[2]), *row[3:]) for row in rows}
 
 
 async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Notes that their dead letters are taken away for good, on record; returns those for which that is news."""
+    """Marks the emails' dead letters as discarded, audited; returns the ids that were not discarded before."""
     if not email_ids:
         return set()
     parameters = {**ids_within(set(email_ids)), "actor": actor, "reason": reason}
     return {row[0] for row in await fetch(session, "discard_dead", parameters)}
 
 
-async def find_announced(session: AsyncSession) -> dict[UUID, int]:
-    """The emails whose dead letter must be on the DLQ, with how many attempts it counts."""
-    return dict(await fetch(session, "find_announced"))
+async def find_dead_lettered(session: AsyncSession) -> dict[UUID, int]:
+    """The emails whose dead letter must be on the DLQ, with their number of attempts."""
+    return dict(await fetch(session, "find_dead_lettered"))
 
 
-async def announce_again(session: AsyncSession, attempts: Mapping[UUID, int]) -> set[UUID]:
-    """Has dead letters published again, attempts by id; returns for which emails."""
+async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, int]) -> set[UUID]:
+    """Makes dead letters due again.
+
+    Args:
+        attempts: The number of attempts of each email; an email with another number by now is left out.
+
+    Returns:
+        The ids of the emails whose dead letter is due.
+    """
     if not attempts:
         return set()
-    return {row[0] for row in await fetch(session, "announce_again", ids_with("attempt_counts", attempts))}
+    return {row[0] for row in await fetch(session, "republish_dead_letters", ids_with("attempt_counts", attempts))}
 
 
-async def audit_orphans(session: AsyncSession, letters: Mapping[UUID, int], *, actor: str, reason: str) -> None:
-    """Puts on record that the dead letters of emails that are gone are taken away for good, how many by id."""
-    parameters = {"email_ids": list(letters), "letters": list(letters.values()), "actor": actor, "reason": reason}
+async def audit_orphans(session: AsyncSession, counts: Mapping[UUID, int], *, actor: str, reason: str) -> None:
+    """Audits that dead letters whose emails no longer exist are discarded; `counts` is their number by email id."""
+    parameters = {"email_ids": list(counts), "counts": list(counts.values()), "actor": actor, "reason": reason}
     await fetch(session, "audit_orphans", parameters)

@@ -1,4 +1,4 @@
-"""The fewest rights that each kind of PostgreSQL role needs, as statements for the owner of the tables."""
+"""The minimal rights of each kind of PostgreSQL role, as statements for the owner of the tables."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Final
 from dispatcher.store.queries import query
 
 MOST_NAME_OCTETS: Final = 63
-"""PostgreSQL's NAMEDATALEN, less its last octet."""
+"""PostgreSQL's NAMEDATALEN minus the terminating octet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """A PostgreSQL role, and what it may do.
+    """A PostgreSQL role and its rights.
 
     Attributes:
         role: `producer`, `dispatcher` or `reader`.
         name: The role's name in PostgreSQL.
-        about: Who connects as it.
+        about: Which program connects with this role.
         grants: SQL statements without semicolons; idempotent.
     """
 
@@ -29,10 +29,10 @@ class Role:
 
 
 def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
-    """The three kinds of roles, each with only the rights that it uses.
+    """The three kinds of roles, each with only the rights that it needs.
 
     Args:
-        producer: The name of the producer's role, which need not exist yet; likewise for the others.
+        producer: The name of the producer role, which need not exist yet. The other arguments likewise.
 
     Raises:
         ValueError: PostgreSQL does not accept the name.

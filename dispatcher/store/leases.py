@@ -1,4 +1,4 @@
-"""Leases and their results, in batches: each method is one statement and one commit."""
+"""Leases emails and records results, in batches: each method is one statement and one commit."""
 
 from __future__ import annotations
 
@@ -22,31 +22,32 @@ from dispatcher.store.statements import Row, fetch
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
-MOST_LETTER_REPLAYS: Final = 3
-"""So often an email's dead letter may be put back by hand; more often, and it is a machine that moves it."""
+MAX_DEAD_LETTER_REPLAYS: Final = 3
+"""How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a machine
+that moves messages back and forth."""
 MOST_OCTETS: Final = 64 * 1024
-"""Content up to so much is read at the lease, where it has no attachments: far above nearly all emails."""
+"""`lease` returns content up to this size if it has no attachments; nearly all emails are far smaller."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
-"""What building an email raises where its row was altered by hand."""
+"""Exceptions from building an email whose row was edited by hand."""
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 class Lease(NamedTuple):
-    """Timed ownership of an email, with all that sending it takes. A tuple: there are thousands a second.
+    """Timed ownership of an email, with all that is needed to send it. A tuple, because thousands are made per second.
 
     Attributes:
-        email: What to send; None if its content was deleted since, or has to be read on its own.
+        email: The content; None if it was deleted, or must be read separately.
         token: Fences every write under this lease.
         attempt_number: The number of the attempt that this lease is for, from 1.
-        attempt_base: How many attempts there were when it was last replayed: they count anew from there.
-        on_uncertain: The email's own policy; None for the host's.
-        traceparent: W3C trace context of whoever enqueued it; None if there was none.
-        octets_apart: How much content there is to be read on its own before the email can be sent, because it is large
-            or could not be read together with others; 0 if there is none, negative if unknown.
-        created_at: When it was enqueued; None if that was not read.
+        attempt_base: The number of attempts before the last replay; only later attempts count towards the maximum.
+        on_uncertain: The email's own policy; None for the host's policy.
+        traceparent: W3C trace context of the enqueuing application; None if it passed none.
+        octets_apart: Size of the content that must be read separately before the email is sent, because it is large or
+            could not be read in a batch; 0 if there is none, negative if the size is unknown.
+        created_at: When the email was enqueued; None if that was not read.
     """
 
     email_id: UUID
@@ -62,16 +63,16 @@ class Lease(NamedTuple):
 
     @property
     def trace_id(self) -> str | None:
-        """The trace that it belongs to (W3C Trace Context, section 3.2.2.3)."""
+        """The trace id of the traceparent (W3C Trace Context, section 3.2.2.3); None without one."""
         return self.traceparent[3:35] if self.traceparent else None
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where an email stands that could not be leased.
+class UnleasedEmail:
+    """The current state of an email that could not be leased.
 
     Attributes:
-        our_token: The lease that this worker has of it; None if it has none.
+        our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
     """
 
     message_key: str
@@ -79,28 +80,28 @@ class Standing:
     our_token: int | None
 
 
-class LetterVerdict(StrEnum):
-    """What became of an email whose dead letter was put back on the send queue."""
+class DeadLetterVerdict(StrEnum):
+    """The result for an email whose dead letter was moved back to the send queue."""
 
     REPLAYED = "replayed"
-    """It is pending and due."""
+    """The email is pending and due."""
     REFUSED = "refused"
-    """It may have arrived, has no content, or came back too often: a command has to decide."""
+    """The email may have arrived, has no content, or was replayed too often: an operator must use a command."""
     STALE = "stale"
-    """The letter tells of a failure that is over."""
+    """The dead letter is about a failure that is over."""
 
 
 class Result(NamedTuple):
-    """What became of one attempt, to be recorded.
+    """The result of one attempt, to be recorded.
 
     Attributes:
-        status: Where the email stands now; `sending` prolongs the lease for another attempt.
-        lease_seconds: How long from now the prolonged lease lasts; None where the lease closes.
-        outcome: The outcome's word (see `domain.outcome.outcome_name`).
-        error_type: The reason in our vocabulary; None if it was accepted.
-        error: The provider's words, scrubbed.
-        expired_at: When the lease ended, where somebody else records for its living owner; the result counts only if
-            the lease still has this end.
+        status: The email's new status; `sending` extends the lease for another attempt.
+        lease_seconds: How long from now the extended lease lasts; None if the lease closes.
+        outcome: The outcome's name (see `domain.outcome.outcome_name`).
+        error_type: The reason as a `Reason` value; None if the email was accepted.
+        error: The provider's error text, scrubbed.
+        expired_at: Set if the relay records for a running worker whose lease expired: the end of that lease. The
+            result counts only if the lease still has this end.
     """
 
     email_id: UUID
@@ -118,8 +119,8 @@ class Result(NamedTuple):
     provider_message_id: str | None = None
     expired_at: datetime | None = None
 
-    def bare(self) -> Result:
-        """The result without the provider's words, for where PostgreSQL refuses these."""
+    def without_provider_texts(self) -> Result:
+        """The result without the provider's texts, for when PostgreSQL refuses to store them."""
         return self._replace(error=None, provider_code=None, provider_message_id=None)
 
 
@@ -127,25 +128,25 @@ _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
 )
-"""The statement's name for each field of a result, in order."""
+"""The statement's parameter for each field of `Result`, in order."""
 
 
 class LeaseStore:
     """The worker's statements.
 
-    Every method raises StoreUnavailable where the same call may succeed later; after that, nobody knows whether the
-    statement was committed, and the next call has to find out (`release_unanswered`, `is_recorded`). StoreBusy tells
-    more: nothing was committed, and `locked` can say what to leave out.
+    Every method raises StoreUnavailable if the same call may succeed later. It is then unknown whether the statement
+    was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
+    committed, and `locked` finds the emails to leave out.
 
     Attributes:
-        locked: The emails that somebody else's transaction holds.
+        locked: Emails whose rows another transaction has locked.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
         """
         Args:
-            worker: This process's identity, unique over hosts and restarts; stands in `locked_by`.
-            slot: The worker slot's name, the same over restarts; keys `email_hourly`.
+            worker: This process's identity, unique over hosts and restarts; stored in `locked_by`.
+            slot: The worker slot's name, the same over restarts; part of the key of `email_hourly`.
         """
         self._pool = pool
         self._worker = worker
@@ -153,7 +154,7 @@ class LeaseStore:
         self.locked = LockedRows(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases of those emails that may be leased, of the ids and message keys given; the rest is left out."""
+        """Leases the pending emails among the given ids and message keys; leaves out all others."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -162,29 +163,31 @@ class LeaseStore:
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
-    async def lease_unread(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
-        """As `lease`, for one email that it could not read. Its content is still to be read."""
+    async def lease_without_content(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
+        """As `lease`, for one email that `lease` could not read. The caller must read its content separately."""
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base in await fetch(self._pool, "lease_unread", parameters):
+        for token, attempt_number, on_uncertain, attempt_base in await fetch(
+            self._pool, "lease_without_content", parameters
+        ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             return Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
-        """How much the content of an email holds; 0 if it was deleted."""
+        """The size of an email's content in octets; 0 if it was deleted."""
         ((octets,),) = await fetch(self._pool, "find_content_octets", {"email_id": email_id})
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
-        """An email's content; None if it was deleted, attachments included.
+        """An email with its content and attachments; None if any of these was deleted.
 
         Raises:
-            StatementRefused: PostgreSQL cannot read it, or it is no email.
+            StatementRefused: PostgreSQL cannot read the content, or the row is not a valid email.
         """
         rows = await fetch(self._pool, "find_content", {"email_id": email_id})
         attachments: list[OutgoingAttachment] = []
@@ -197,10 +200,10 @@ class LeaseStore:
         try:
             return outgoing_email(email_id, rows[0], tuple(attachments)) if rows else None
         except _NO_EMAIL as error:
-            raise StatementRefused("PostgreSQL holds a row that is no email.") from error
+            raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment, in slices: a session keeps as much memory as its largest answer took. None if it is gone."""
+        """An attachment; None if it was deleted. Read in slices: a session keeps memory for its largest answer."""
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:
@@ -214,93 +217,103 @@ class LeaseStore:
         return bytes(content)
 
     async def find_database_id(self) -> UUID:
-        """The database's identity."""
+        """The identity that `init` gave the database."""
         return await find_database_id(self._pool)
 
-    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
-        """Where emails stand, by id; an id without a row is left out."""
-        rows = await fetch(self._pool, "find_standing", {**ids_within(email_ids), "worker": self._worker})
-        return {email_id: Standing(key, Status(status), token) for email_id, key, status, token in rows}
+    async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
+        """The states of emails that could not be leased, by id; an id without a row is left out."""
+        rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
+        return {email_id: UnleasedEmail(key, Status(status), token) for email_id, key, status, token in rows}
 
-    async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
-        """Replays emails whose dead letters were put back on the send queue; attempts as these count them, by id.
+    async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
+        """Replays emails whose dead letters were moved back to the send queue.
 
-        One that is missing from the answer is locked by somebody: it has to be asked for again.
+        Args:
+            attempts: The number of attempts in each dead letter, by email id.
+
+        Returns:
+            A verdict per email. If an email is missing, another transaction has locked its row: call again later.
         """
         if not attempts:
             return {}
         parameters = {
             **ids_with("attempts", attempts),
-            "most_times": MOST_LETTER_REPLAYS,
+            "most_times": MAX_DEAD_LETTER_REPLAYS,
             "worker": self._worker,
         }
-        rows = await fetch(self._pool, "replay_letters", parameters)
-        return {email_id: LetterVerdict(verdict) for email_id, verdict, _ in rows}
+        rows = await fetch(self._pool, "replay_dead_letters", parameters)
+        return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Prolongs leases, given as token by id; returns the ids that are still ours."""
+        """Extends leases, given as token by email id; returns the ids whose lease is still ours."""
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Gives back leases under which nothing was accepted, nor will be; returns the ids that were still ours.
+        """Returns leases under which nothing was or will be accepted. Their emails become pending and due.
 
-        What a rescue took away and held meanwhile is pending again, too (see `recover`).
+        Also reverts a recovery that took such a lease meanwhile (see `revert_recovery`).
 
         Args:
-            away_seconds: How long from now an email becomes due; at once where it is missing.
+            leases: The token by email id.
+            away_seconds: In how many seconds an email becomes due; at once if it is missing here.
+
+        Returns:
+            The ids whose lease was still ours.
         """
         parameters = ids_with("lease_tokens", leases)
         waits = [away_seconds.get(email_id, 0.0) for email_id in parameters["email_ids"]]
         ours = await self._ids("release", {**parameters, "away_seconds": waits})
         if len(ours) < len(leases):
-            await self.recover({email_id: token for email_id, token in leases.items() if email_id not in ours})
+            await self.revert_recovery({email_id: token for email_id, token in leases.items() if email_id not in ours})
         return ours
 
-    async def recover(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Undoes the rescue of leases under which nothing was accepted, nor will be, as token by id.
+    async def revert_recovery(self, leases: dict[UUID, int]) -> set[UUID]:
+        """Reverts the recovery of leases under which nothing was or will be accepted, given as token by email id.
 
         Returns:
-            The emails that are pending again: those that the rescue held and that have not changed since.
+            The emails that are pending again: recovery held them, and they have not changed since.
         """
-        rows = await fetch(self._pool, "recover_rescued", {**ids_with("lease_tokens", leases), "worker": self._worker})
+        rows = await fetch(self._pool, "revert_recovery", {**ids_with("lease_tokens", leases), "worker": self._worker})
         metrics.RECOVERED.add(len(rows), "host_returned")
         for email_id, correlation_id, _ in rows:
             get_log().warning("email.hold_reverted", email_id=str(email_id), correlation_id=correlation_id)
         return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
-        """Gives back what a `lease` whose answer was lost may have leased to us; these ids must not be in our hands.
+        """Returns the leases that a `lease` call may have taken although its answer was lost.
 
-        By token, and not by what is ours: were this statement cut off in its turn and executed later, it would give
-        back what a later lease of ours has taken, perhaps an email that is on the wire by then.
+        None of these emails may be in flight in this worker. The statement names tokens, not the owner: if it were cut
+        off and executed late, it could otherwise return a newer lease of this worker, for an email that is on the wire.
         """
-        standing = await self.find_standing(email_ids)
-        if ours := {i: found.our_token for i, found in standing.items() if found.our_token is not None}:
-            await self.release_free(ours)
+        states = await self.find_unleased(email_ids)
+        if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
+            await self.release_unlocked(ours)
 
-    async def release_free(
+    async def release_unlocked(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """As `release`, without those that are locked; returns the ids of these, which have to be released later.
+        """As `release`, but skips locked rows; returns their ids, which the caller must release later.
 
-        What PostgreSQL refuses to release stays leased until the lease ends.
+        If PostgreSQL refuses to release an email, it stays leased until the lease expires.
         """
-        around = await self.locked.around(leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds))
-        return around.locked
+        outcome = await self.locked.execute_unlocked(
+            leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
+        )
+        return outcome.locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
-        """Records a batch; returns the ids whose lease was still ours (see the statement for the others)."""
+        """Records a batch of results; returns the ids whose lease was still ours (see the statement for the others)."""
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("record"), parameters)
-            if cursor.rowcount == len(results):  # as nearly always: no answer of a hundred ids to be read
+            if cursor.rowcount == len(results):  # nearly always; saves parsing a hundred ids
                 return {result.email_id for result in results}
             return {row[0] for row in await cursor.fetchall()}
 
     async def is_recorded(self, result: Result) -> bool:
-        """Whether the batch that held this result was committed although its answer was lost."""
+        """Whether the batch with this result was committed although its answer was lost."""
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,
@@ -343,7 +356,7 @@ def _lease(row: Row) -> Lease:
 
 
 def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
-    """An email from the columns `created_at` to `tags` of its row and its content."""
+    """An email from the columns `created_at` to `tags` of `email_log` and `email_content`."""
     created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags = row
     return OutgoingEmail(
         email_id=email_id,

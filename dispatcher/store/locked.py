@@ -1,9 +1,9 @@
-"""Executes batched statements around emails whose rows are locked, or for which PostgreSQL refuses the statement.
+"""Executes batched statements without the emails whose rows are locked or for which PostgreSQL refuses the statement.
 
-A batched statement waits for every row in it, so one row that stays locked (a `psql` left open in the middle of a
-transaction, for example) would delay all. No extra query is made while no row is locked. After a statement has waited
-in vain, one query finds its locked emails. They are remembered, and checked before a batch takes them again. If
-PostgreSQL refuses a statement, `store.apart` finds the emails to blame.
+A batched statement waits for each of its rows, so one row that stays locked (for example by a `psql` left open in a
+transaction) would delay all. While no row is locked, no extra query is made. After a statement ran into the lock
+timeout, one query finds its locked emails. They are remembered, and checked before a batch includes them again. If
+PostgreSQL refuses a statement, `store.bisection` finds the emails that cause it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from uuid import UUID
 
 from dispatcher.domain.waiting import describe_holder
 from dispatcher.errors import StatementRefused, StoreBusy
-from dispatcher.store.apart import apart
+from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.connections import BATCH_LOCK_SECONDS
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""Since it was last seen locked; whoever has an email in hand looks far more often."""
+"""How long an email is remembered after it was last found locked; a process that holds the email checks more often."""
 RETRY_REFUSED_SECONDS: Final = 10.0
-"""Until the relay tries an email again that PostgreSQL has refused."""
+"""How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MOST_NAMED: Final = 5
-"""In one log line; somebody may have locked thousands."""
+"""The most email ids in one log line; a transaction may lock thousands of rows."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -38,13 +38,13 @@ _NUMBER: Final = attrgetter("int")
 
 
 @dataclass(frozen=True, slots=True)
-class Around(Generic[T_co]):
-    """What became of a batched statement.
+class BatchOutcome(Generic[T_co]):
+    """The result of a batched statement.
 
     Attributes:
-        answers: Its answers; several if the batch was split, none if it was executed for no email.
-        locked: The emails for which it was not executed, because another transaction holds a lock on their rows.
-        refused: The emails for which PostgreSQL refuses it, and why.
+        answers: The statement's answers: several if the batch was split, none if it was executed for no email.
+        locked: Emails that were left out because another transaction has locked their rows.
+        refused: Emails for which PostgreSQL refuses the statement, with the error.
     """
 
     answers: Sequence[T_co]
@@ -52,23 +52,23 @@ class Around(Generic[T_co]):
     refused: Mapping[UUID, StatementRefused] = field(default_factory=dict)
 
     @property
-    def left(self) -> set[UUID]:
-        """The emails for which the statement was not executed."""
+    def skipped(self) -> set[UUID]:
+        """The emails for which the statement was not executed: locked and refused ones."""
         return self.locked | self.refused.keys()
 
-    def rows(self: Around[Collection[R]]) -> list[R]:
+    def rows(self: BatchOutcome[Collection[R]]) -> list[R]:
         """The rows of all answers."""
         return [*chain.from_iterable(self.answers)]
 
 
 class LockedRows:
-    """What one process knows of locked emails."""
+    """The locked emails that one process has found, and the refused ones."""
 
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
         Args:
-            retry_seconds: How long `around` leaves out an email that PostgreSQL has refused. For a loop that would
-                try it at each look.
+            retry_seconds: How long `execute_unlocked` leaves out an email after a refusal. For a loop that would
+                otherwise retry the email in each iteration.
         """
         self._source = source
         self._retry_seconds = retry_seconds
@@ -82,22 +82,24 @@ class LockedRows:
     def __len__(self) -> int:
         return len(self._seen_at)
 
-    async def around(self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]) -> Around[T]:
-        """Executes a batched statement for these emails, except those that are locked or that PostgreSQL refuses.
+    async def execute_unlocked(
+        self, email_ids: Iterable[UUID], execute: Callable[[set[UUID]], Awaitable[T]]
+    ) -> BatchOutcome[T]:
+        """Executes a batched statement for these emails, without those that are locked or refused.
 
         Raises:
-            StoreBusy: the statement waits for another lock than those of these rows. Nothing was committed.
+            StoreBusy: the statement waits for a lock other than those of these rows. Nothing was committed.
         """
         asked = set(email_ids)
         is_busy = False
         if asked and not (self._seen_at or self._refused):  # nearly always
             try:
-                return Around([await execute(asked)])
+                return BatchOutcome([await execute(asked)])
             except StatementRefused:
                 pass
             except StoreBusy:
                 is_busy = True
-        locked = await self.among(asked, is_busy=is_busy)
+        locked = await self.find_locked(asked, is_busy=is_busy)
 
         async def execute_free(part: Sequence[UUID]) -> list[T]:
             free = set(part)
@@ -106,29 +108,29 @@ class LockedRows:
             except StoreBusy:
                 if is_busy and not locked:
                     raise
-                locked.update(found := await self.among(free, is_busy=True))
+                locked.update(found := await self.find_locked(free, is_busy=True))
                 return [await execute(free - found)] if free > found else []
 
         refused = self._still_refused(asked)
         if not (free := asked - locked - refused.keys()):
-            return Around([], locked, refused)
-        answers, culprits = await apart(sorted(free, key=_NUMBER), execute_free)
+            return BatchOutcome([], locked, refused)
+        answers, culprits = await bisect_batch(sorted(free, key=_NUMBER), execute_free)
         for email_id, error in culprits:
             self._refused[email_id] = time.monotonic(), error
             self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
-        return Around([*chain.from_iterable(answers)], locked, refused | dict(culprits))
+        return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """Those of these emails that are not to be tried yet."""
+        """The given emails that were refused less than `retry_seconds` ago."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
-    async def among(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """Which of these are locked now, of those that were when we last looked.
+    async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
+        """The given emails that are locked now. Normally checks only emails that were found locked before.
 
         Args:
-            is_busy: A statement has waited for them in vain: look at all of them.
+            is_busy: A statement for these emails ran into the lock timeout, so check all of them.
         """
         if not (self._seen_at or is_busy):
             return set()
@@ -142,7 +144,7 @@ class LockedRows:
             self._seen_at.pop(email_id, None)
         self._seen_at |= dict.fromkeys(locked, time.monotonic())
         if new:
-            await self._tell(new)
+            await self._log_locked(new)
         return locked
 
     def _forget_old(self) -> None:
@@ -150,20 +152,20 @@ class LockedRows:
         for email_id in [email_id for email_id, seen_at in self._seen_at.items() if seen_at < before]:
             del self._seen_at[email_id]
 
-    async def _tell(self, email_ids: set[UUID]) -> None:
+    async def _log_locked(self, email_ids: set[UUID]) -> None:
         rows = await fetch(self._source, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
         fields = {
             "count": len(email_ids),
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
             "lock_holders": [describe_holder(*row) for row in rows],
         }
-        # A commit that waits for a standby keeps its rows locked, and no operator has to end its session.
+        # A commit that waits for a standby keeps its rows locked. No operator should end its session.
         if rows and all(is_committing for *_, is_committing in rows):
             self._log.warning("store.commits_waiting", **fields)
         else:
             self._log.warning("email.locked", **fields)
 
 
-def within(mapping: Mapping[UUID, T], email_ids: Collection[UUID]) -> Mapping[UUID, T]:
-    """The part of a mapping that is about these emails."""
+def subset(mapping: Mapping[UUID, T], email_ids: Collection[UUID]) -> Mapping[UUID, T]:
+    """The entries of a mapping for these emails."""
     return mapping if len(email_ids) == len(mapping) else {email_id: mapping[email_id] for email_id in email_ids}

@@ -1,8 +1,8 @@
-"""Applies the numbered files of `sql/migrations/`: forward only, never edited.
+"""Applies the numbered files of `sql/migrations/`. They only go forward and are never edited.
 
-Migrations name tables and functions without a schema; `apply` sets the search_path to our schema. A function that reads
-tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses when it creates the
-function (`begin atomic`).
+Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
+reads tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses when it
+creates the function (`begin atomic`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from dispatcher.store.queries import query, schema
 from dispatcher.store.statements import Row, fetch, fetch_sync
 
 WEEKS_AHEAD: Final = 4
-"""Partitions that are made ahead; a host that makes none for longer fills the default partition, and nothing fails."""
+"""How many weekly partitions are created ahead. If none are created for longer, rows go to the default partition."""
 
 _OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
-"""A line of migration 0011 that only a superuser may execute. Migration 0018 makes its function again without it."""
+"""A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without it."""
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -36,7 +36,7 @@ class Migration:
     """One file of `sql/migrations/`.
 
     Attributes:
-        checksum: SHA-256 of its text, by which an edited file is noticed.
+        checksum: SHA-256 of the text, to detect an edited file.
     """
 
     number: int
@@ -47,7 +47,7 @@ class Migration:
 
 @cache
 def all_migrations() -> tuple[Migration, ...]:
-    """The migrations that this release has, in order."""
+    """The migrations of this release, in order."""
     found = []
     for resource in files("dispatcher.sql.migrations").iterdir():
         if match := _FILE_NAME.fullmatch(resource.name):
@@ -57,13 +57,14 @@ def all_migrations() -> tuple[Migration, ...]:
 
 
 def migrate(connection: Session) -> list[str]:
-    """Brings the database to this release and makes partitions ahead; returns what it changed, in words.
+    """Applies the missing migrations and creates partitions ahead; returns a description of each change.
 
-    A second call changes nothing; two at once wait for each other. All or nothing: one transaction.
+    Idempotent. Runs in one transaction; concurrent calls wait for each other.
 
     Raises:
-        SchemaError: the database is not in UTF-8 or newer than this release, an applied migration's file was edited,
-            another schema has the tables, another application's table has the same name, or the role lacks a right.
+        SchemaError: the database's encoding is not UTF-8, the database is newer than this release, the file of an
+            applied migration was edited, another schema has the tables, another application has a table of the same
+            name, or the role lacks a right.
     """
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
@@ -73,7 +74,7 @@ def migrate(connection: Session) -> list[str]:
             with _explained("The first step"):
                 if not fetch_sync(connection, "find_schema", {"schema": schema()}):
                     connection.execute(query("create_schema"))
-                    changes.append(f"made the schema {schema()}")
+                    changes.append(f"created schema {schema()}")
                 connection.execute(query("create_migration_table"))
         applied = _assert_compatible(fetch_sync(connection, "list_migrations"))
         fetch_sync(connection, "enter_schema", {"schema": schema()})
@@ -86,34 +87,35 @@ def migrate(connection: Session) -> list[str]:
                 fetch_sync(connection, "record_migration", row)
                 changes.append(f"applied migration {subject}")
         if made := fetch_sync(connection, "make_partitions", {"weeks_ahead": WEEKS_AHEAD}):
-            changes.append(f"made {len(made)} partitions")
+            changes.append(f"created {len(made)} {'partition' if len(made) == 1 else 'partitions'}")
     return changes
 
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Translates the block's errors for names that are taken and missing rights into a SchemaError with a remedy."""
+    """Translates the block's errors for name conflicts and missing rights into a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
         raise SchemaError(
-            f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="It is another application's. Set DISPATCHER_DATABASE_SCHEMA to a schema that no application uses.",
+            f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
+            remedy="It belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema that no other "
+            "application uses.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
-            f'{step} fails in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="Run `dispatcher init` as the owner of the tables. Before the first `init`, an administrator makes "
-            f'the schema for that role: create schema "{schema()}" authorization ROLE; or, if it exists: '
+            f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
+            remedy="Run `dispatcher init` as the owner of the tables. Before the first `init`, an administrator must "
+            f'create the schema for that role: create schema "{schema()}" authorization ROLE; or, if it exists: '
             f'grant create on schema "{schema()}" to ROLE.',
         ) from error
 
 
 def verify_schema(connection: Session) -> list[str]:
-    """Checks that the schema is at this release; returns other schemas that have a dispatcher's tables.
+    """Asserts that exactly this release's migrations were applied; returns other schemas with a dispatcher's tables.
 
     Raises:
-        SchemaError: it was never migrated, is behind, is newer, or a migration was edited.
+        SchemaError: no migration was applied, some are missing, the database is newer, or a migration was edited.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     (found,) = fetch_sync(connection, "find_migration_table")
@@ -134,24 +136,24 @@ def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
         others: Other schemas of the database that have them.
 
     Raises:
-        SchemaError: our schema has no tables, but another schema has them. One relay publishes for a whole database, so
-            emails in a second schema would wait for ever.
+        SchemaError: our schema has no tables, but another schema has them. One relay publishes for the whole database,
+            so emails in a second schema would never be published.
     """
     if others and not has_tables:
         raise SchemaError(
-            f'The schema "{schema()}" has no tables of the dispatcher, but the schema "{others[0]}" has them.',
-            remedy=f"Set DISPATCHER_DATABASE_SCHEMA={others[0]} here and for the applications that enqueue by the "
+            f'The dispatcher\'s tables are not in the schema "{schema()}" but in the schema "{others[0]}".',
+            remedy=f"Set DISPATCHER_DATABASE_SCHEMA={others[0]} here and for the applications that enqueue with the "
             'library, or move the tables (docs/deployment.md, "Schema and roles in PostgreSQL").',
         )
     return has_tables
 
 
 def _assert_unicode(encoding: str | None) -> None:
-    """An email, or a provider's answer, may hold any letter."""
+    # An email or a provider's answer may contain any character.
     if encoding != "UTF8":
         raise SchemaError(
-            f"The database's encoding is {encoding}, which cannot hold every letter.",
-            remedy="Create one with ENCODING 'UTF8', and name it in DISPATCHER_DATABASE_URL.",
+            f"The database's encoding is {encoding}, which cannot store every character.",
+            remedy="Create a database with ENCODING 'UTF8', and set DISPATCHER_DATABASE_URL to it.",
         )
 
 
@@ -160,23 +162,24 @@ def _assert_complete(rows: Sequence[Row]) -> None:
     missing = [f"{m.number:04} {m.name}" for m in all_migrations() if m.number not in applied]
     if missing:
         raise SchemaError(
-            f"The database lacks {len(missing)} of this release's migrations: {', '.join(missing)}.",
+            f"The database lacks {len(missing)} "
+            f"{'migration' if len(missing) == 1 else 'migrations'} of this release: {', '.join(missing)}.",
             remedy="Run `dispatcher init`.",
         )
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:
-    """Asserts that this release has the migrations that were applied, as they were; returns their numbers."""
+    """Asserts that this release has every applied migration with the same text; returns the applied numbers."""
     checksums = {migration.number: migration.checksum for migration in all_migrations()}
     for number, name, checksum in rows:
         if number not in checksums:
             raise SchemaError(
-                f"The database has migration {number:04} {name}, which this release does not know.",
-                remedy="Run the release that applied it, or a later one.",
+                f"The database has migration {number:04} {name}, which this release does not have.",
+                remedy="Run the release that applied the migration, or a later one.",
             )
         if checksums[number] != checksum:
             raise SchemaError(
                 f"Migration {number:04} {name} was edited after it was applied.",
-                remedy="Restore the file as it was released; migrations go forward only.",
+                remedy="Restore the released file; make changes in a new migration.",
             )
     return {row[0] for row in rows}

@@ -1,4 +1,4 @@
-"""What workers on all hosts agree on about a provider: its rate, and whether it can be used now."""
+"""Provider state that the workers of all hosts share: the rate, and whether the provider is usable."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dispatcher.store.statements import Source, fetch, fetch_sync
 
 
 class ProviderStore:
-    """A worker's statements about providers; each raises StoreUnavailable where the same call may succeed later."""
+    """A worker's statements about providers; each raises StoreUnavailable if the same call may succeed later."""
 
     def __init__(self, pool: Pool, *, slot: str) -> None:
         self._pool = pool
         self._slot = slot
 
     async def begin_rate(self, provider: str, ceiling: float) -> None:
-        """Makes sure that the provider's bucket exists; `ceiling` in emails per second."""
+        """Creates the provider's token bucket unless it exists; `ceiling` is in emails per second."""
         await fetch(self._pool, "begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
-        """How many of the wanted tokens there are, and the rate in emails per second at which more come.
+        """Takes up to `wanted` tokens; returns the number taken, and the current rate in emails per second.
 
-        Where the provider has no bucket yet, one begins to fill.
+        Creates an empty bucket if the provider has none.
         """
         parameters = {"provider": provider, "ceiling": ceiling, "burst": burst, "wanted": wanted}
         if rows := await fetch(self._pool, "take_tokens", parameters):
@@ -30,18 +30,18 @@ class ProviderStore:
         return 0, ceiling
 
     async def halve_rate(self, provider: str, ceiling: float) -> float | None:
-        """Halves the rate after the provider throttled us; the new rate, or None if somebody has just done it."""
+        """Halves the rate after a throttle; returns the new rate, or None if it was halved less than a second ago."""
         rows = await fetch(self._pool, "halve_rate", {"provider": provider, "ceiling": ceiling})
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Tells others how this worker sees the provider."""
+        """Reports how this worker sees the provider, for `seconds` or until the next report."""
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 
-    async def forget_states(self) -> None:
-        """Takes back what this slot said: its worker begins, or ends."""
-        await fetch(self._pool, "forget_provider_states", {"slot": self._slot})
+    async def delete_states(self) -> None:
+        """Deletes the reports of this worker slot, when its worker starts or exits."""
+        await fetch(self._pool, "delete_provider_states", {"slot": self._slot})
 
 
 async def find_troubles(source: Source) -> list[Trouble]:

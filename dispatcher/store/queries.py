@@ -1,6 +1,6 @@
-"""The named statements of `sql/queries/`; Python never builds SQL text.
+"""Loads the named statements of `sql/queries/`; Python never builds SQL text.
 
-Each statement names our tables and functions with the default schema, `dispatcher`. Where DISPATCHER_DATABASE_SCHEMA
+Each statement names our tables and functions with the default schema, `dispatcher`. If DISPATCHER_DATABASE_SCHEMA
 names another schema, that name replaces it. So no statement depends on the search_path of a session, which may belong
 to the application or a pooler.
 """
@@ -29,10 +29,10 @@ _SCHEMA_NAME: Final = re.compile(rb"(?<=\bschema )dispatcher\b|\bdispatcher(?=\.
 def schema() -> str:
     """The schema of our tables: the value of DISPATCHER_DATABASE_SCHEMA at the first call.
 
-    Reads the environment, which other modules do not: an application that uses the library has no other settings.
+    Only this function reads the environment directly, because an application that uses the library loads no settings.
 
     Raises:
-        ConfigurationError: the value is no valid name of a schema.
+        ConfigurationError: the value is not a valid schema name.
     """
     text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
     if not text:
@@ -50,7 +50,7 @@ def all_queries() -> Mapping[str, bytes]:
     """Every named statement, for the default schema; read from the package once.
 
     Raises:
-        ValueError: a name stands twice.
+        ValueError: two statements have the same name.
     """
     found: dict[str, bytes] = {}
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
@@ -59,13 +59,13 @@ def all_queries() -> Mapping[str, bytes]:
         parts = _HEADING.split(resource.read_text(encoding="utf-8"))
         for name, text in zip(parts[1::2], parts[2::2], strict=True):
             if name in found:
-                raise ValueError(f"{resource.name}: the query {name} stands twice")
+                raise ValueError(f"{resource.name}: another statement has the name {name}")
             found[name] = _without_comments(text).encode()
     return MappingProxyType(found)
 
 
 def query(name: str) -> bytes:
-    """The statement of that name, without its comments; as bytes, which psycopg takes as trusted text."""
+    """The statement with this name, without comments; as bytes, which psycopg accepts as trusted SQL."""
     return _queries_in(schema())[name]
 
 
@@ -78,14 +78,17 @@ def _queries_in(schema_name: str) -> Mapping[str, bytes]:
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
-    """The parameters by which a statement names its emails, of which there must be one: their ids in order, and the
-    bounds that keep it out of other weeks' partitions."""
-    ordered = sorted(email_ids, key=_NUMBER)  # comparing UUIDs themselves is ten times the work
+    """The parameters by which a statement names its emails: the sorted ids, and their bounds for partition pruning.
+
+    Args:
+        email_ids: At least one id.
+    """
+    ordered = sorted(email_ids, key=_NUMBER)  # comparing UUID objects takes ten times as long
     return {"email_ids": ordered, "lowest_id": ordered[0], "highest_id": ordered[-1]}
 
 
 def ids_with(name: str, values: Mapping[UUID, Any]) -> dict[str, Any]:
-    """As `ids_within`, with a list of that name: a value for each email, in the order of their ids."""
+    """As `ids_within`, plus a parameter `name`: the list of the emails' values, in the order of the ids."""
     ids = ids_within(values)
     return {**ids, name: [values[email_id] for email_id in ids["email_ids"]]}
 

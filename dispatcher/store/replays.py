@@ -1,4 +1,4 @@
-"""Replays: batches of emails that a person wants sent again, settled when they are made, done one commit at a time."""
+"""Replays: lists of emails that an operator has sent again. The list is fixed at creation; each email is one commit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.store.statements import fetch
 
 
 class ReplayState(StrEnum):
-    """Whether a replay may go on."""
+    """Whether a replay may continue."""
 
     RUNNING = "running"
     STOPPED = "stopped"
@@ -24,35 +24,35 @@ class ReplayState(StrEnum):
 
 
 class ItemOutcome(StrEnum):
-    """What became of one email of a replay; all but the first leave it as it was."""
+    """The outcome for one email of a replay. Only `replayed` changes the email."""
 
     REPLAYED = "replayed"
-    """It is pending and due."""
+    """The email is pending and due."""
     ALREADY_SENT = "already_sent"
     UNDER_WAY = "under_way"
-    """It is pending or sending: somebody replayed it before."""
+    """The email is already pending or sending, for example because of another replay."""
     DISCARDED = "discarded"
-    """Somebody discarded its dead letter: since the replay was made, or at any time where it was not made for such."""
+    """Its dead letter was discarded: after the replay was created, or before and the replay excludes such emails."""
     MAY_HAVE_ARRIVED = "may_have_arrived"
-    """It is held, or failed after an attempt of which no answer came, and the replay is not for such."""
+    """It is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
-    """What would have to be sent was deleted."""
+    """The email's content was deleted."""
     UNKNOWN = "unknown"
     """There is no such email."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay as it stands.
+    """The current state of a replay.
 
     Attributes:
         source: `filter`, `ids` or `queue`.
-        selection: The filter, by name; or how many ids.
-        per_second: Its pace; None for as fast as it goes.
-        paced_with: Replays that ran over some of the same emails when it began: all share the slowest pace.
-        outcomes: Its emails by outcome; those still to do left out.
-        waiting: How many are still to do.
-        is_active: Somebody is at it now; a running one that nobody attends was interrupted, and can be resumed.
+        selection: The filters by name, or the number of ids.
+        per_second: The pace in emails per second; None for no limit.
+        paced_with: Overlapping replays that were running when this one began: all share the slowest pace.
+        outcomes: The number of emails by outcome, without those still to do.
+        waiting: The number of emails still to do.
+        is_active: A session is running it now. A `running` replay without one was interrupted and can be resumed.
     """
 
     replay_id: int
@@ -72,26 +72,26 @@ class Replay:
 
     @property
     def total(self) -> int:
-        """How many emails it is about."""
+        """The number of its emails."""
         return sum(self.outcomes.values()) + self.waiting
 
     @property
     def replayed(self) -> int:
-        """How many are pending and due because of it, or were."""
+        """The number of emails that it replayed."""
         return self.outcomes.get(ItemOutcome.REPLAYED, 0)
 
     @property
     def skipped(self) -> Mapping[ItemOutcome, int]:
-        """Those that it left as they were, by why."""
+        """The number of emails that it skipped, by outcome."""
         return {outcome: count for outcome, count in self.outcomes.items() if outcome is not ItemOutcome.REPLAYED}
 
 
 @dataclass(frozen=True, slots=True)
-class Meeting:
-    """Another running replay that has some of the same emails.
+class OverlappingReplay:
+    """Another running replay with some of the same emails.
 
     Attributes:
-        emails: How many of the same emails it has still to do.
+        emails: The number of shared emails that it still has to do.
     """
 
     replay_id: int
@@ -113,7 +113,7 @@ async def create_replay(
     reason: str,
     force: bool,
 ) -> int:
-    """Settles which emails a replay is about, on record; returns its id."""
+    """Creates a replay with its list of emails, audited; returns its id. Changes none of the emails."""
     parameters = {
         "email_ids": list(email_ids),
         "source": source,
@@ -130,73 +130,75 @@ async def create_replay(
 async def replay_next(
     session: AsyncSession, replay_id: int, *, after: UUID | None = None
 ) -> tuple[UUID, ItemOutcome | None] | None:
-    """Replays its next email, in one commit; None if none is left, or it does not run.
-
-    Its outcome is None where somebody's transaction holds its row: it waits as before.
+    """Replays the next email of a replay, in one commit.
 
     Args:
-        after: The email that was the last one: so a caller passes over those that are locked.
+        after: Continue after this email id. A caller passes the last id, so that it does not get a locked email again.
+
+    Returns:
+        The email and its outcome. The outcome is None if another transaction has locked the row; the email is then
+        still to do. None instead of both if no email is left or the replay is not running.
     """
     rows = await fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
 
 
-async def find_meetings(
+async def find_overlaps(
     session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
-) -> list[Meeting]:
-    """Running replays that have some of these emails; or, with `replay_id`, of the emails it has still to do."""
+) -> list[OverlappingReplay]:
+    """Running replays that still have to do some of these emails; with `replay_id`, some of that replay's emails."""
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
-    return await fetch(session, "find_meetings", parameters, into=Meeting)
+    return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 
 
-async def note_meetings(session: AsyncSession, replay_id: int) -> None:
+async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
     """Makes a replay share its pace with the running replays of the same emails, unless it was made with `force`."""
-    met = [meeting.replay_id for meeting in await find_meetings(session, replay_id=replay_id)]
-    await fetch(session, "note_meetings", {"replay_id": replay_id, "replay_ids": met})
+    replay_ids = [replay.replay_id for replay in await find_overlaps(session, replay_id=replay_id)]
+    await fetch(session, "save_overlaps", {"replay_id": replay_id, "replay_ids": replay_ids})
 
 
 async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
-    """The replay's pace now, in emails per second; None for no limit."""
+    """The replay's current pace in emails per second; None for no limit."""
     per_second: float | None = (await fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
     return per_second
 
 
-async def goes_on(session: AsyncSession, replay_id: int) -> bool:
-    """Whether it runs and something of it is left to do."""
-    return bool(await fetch(session, "replay_goes_on", {"replay_id": replay_id}))
+async def has_emails_left(session: AsyncSession, replay_id: int) -> bool:
+    """Whether the replay is running and has emails left."""
+    return bool(await fetch(session, "find_unfinished_replay", {"replay_id": replay_id}))
 
 
 async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
-    """Notes that it is done, if it is."""
+    """Marks the replay as done if no email is left; False if some are left or it is not running."""
     return bool(await fetch(session, "finish_replay", {"replay_id": replay_id}))
 
 
 async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
-    """Lets it go no further, on record; False if it does not run."""
+    """Stops the replay, audited; False if it is not running."""
     return bool(await fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
 
 
 async def resume_replay(
     session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
-    """Lets it go on, on record; False if it is done, or there is none."""
+    """Resumes a stopped or interrupted replay, audited; False if it is done or unknown."""
     parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason, "force": force}
     return bool(await fetch(session, "resume_replay", parameters))
 
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
-    """One replay as it stands."""
+    """The current state of one replay; None if there is none."""
     rows = await fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
     return _replay(rows[0]) if rows else None
 
 
 async def list_replays(session: AsyncSession, *, limit: int = 20) -> list[Replay]:
-    """The latest ones."""
+    """The latest replays, newest first."""
     return [_replay(row) for row in await fetch(session, "list_replays", {"replay_id": None, "limit": limit})]
 
 
 async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> list[tuple[UUID, ItemOutcome]]:
-    """The emails that it left as they were, and why."""
+    """The emails that the replay skipped, and why."""
     rows = await fetch(session, "list_skipped", {"replay_id": replay_id, "limit": limit})
     return [(email_id, ItemOutcome(outcome)) for email_id, outcome in rows]
 

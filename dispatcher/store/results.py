@@ -1,4 +1,4 @@
-"""From a decision to what is recorded: the last step before SQL, and pure."""
+"""Converts an attempt's outcome and decision into the `Result` to record, without I/O."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 
 def storable(outcome: Outcome) -> Outcome:
-    """The outcome in words that PostgreSQL and JSON take: UTF-8 has no lone surrogate, and a text in PostgreSQL no NUL.
+    """The outcome with texts that PostgreSQL and JSON accept: replaces lone surrogates and NUL characters.
 
-    Adapters pass on what a server said, and a server may say anything.
+    Adapters pass on a server's text, which may contain any character.
     """
     detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):
         message_id = _clean(outcome.provider_message_id)
         if message_id is outcome.provider_message_id and detail is outcome.detail:
-            return outcome  # as nearly all are
+            return outcome  # nearly always
         return replace(outcome, provider_message_id=message_id, detail=detail)
     return replace(outcome, detail=detail, code=_clean(outcome.code))
 
@@ -38,12 +38,12 @@ def _clean(text: str | None) -> str | None:
 def result_of(
     flight: InFlightAttempt, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None
 ) -> Result:
-    """What to record about an attempt that ended.
+    """The result to record for a completed attempt.
 
     Args:
         flight: The attempt, with the time at which it ended.
-        lease_seconds: How long the lease goes on if the decision is to retry under it; None if nobody is there to
-            retry, so that the email is given back instead.
+        lease_seconds: How long the lease is extended if the decision is to retry. None if the worker is dead: the email
+            then becomes pending instead.
     """
     status = _status_after(decision, owner_stays=lease_seconds is not None)
     message_id = error_type = code = None

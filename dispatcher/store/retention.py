@@ -1,9 +1,10 @@
-"""What is forgotten, and when: content first, then whole emails, and their keys last.
+"""Prunes old data: content first, then whole emails, and their message keys last.
 
-Old emails leave with their weekly partition, whose dropping costs nothing however many they are; so content and emails
-stay up to a week longer than their days. Before, each email of the week is looked at, which takes as long as it takes.
+Old emails are pruned by dropping their weekly partition, which is fast for any number of emails. So content and emails
+stay up to a week longer than configured. Before a partition is dropped, each of its emails is checked, which may take
+long.
 
-Three kinds of emails keep their content, their row and their weekly partition: pending, in flight, and undecided ones.
+Pending, in-flight and undecided emails are never pruned; they keep their content, their row and their weekly partition.
 An undecided email is failed or held, and no operator has replayed, confirmed, released or discarded it. It is kept for
 DISPATCHER_RETAIN_UNDECIDED_DAYS; the monitor warns a week before that. The other emails of such a week lose their
 content row by row.
@@ -17,29 +18,29 @@ from typing import Final
 
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
-from dispatcher.store.connections import AsyncSession, unhurry
+from dispatcher.store.connections import AsyncSession, disable_statement_timeout
 from dispatcher.store.statements import fetch
 
-TURN: Final = "prune"
-"""The name under which one session at a time prunes (see `turns`)."""
-CODES_TURN: Final = "forget one-time codes"
-"""The same for these alone: a week that is being looked through must not keep them."""
+LOCK_NAME: Final = "prune"
+"""The named lock of the session that prunes (see `named_locks`)."""
+CODES_LOCK_NAME: Final = "forget one-time codes"
+"""A separate named lock for one-time codes, so that a long check of a partition does not delay their deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
-"""The log last: what it has no row of any more has nothing left anywhere."""
+"""`email_log` last: an email without a row there has no data left in any table."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
-"""How long before an undecided email's limit operators are warned."""
+"""How many days before an undecided email is pruned operators are warned."""
 KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act")
-"""What is forgotten by rows: emails' content, keys, what replays noted of their emails, replays, operators' acts."""
+"""What is pruned by rows: content of emails, message keys, per-email records of replays, replays, audit records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how many days what is kept; 0 is for ever.
+    """How many days each kind of data is kept; 0 means for ever.
 
     Attributes:
-        undecided_days: Content and row of a failed or held email that no operator has decided.
+        undecided_days: For the content and row of a failed or held email that no operator has decided on.
     """
 
     content_days: int
@@ -50,7 +51,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
-        """The retention settings. An undecided email is never kept for less time than a decided one."""
+        """The configured retention. Undecided emails are kept at least as long as decided ones."""
         undecided_days = settings.retain_undecided_days
         decided_days = settings.retain_content_days or settings.retain_emails_days
         return cls(
@@ -63,34 +64,35 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Expiring:
-    """Undecided emails that are about to lose their content.
+class ExpiringEmails:
+    """Undecided emails that will soon lose their content.
 
     Attributes:
-        first_in_seconds: How soon the oldest may lose it; None if there is none, negative if its limit has passed.
+        emails: Their number.
+        first_in_seconds: Seconds until the oldest may lose its content; negative if overdue, None if there is none.
     """
 
     emails: int
     first_in_seconds: float | None
 
 
-async def count_expiring(session: AsyncSession, retention: Retention) -> Expiring | None:
-    """Undecided emails that reach their limit within WARN_DAYS; None where they are kept for ever."""
+async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
+    """Undecided emails that may be pruned within WARN_DAYS; None if they are kept for ever."""
     days = retention.undecided_days
     if not days:
         return None
     parameters = {"undecided_days": days, "warn_days": min(WARN_DAYS, days)}
-    return (await fetch(session, "count_expiring", parameters, into=Expiring))[0]
+    return (await fetch(session, "count_expiring", parameters, into=ExpiringEmails))[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Pruned:
-    """One step of pruning that was done.
+class PrunedStep:
+    """One completed pruning step.
 
     Attributes:
         what: `partition`, or one of `KINDS`.
-        count: How many.
-        name: The partition's.
+        count: The number of partitions or rows.
+        name: The name of the partition; None for rows.
     """
 
     what: str
@@ -99,43 +101,44 @@ class Pruned:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
-    """A part of pruning that did not come to its end; the next round begins it again.
+class FailedStep:
+    """A part of pruning that failed; the next round repeats it.
 
     Attributes:
-        what: The table whose partitions were to go, or one of `KINDS`.
-        fault: Why.
+        what: The table whose partitions were to be dropped, or one of `KINDS`.
+        fault: The error.
     """
 
     what: str
     fault: DispatcherError
 
 
-class Pruning:
-    """Forgets what is old, in steps that each commit: it may be ended at any time, and begun again."""
+class Pruner:
+    """Prunes old data in steps. Each step commits, so pruning may be interrupted and repeated at any time."""
 
     def __init__(self, session: AsyncSession, retention: Retention) -> None:
         """
         Args:
-            session: In autocommit, of a user that owns the tables; for this alone, as `prune` lets it wait (`unhurry`).
+            session: In autocommit mode, of the role that owns the tables. Use it for nothing else: `prune` disables its
+                statement timeout.
         """
         self._session = session
         self._retention = retention
 
-    def forget_one_time_codes(self) -> AsyncIterator[Pruned]:
+    def delete_one_time_codes(self) -> AsyncIterator[PrunedStep]:
         """Deletes the content of sent emails that have `erase_after_sending`."""
-        return self._forget("forget_one_time_codes", "erased_after_sending")
+        return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
-    async def prune(self) -> AsyncIterator[Pruned | Failed]:
-        """Does everything that is due, step by step. A part that fails keeps no other from being done.
+    async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:
+        """Prunes everything that is due, and yields each step. A part that fails does not stop the others.
 
         Raises:
             StoreUnavailable: the session is lost.
         """
-        await unhurry(self._session)
+        await disable_statement_timeout(self._session)
         faults: dict[str, DispatcherError] = {}
         for what, steps in self._parts():
-            if _has_to_wait(what, faults):
+            if _is_postponed(what, faults):
                 continue
             try:
                 async for pruned in steps:
@@ -144,27 +147,27 @@ class Pruning:
                 if self._session.closed:
                     raise
                 faults[what] = fault
-                yield Failed(what, fault)
+                yield FailedStep(what, fault)
 
     async def find_prunable_partitions(self) -> list[str]:
-        """What `prune` would drop now."""
-        await unhurry(self._session)
+        """The names of the partitions that `prune` would drop now."""
+        await disable_statement_timeout(self._session)
         names: dict[str, None] = {}
         for parent, days in self._due_tables():
             rows = await fetch(self._session, "list_prunable_partitions", self._limits(days) | {"parent": parent})
             names |= dict.fromkeys(row[0] for row in rows)
         return list(names)
 
-    def _parts(self) -> list[tuple[str, AsyncIterator[Pruned]]]:
+    def _parts(self) -> list[tuple[str, AsyncIterator[PrunedStep]]]:
         kept = self._retention
         return [
-            ("erased_after_sending", self.forget_one_time_codes()),
+            ("erased_after_sending", self.delete_one_time_codes()),
             *[(parent, self._drop(parent, days)) for parent, days in self._due_tables()],
-            ("content", self._forget("forget_content", "content", kept.content_days)),
-            ("key", self._forget("forget_keys", "key", kept.keys_days)),
-            ("replayed", self._forget("forget_replayed", "replayed", kept.emails_days)),
-            ("replay", self._forget("forget_replays", "replay", kept.emails_days)),
-            ("act", self._forget("forget_acts", "act", kept.audit_days)),
+            ("content", self._delete_rows("delete_content", "content", kept.content_days)),
+            ("key", self._delete_rows("delete_keys", "key", kept.keys_days)),
+            ("replayed", self._delete_rows("delete_replay_items", "replayed", kept.emails_days)),
+            ("replay", self._delete_rows("delete_replays", "replay", kept.emails_days)),
+            ("act", self._delete_rows("delete_audit_records", "act", kept.audit_days)),
         ]
 
     def _due_tables(self) -> list[tuple[str, int]]:
@@ -172,25 +175,26 @@ class Pruning:
         due += [(parent, self._retention.emails_days) for parent in EMAIL_TABLES]
         return [(parent, days) for parent, days in due if days]
 
-    async def _drop(self, parent: str, days: int) -> AsyncIterator[Pruned]:
+    async def _drop(self, parent: str, days: int) -> AsyncIterator[PrunedStep]:
         while rows := await fetch(self._session, "prune_partition", self._limits(days) | {"parent": parent}):
-            yield Pruned("partition", 1, rows[0][0])
+            yield PrunedStep("partition", 1, rows[0][0])
 
-    async def _forget(self, name: str, what: str, days: int | None = None) -> AsyncIterator[Pruned]:
-        """Executes a statement until it deletes nothing; never if what it deletes is kept for ever."""
+    async def _delete_rows(self, name: str, what: str, days: int | None = None) -> AsyncIterator[PrunedStep]:
+        """Executes a statement until it deletes no row; not at all if `days` is 0 (keep for ever)."""
         limits = {} if days is None else self._limits(days)
         while days != 0 and (rows := await fetch(self._session, name, {**limits, "limit": BATCH})):
-            yield Pruned(what, len(rows))
+            yield PrunedStep(what, len(rows))
 
     def _limits(self, days: int) -> dict[str, int]:
         return {"days": days, "undecided_days": self._retention.undecided_days}
 
 
-def _has_to_wait(what: str, faults: dict[str, DispatcherError]) -> bool:
-    """Whether a part is left to the next round, because of what failed before it.
+def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
+    """Whether to leave a part to the next round, because an earlier part failed.
 
-    A week that is to go as a whole, by a later round or by the tables' owner, is not emptied row by row meanwhile. And
-    where somebody holds the tables, one request for their lock is enough: everybody waits behind it.
+    If a partition could not be dropped, a later round or the tables' owner will drop it, so its content is not deleted
+    row by row. If a table is locked, the other tables are left, too, because other sessions queue behind each request
+    for a lock.
     """
     tables = faults.keys() & set(EMAIL_TABLES)
     if what == "content":

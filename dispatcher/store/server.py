@@ -1,4 +1,4 @@
-"""What PostgreSQL is like as a server: for those who judge whether it suits us."""
+"""Checks of the PostgreSQL server: version, settings, writes, sessions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dispatcher.store.connections import Session, check_url, connect_async, conn
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 COMMIT_SECONDS: Final = 5.0
-"""A commit that takes longer is no better than none."""
+"""A commit that takes longer counts as failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A PostgreSQL server, as our session sees it.
+    """A PostgreSQL server and its settings.
 
     Attributes:
-        version: As it is written, such as `15.4`.
-        version_number: As it is compared: 150004.
-        synchronous_commit: The setting for sessions that do not choose; ours do.
-        fsync: Whether the server's writes reach the disk.
-        max_connections: For everybody together.
-        standby_count: Standbys that stream from it.
+        version: For display, such as `15.4`.
+        version_number: For comparisons, such as 150004.
+        synchronous_commit: The server's default; the dispatcher's sessions set their own value.
+        fsync: The setting: whether writes are flushed to the disk.
+        max_connections: The limit for all clients together.
+        standby_count: The number of standbys that stream from the server.
         has_synchronous_standby: Whether a commit waits for a standby.
     """
 
@@ -41,7 +41,7 @@ class Server:
 
 
 def describe_server(connection: Session) -> Server:
-    """The server at the other end. Faults are ours (see `store.connections.translated`)."""
+    """The server of this connection. Errors are translated (see `store.connections.translated`)."""
     return fetch_sync(connection, "show_server", into=Server)[0]
 
 
@@ -49,7 +49,7 @@ def verify_writable(connection: Session) -> None:
     """Asserts that the server takes writes.
 
     Raises:
-        StoreUnavailable: it is a standby, or read-only.
+        StoreUnavailable: the server is a standby, or read-only.
     """
     fetch_sync(connection, "describe_writes", into=_Writes)[0].verify()
 
@@ -70,10 +70,10 @@ class _Writes:
 
 
 async def time_commit(database_url: str, *, name: str, within_seconds: float = COMMIT_SECONDS) -> float:
-    """How many seconds it takes to connect and to commit a small write; it leaves no row.
+    """How many seconds it takes to connect and to commit a small write, which stores no row.
 
     Raises:
-        StoreUnavailable: it took longer than it may, or PostgreSQL takes no writes, or is away.
+        StoreUnavailable: the commit took longer than `within_seconds`, PostgreSQL is read-only, or it is unreachable.
     """
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
@@ -90,15 +90,15 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
 
 def _hanging_remedy(standby_names: str) -> str:
     if not standby_names:
-        return "Look at its log, its disk, and what its sessions wait for (pg_stat_activity)."
+        return "Check PostgreSQL's log, its disk, and what its sessions wait for (pg_stat_activity)."
     return (
-        f"A commit waits for a standby (synchronous_standby_names is '{standby_names}'): bring back the one that is "
-        "away, or take it out of that setting and reload."
+        f"A commit waits for a standby (synchronous_standby_names is '{standby_names}'). Restart the missing standby, "
+        "or remove it from that setting and reload PostgreSQL."
     )
 
 
 _STANDBY: Final = (
-    "Name the primary in DISPATCHER_DATABASE_URL, or all hosts with ?target_session_attrs=read-write, or promote the "
+    "Set DISPATCHER_DATABASE_URL to the primary, or to all hosts with ?target_session_attrs=read-write, or promote the "
     "standby."
 )
 _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, the database and the role."
@@ -107,13 +107,14 @@ _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, th
 async def verify_sessions(database_url: str, *, name: str) -> None:
     """Asserts that a connection keeps its session from one transaction to the next.
 
-    A pooler in transaction mode does not: session settings, LISTEN, prepared statements and the relay's advisory lock
-    end up with another connection. Two connections mark their sessions and look for their marks in turn. A pooler that
-    shares sessions either gives both the same one, or gives one of them two.
+    Behind a pooler in transaction mode it does not: session settings, LISTEN, prepared statements and the relay's
+    advisory lock end up with another connection. To find out, two connections mark their sessions and then read the
+    marks in turn. A pooler that shares sessions either gives both connections the same session, or gives one connection
+    two sessions.
 
     Raises:
-        ConfigurationError: a mark is gone or is the other connection's.
-        StoreUnavailable: PostgreSQL is away.
+        ConfigurationError: a connection's mark is missing, or is the other connection's.
+        StoreUnavailable: PostgreSQL is unreachable.
     """
     check_url(database_url)
     async with (
@@ -129,7 +130,7 @@ async def verify_sessions(database_url: str, *, name: str) -> None:
 
 
 _SHARED: Final = (
-    "DISPATCHER_DATABASE_URL leads to a pooler that shares sessions between connections, such as PgBouncer in "
+    "DISPATCHER_DATABASE_URL points to a pooler that shares sessions between connections, such as PgBouncer in "
     "transaction mode. Session settings, LISTEN and advisory locks do not work there. Use session mode "
     "(pool_mode = session), or connect to PostgreSQL directly."
 )
@@ -141,5 +142,5 @@ async def find_database_id(source: Source) -> UUID:
 
 
 def find_filled_defaults(connection: Session) -> list[str]:
-    """The default partitions that hold rows: their weeks had no partition when the rows came."""
+    """The default partitions that contain rows, because their weeks had no partition when the rows were inserted."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]

@@ -1,4 +1,4 @@
-"""The leases and rescued emails of workers that died, or that are frozen past their leases; see `recovery`."""
+"""Statements about the leases of workers that died, or that are frozen and whose leases expired; see `recovery`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from dispatcher.store.statements import fetch
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """A lease as the relay finds it in PostgreSQL.
+    """A lease as the relay read it from PostgreSQL.
 
     Attributes:
         token: Fences every write under this lease.
-        worker: Whose it is.
-        expired_at: Its end; with the token it tells whether anything came of the lease since.
-        has_run_out: Whether PostgreSQL's clock is past its end.
-        attempt_base: How many attempts the email had when it was last replayed.
+        worker: The worker that owns the lease.
+        expired_at: The end of the lease. Token and end together show whether the lease has changed since.
+        has_run_out: Whether the lease has expired by PostgreSQL's clock.
+        attempt_base: The number of attempts before the email's last replay.
     """
 
     email_id: UUID
@@ -36,12 +36,12 @@ class FoundLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Crashed:
-    """An email that a worker was rendering when it died.
+class CrashedEmail:
+    """An email that a worker was rendering when the worker died.
 
     Attributes:
-        status: `pending`, or `failed` where too many have died of it.
-        crash_count: How many have died of it.
+        status: `pending`, or `failed` if it has crashed too many workers.
+        crash_count: The number of workers that died while rendering it.
     """
 
     email_id: UUID
@@ -51,26 +51,30 @@ class Crashed:
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
-    """Ends the sessions of a dead worker; returns how many there were. At zero, nothing of it can commit any more."""
+    """Terminates the sessions of a dead worker; returns their number. At zero, the worker can commit nothing more."""
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
 async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
-    """The leases of a worker."""
+    """All leases of a worker, expired or not."""
     return await fetch(session, "find_leases", {"worker": worker}, into=FoundLease)
 
 
-async def find_rescued(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The emails of this worker that a rescue holds and that have not changed since: the lease's token by id."""
-    return dict(await fetch(session, "find_rescued", {"worker": worker}))
+async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
+    """The worker's emails that recovery holds and that have not changed since: the lost lease's token, by email id."""
+    return dict(await fetch(session, "find_recovered", {"worker": worker}))
 
 
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
-) -> list[Crashed]:
-    """Gives back what a dead worker was rendering, tokens by id, and fails what has killed that many; not in vain.
+) -> list[CrashedEmail]:
+    """Returns the emails that a dead worker was rendering, and fails those that have crashed `most_crashes` workers.
 
-    Those that somebody has locked stay.
+    Args:
+        tokens: The lease token by email id.
+
+    Returns:
+        The changed emails. An email whose row another transaction has locked is left out.
     """
     parameters = {
         **ids_with("lease_tokens", tokens),
@@ -79,28 +83,28 @@ async def note_crashes(
         "error_type": Reason.WORKER_CRASHED.value,
         "error": "The worker died while it rendered this email.",
     }
-    return await fetch(session, "note_crashes", parameters, into=Crashed)
+    return await fetch(session, "note_crashes", parameters, into=CrashedEmail)
 
 
 async def find_expiring(
     session: AsyncSession, workers: Collection[str], *, are_theirs: bool = True, within_seconds: float = 0.0
 ) -> list[FoundLease]:
-    """Leases that have run out by PostgreSQL's clock, or do so within some seconds.
+    """Leases that have expired by PostgreSQL's clock, or expire within some seconds.
 
     Args:
-        are_theirs: The leases of these workers; else of all others.
+        are_theirs: True for the leases of these workers, False for those of all others.
     """
     parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
     return await fetch(session, "find_expiring", parameters, into=FoundLease)
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Gives back leases under which nothing left nor can leave; returns the ids of those that nothing came of since."""
+    """Returns leases under which nothing was or will be sent; returns the ids of the leases that had not changed."""
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
-    """The parameters of statements that change leases only as they were found; one lease at least."""
+    """Parameters for a statement that changes leases only if they are as they were found; at least one lease."""
     by_id = {lease.email_id: lease for lease in leases}
     parameters = ids_within(by_id)
     ordered = [by_id[email_id] for email_id in parameters["email_ids"]]
@@ -109,5 +113,5 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
 
 
 async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
-    """How many attempts each of these had when it was last replayed; those that never were are left out."""
+    """The number of attempts before the last replay, by email id; emails that were never replayed are left out."""
     return {} if not email_ids else dict(await fetch(session, "find_attempt_bases", ids_within(email_ids)))

@@ -1,4 +1,4 @@
-"""Executes the named statements of `sql/queries/`, and makes values of their rows."""
+"""Executes the named statements of `sql/queries/`, and converts their rows to values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 Row = tuple[Any, ...]
 Source: TypeAlias = "Pool | AsyncSession"
-"""What executes a statement: one session, or any session of a pool."""
+"""Where to execute a statement: on one session, or on any session of a pool."""
 
 
 @overload
@@ -29,15 +29,15 @@ async def fetch(
 async def fetch(
     source: Source, name: str, parameters: Mapping[str, Any] | None = None, *, into: Callable[..., Any] | None = None
 ) -> list[Any]:
-    """Executes a statement; returns its rows, none if it returns none. Faults are ours (see `translated`).
+    """Executes a statement and returns its rows. Errors are translated (see `translated`).
 
     Args:
-        into: What each row becomes (see `made`).
+        into: Converts each row (see `from_rows`).
     """
     async with session_of(source) as connection:
         cursor = await connection.execute(query(name), parameters)
         rows = await cursor.fetchall() if cursor.description else []
-    return rows if into is None else made(into, rows)
+    return rows if into is None else from_rows(into, rows)
 
 
 @overload
@@ -57,11 +57,11 @@ def fetch_sync(
     with translated():
         cursor = connection.execute(query(name), parameters)
         rows = cursor.fetchall() if cursor.description else []
-    return rows if into is None else made(into, rows)
+    return rows if into is None else from_rows(into, rows)
 
 
 def session_of(source: Source) -> AbstractAsyncContextManager[AsyncSession]:
-    """A session of the source, for several statements. Faults are ours."""
+    """A session of the source, for several statements. Errors are translated (see `translated`)."""
     return _same(source) if isinstance(source, AsyncConnection) else session(source)
 
 
@@ -71,15 +71,15 @@ async def _same(connection: AsyncSession) -> AsyncIterator[AsyncSession]:
         yield connection
 
 
-def made(kind: Callable[..., T], rows: Sequence[Row]) -> list[T]:
-    """A value of each row: its columns are the fields, in order. A text becomes the StrEnum that its field names."""
-    if not (words := _words_of(kind)):
+def from_rows(kind: Callable[..., T], rows: Sequence[Row]) -> list[T]:
+    """Calls `kind` with the columns of each row, in order. Converts texts to StrEnum where a field has such a type."""
+    if not (enums := _enum_fields(kind)):
         return [kind(*row) for row in rows]
-    return [kind(*[words[at](value) if at in words else value for at, value in enumerate(row)]) for row in rows]
+    return [kind(*[enums[at](value) if at in enums else value for at, value in enumerate(row)]) for row in rows]
 
 
 @cache
-def _words_of(kind: Callable[..., Any]) -> dict[int, type[StrEnum]]:
-    """The fields that hold a StrEnum, by position."""
+def _enum_fields(kind: Callable[..., Any]) -> dict[int, type[StrEnum]]:
+    """The StrEnum types of the fields that have one, by position."""
     hints = get_type_hints(kind).values()
     return {at: hint for at, hint in enumerate(hints) if isinstance(hint, type) and issubclass(hint, StrEnum)}

@@ -1,4 +1,4 @@
-"""Promotions: which of PostgreSQL's timelines the relay is on, and what one that lost commits makes uncertain."""
+"""Detects promotions of a standby by PostgreSQL's timeline, and marks what a lossy promotion makes uncertain."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from dispatcher.store.connections import AsyncSession, translated
 from dispatcher.store.queries import ids_within, query
 from dispatcher.store.statements import fetch
 
-DOUBTED: Final = " before the promotion"
-"""Follows the owner's name in `locked_by` where a promotion made a lease uncertain."""
+UNCERTAIN_SUFFIX: Final = " before the promotion"
+"""Appended to the owner's name in `locked_by` if a promotion made the lease uncertain."""
 
 
 BATCH: Final = 10_000
-"""Due emails per statement. This many take about a second; PostgreSQL cancels our statements after 30 seconds."""
+"""Due emails per statement. A statement then takes about a second; PostgreSQL cancels it after 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """Another timeline than the one that was noted last.
+    """A change of PostgreSQL's timeline.
 
     Attributes:
-        is_lossy: Commits did not wait for a standby, so that the new primary may lack the last of them.
-        lease_count: Leases that are uncertain since.
-        message_count: Due emails that may have been published, and whose messages are uncertain since.
+        is_lossy: Commits did not wait for a standby, so the new primary may lack the last ones.
+        lease_count: The number of leases that became uncertain.
+        message_count: The number of due emails that may already have been published, and so became uncertain.
     """
 
     previous_timeline: int
@@ -36,9 +36,9 @@ class Promotion:
 
 
 async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Notes the timeline; returns the promotion that was found, after its consequences are committed.
+    """Records the current timeline; returns a new promotion, after its consequences are committed, else None.
 
-    Faults are ours (see `store.connections.translated`).
+    Errors are translated (see `store.connections.translated`).
 
     Args:
         batch: The most due emails that one statement changes.
@@ -59,16 +59,16 @@ async def _begin(session: AsyncSession, batch: int) -> Promotion | None:
         return None
     leases = messages = 0
     if is_lossy:
-        leases = (await session.execute(query("doubt_leases"), {"suffix": DOUBTED})).rowcount
-        messages = await _doubt_messages(session, batch)
+        leases = (await session.execute(query("mark_leases_uncertain"), {"suffix": UNCERTAIN_SUFFIX})).rowcount
+        messages = await _mark_messages_uncertain(session, batch)
     return Promotion(before, timeline, is_lossy, leases, messages)
 
 
-async def _doubt_messages(session: AsyncSession, batch: int) -> int:
-    """Marks the messages of all due emails as doubtful; returns their number."""
+async def _mark_messages_uncertain(session: AsyncSession, batch: int) -> int:
+    """Makes the messages of all due emails uncertain; returns their number."""
     count, after = 0, UUID(int=0)
-    while rows := await fetch(session, "find_doubted", {"after": after, "limit": batch}):
+    while rows := await fetch(session, "find_uncertain_messages", {"after": after, "limit": batch}):
         ids = [row[0] for row in rows]
         after = ids[-1]
-        count += (await session.execute(query("doubt_messages"), ids_within(ids))).rowcount
+        count += (await session.execute(query("mark_messages_uncertain"), ids_within(ids))).rowcount
     return count

@@ -3,7 +3,7 @@
 `./run generate` writes the table in docs/metrics.md and the panels of the dashboard from these declarations.
 
 Names end in their unit or in `_total`. Label values come from closed vocabularies: never an id, an address or a host.
-`monitor.readings` declares the metrics that the monitor computes from the database and the servers.
+`monitor.server_gauges` declares the metrics that the monitor computes from the database and the servers.
 """
 
 from __future__ import annotations

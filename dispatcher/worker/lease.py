@@ -27,8 +27,8 @@ from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.store.apart import apart
-from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Standing
+from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, UnleasedEmail
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.in_flight_email import InFlightEmail
@@ -159,14 +159,16 @@ class LeaseStage:
             try:
                 if answer_lost:
                     # If PostgreSQL refuses to release an email, it stays leased until the lease expires.
-                    await apart(list(keys_by_id), self._store.release_unanswered)
+                    await bisect_batch(list(keys_by_id), self._store.release_unanswered)
                     answer_lost = False
                 if self._is_stopped:
                     return None
                 began_at, asked_at = time.perf_counter(), steady_clock()
-                around = await self._store.locked.around(keys_by_id, lambda free: self._lease_free(free, keys_by_id))
-                leases, refused = [*chain.from_iterable(around.answers)], set(around.refused)
-                for email_id in around.refused:
+                outcome = await self._store.locked.execute_unlocked(
+                    keys_by_id, lambda free: self._lease_free(free, keys_by_id)
+                )
+                leases, refused = [*chain.from_iterable(outcome.answers)], set(outcome.refused)
+                for email_id in outcome.refused:
                     with suppress(StatementRefused):
                         leases += await self._lease_unread(email_id, keys_by_id[email_id])
                         refused.remove(email_id)
@@ -193,12 +195,12 @@ class LeaseStage:
 
     async def _lease_unread(self, email_id: UUID, message_key: str) -> list[Lease]:
         """Leases an email without reading its content, because the lease with its content failed."""
-        lease = await self._store.lease_unread(email_id, message_key, self._settings.lease_seconds)
+        lease = await self._store.lease_without_content(email_id, message_key, self._settings.lease_seconds)
         return [] if lease is None else [lease]
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
         """Acks, requeues or rejects messages whose email got no lease."""
-        _, culprits = await apart(arrivals, self._settle_all)
+        _, culprits = await bisect_batch(arrivals, self._settle_all)
         for (delivery, pointer), error in culprits:
             self._log.error("email.statement_failed", email_id=str(pointer.email_id), reason=error.message)
             self._reject(delivery, pointer.email_id)
@@ -219,12 +221,12 @@ class LeaseStage:
 
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
-            standing = await self._store.find_standing([pointer.email_id for _, pointer in arrivals])
+            standing = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
             # A lease in this worker's name that is not in the window: PostgreSQL executed the statement, and the reply
             # was lost.
             tokens = {i: found.our_token for i, found in standing.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
-                await self._store.release_free(orphans)
+                await self._store.release_unlocked(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
             arrivals = await self._replay_dead_letters(arrivals, standing)
         except StoreUnavailable as error:
@@ -235,7 +237,7 @@ class LeaseStage:
         self._broker.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
 
     async def _replay_dead_letters(
-        self, arrivals: Sequence[Arrival], standing: dict[UUID, Standing]
+        self, arrivals: Sequence[Arrival], standing: dict[UUID, UnleasedEmail]
     ) -> Sequence[Arrival]:
         """Replays dead letters that an operator moved to the send queue; returns the other messages."""
         dead = [(d, p) for d, p in arrivals if _is_dead(standing.get(p.email_id), p)]
@@ -243,21 +245,21 @@ class LeaseStage:
         if not dead_letters:
             return arrivals
         attempts = {dead_letter.email_id: dead_letter.attempts for _, dead_letter in dead_letters}
-        verdicts = await self._store.replay_letters(attempts)
+        verdicts = await self._store.replay_dead_letters(attempts)
         for delivery, dead_letter in dead_letters:
             verdict = verdicts.get(dead_letter.email_id)
             if verdict is None:
                 self._requeue_later(delivery)
                 continue
             self._log.info("message.returned", email_id=str(dead_letter.email_id), verdict=verdict)
-            if verdict is LetterVerdict.REFUSED:
+            if verdict is DeadLetterVerdict.REFUSED:
                 self._broker.reject(delivery)  # back to the DLQ
             else:
                 self._broker.ack([delivery])
         settled = {delivery.tag for delivery, _ in dead_letters}
         return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
 
-    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, Standing]) -> bool:
+    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, UnleasedEmail]) -> bool:
         """Whether to ack the message; otherwise requeues or rejects it."""
         found = standing.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
@@ -283,7 +285,7 @@ class LeaseStage:
         asyncio.get_running_loop().call_later(REQUEUE_SECONDS, self._broker.requeue, delivery)
 
 
-def _is_dead(found: Standing | None, pointer: Pointer) -> bool:
+def _is_dead(found: UnleasedEmail | None, pointer: Pointer) -> bool:
     return (
         found is not None and found.message_key == pointer.message_key and found.status in (Status.FAILED, Status.HELD)
     )

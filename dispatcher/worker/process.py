@@ -108,7 +108,7 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
     finally:
         with suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(CLEAR_STATES_SECONDS):
-                await providers.forget_states()
+                await providers.delete_states()
         await routes.close()
         await pool.close()
     ledger.close()

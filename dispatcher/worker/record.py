@@ -20,7 +20,7 @@ from dispatcher.errors import SchemaError, StatementRefused, StoreBusy, StoreUna
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.store.apart import apart
+from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -84,10 +84,10 @@ class RecordStage:
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
         """Records what PostgreSQL accepts. A refused result loses the provider's text, or is retried later."""
-        _, culprits = await apart(batch, self._record_with_retries)
+        _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
             self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
-            bare = ended.result.bare()
+            bare = ended.result.without_provider_texts()
             if bare != ended.result:
                 await self._record_or_split([ended._replace(result=bare)])
                 continue
@@ -129,7 +129,7 @@ class RecordStage:
 
     async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
         """Queues the results of locked rows again for later; returns the others."""
-        locked = await self._store.locked.among([ended.email.email_id for ended in batch], is_busy=is_busy)
+        locked = await self._store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
         for ended in batch:

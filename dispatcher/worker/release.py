@@ -47,7 +47,7 @@ class ReleaseStage:
         locked: set[UUID] | None = None
         while locked is None:
             try:
-                locked = await self._store.release_free(tokens, delays)
+                locked = await self._store.release_unlocked(tokens, delays)
             except StoreUnavailable as error:
                 await self._outage.wait(error)
         self._outage.end()

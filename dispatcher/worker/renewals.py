@@ -54,11 +54,11 @@ class Renewals:
         """
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}
-        around = await self._store.locked.around(
+        outcome = await self._store.locked.execute_unlocked(
             tokens, lambda free: self._store.renew({i: tokens[i] for i in free}, self._lease_seconds)
         )
-        ours: set[UUID] = set().union(*around.answers)
-        for email_id in tokens.keys() - around.locked - around.refused.keys():
+        ours: set[UUID] = set().union(*outcome.answers)
+        for email_id in tokens.keys() - outcome.locked - outcome.refused.keys():
             email = emails[email_id]
             if email_id in ours:
                 email.confirm(asked_at, self._lease_seconds)

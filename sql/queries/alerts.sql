@@ -1,5 +1,5 @@
 -- name: report_presence
--- Records that this monitor's host runs, and forgets hosts that have been silent for a day.
+-- Records that this monitor's host is running, and deletes hosts that have not reported for a day.
 with forgotten as (
     delete from dispatcher.host_presence
     where seen_at < clock_timestamp() - interval '1 day'
@@ -14,19 +14,20 @@ set
 returning holder;
 
 -- name: leave_presence
--- Records that this monitor stops in order.
+-- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: it had not reported.
 delete from dispatcher.host_presence
 where holder = %(holder)s
 returning holder;
 
--- name: list_alerts_told
--- The alerts of a DLQ that stand, by channel, with the seconds since they were last told.
+-- name: list_announced_alerts
+-- The active alerts of a DLQ by channel, with the seconds since the channel last sent a notice about each.
 select kind, channel, raised_at, extract(epoch from clock_timestamp() - told_at)::double precision
 from dispatcher.alert_told
 where queue = %(queue)s;
 
--- name: enter_alert_told
--- A channel has told that an alert stands, so many seconds ago. Never makes it older than another monitor knows.
+-- name: save_announced_alert
+-- Records that a channel sent a notice about an active alert, age_seconds ago. Keeps the later time if another monitor
+-- recorded one.
 insert into dispatcher.alert_told as t (queue, kind, channel, raised_at, told_at)
 values (
     %(queue)s, %(kind)s, %(channel)s, %(raised_at)s,
@@ -36,8 +37,8 @@ on conflict (queue, kind, channel) do update
 set told_at = greatest(t.told_at, excluded.told_at)
 returning queue;
 
--- name: enter_alert_over
--- A channel has told an alert's end. A row if it stood.
+-- name: delete_announced_alert
+-- Records that a channel sent the notice that an alert is resolved. No row: the alert was not recorded as active.
 delete from dispatcher.alert_told
 where queue = %(queue)s
     and kind = %(kind)s
@@ -45,8 +46,8 @@ where queue = %(queue)s
 returning queue;
 
 -- name: find_oldest_dead_letters
--- The oldest emails that failed or are held, but for those whose dead letter a person discarded: correlation id, and
--- seconds since the last attempt ended, or since the email was enqueued where none did.
+-- The oldest failed and held emails, except those whose dead letter an operator discarded: correlation id, and age in
+-- seconds since the last attempt ended. Without an attempt, the age counts from the enqueue.
 select
     e.correlation_id,
     extract(epoch from clock_timestamp() - coalesce(e.dead_letter_due_at, a.finished_at, e.created_at))::double precision
@@ -79,14 +80,15 @@ left join lateral (
 order by 2 desc;
 
 -- name: list_presences
--- The hosts whose monitors did not stop in order, when each last reported, and how many seconds ago that is.
+-- Hosts whose monitors did not stop in an orderly way: when each last reported, and how many seconds ago that was.
 select host, max(seen_at), extract(epoch from clock_timestamp() - max(seen_at))::double precision
 from dispatcher.host_presence
 group by host;
 
 -- name: find_flow
--- Whether emails are sent: the last hour in which one was accepted and how many were in that hour, which changes with each
--- accepted email; how many are due, or under lease for the first time, up to a bound; and one of these.
+-- Shows whether emails are being sent. Returns the last hour with an accepted email, the number accepted in that hour
+-- (together they change with each accepted email), the number of emails that are due or in their first lease, up to a
+-- limit, and the id of one such email.
 select
     accepted.hour,
     accepted.emails,
@@ -108,12 +110,12 @@ cross join (
     ) as unfinished
     where case status
         when 'pending' then coalesce(publish_due_at <= clock_timestamp(), true)
-        else error_type is null  -- else its recipients deferred it, and a worker tries it again
+        else error_type is null  -- an email with an error was deferred, and a worker retries it
     end
 ) as waiting;
 
 -- name: find_longest_due_dead_letter
--- How many seconds the dead letter has waited that waits longest for its place on the DLQ; null if none waits.
+-- How many seconds the oldest due dead letter has been waiting to be published; null if none is due.
 select extract(epoch from clock_timestamp() - min(dead_letter_due_at))::double precision
 from dispatcher.email_log
 where dead_letter_due_at is not null;

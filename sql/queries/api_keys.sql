@@ -1,5 +1,5 @@
 -- name: insert_api_key
--- A new key; returns when it was made.
+-- Inserts a new key; returns its creation time.
 insert into dispatcher.api_key (
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day
 )
@@ -10,7 +10,7 @@ values (
 returning created_at;
 
 -- name: list_api_keys
--- Every key there ever was, oldest first. No row: nobody has made one yet.
+-- Every key, revoked ones included, oldest first. No row: no key was ever created.
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
     recipients_per_day, created_at, revoked_at
@@ -18,7 +18,7 @@ from dispatcher.api_key
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- Ends a key; a row if it was alive.
+-- Revokes a key. No row: the key is unknown or already revoked.
 update dispatcher.api_key
 set revoked_at = clock_timestamp()
 where key_id = %(key_id)s
@@ -26,7 +26,7 @@ where key_id = %(key_id)s
 returning key_id;
 
 -- name: begin_recipient_day
--- Makes a key's row of today, and forgets its rows of last week. No rows.
+-- Creates a key's row for today, and deletes its rows that are older than a week. No rows.
 with forgotten as (
     delete from dispatcher.api_key_day
     where key_id = %(key_id)s
@@ -37,8 +37,9 @@ values (%(key_id)s, (clock_timestamp() at time zone 'UTC')::date, 0)
 on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
--- Takes what is `wanted` of a key's quota of today, or all that is left of it, or nothing where that is less than
--- `needed`; returns the day, how many, and the seconds until that day ends. No row: today has no row yet.
+-- Takes `wanted` recipients from a key's quota for today, or all that is left of the quota. Takes none if less than
+-- `needed` is left. Returns the day, the number taken, and the seconds until that day ends. No row: today has no row
+-- yet.
 with today as (
     select key_id, day, recipient_count
     from dispatcher.api_key_day
@@ -67,7 +68,7 @@ returning
     extract(epoch from (d.day + 1)::timestamp - (clock_timestamp() at time zone 'UTC'))::double precision;
 
 -- name: return_recipients
--- Gives back what was taken of a day and not used. No rows.
+-- Returns unused recipients to the quota of a day. No rows.
 update dispatcher.api_key_day
 set recipient_count = greatest(0, recipient_count - %(returned)s)
 where key_id = %(key_id)s

@@ -1,5 +1,5 @@
--- The content of one email, read when it is about to be sent: content that is large, has attachments, or could not be read
--- together with others.
+-- The content of one email, read just before the email is sent: content that is large, has attachments, or could not be
+-- read in a batch.
 
 -- name: find_content
 -- No row: the content was deleted.
@@ -9,21 +9,21 @@ join dispatcher.email_log using (email_id)
 where email_id = %(email_id)s;
 
 -- name: find_attachments
--- In their order, each with its size.
+-- The attachments in order, each with its size.
 select position, filename, content_type, octet_length(content)
 from dispatcher.email_attachment
 where email_id = %(email_id)s
 order by position;
 
 -- name: find_attachment_slice
--- Some octets of an attachment, counted from 1. No row: it was deleted.
+-- Some octets of an attachment, counted from 1. No row: the attachment was deleted.
 select substring(content from %(from)s for %(octets)s)
 from dispatcher.email_attachment
 where email_id = %(email_id)s
     and position = %(position)s;
 
 -- name: find_content_octets
--- How many octets the content of an email has, for emails that have no stored size. Reads sizes, and no content.
+-- The content's size in octets, for emails without a stored size. Reads only sizes, no content.
 select (
     select coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
     from dispatcher.email_content

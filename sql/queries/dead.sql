@@ -1,5 +1,5 @@
 -- name: list_dead
--- A page of failed and held emails, the newest first, those older than a given one; with how many there are from there on.
+-- A page of failed and held emails, newest first, from below a given id on, with the number of emails from there on.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
@@ -12,7 +12,7 @@ order by email_id desc
 limit %(limit)s;
 
 -- name: count_dead
--- Failed and held emails by one of their properties, the most frequent first.
+-- The number of failed and held emails per value of one property, most frequent value first.
 select
     case %(by)s
         when 'status' then status
@@ -32,7 +32,7 @@ group by value
 order by count(*) desc, value;
 
 -- name: preview_dead
--- What a replay would do to the emails selected: how many by outcome, with the first ids of each; see replay_next.
+-- What a replay would do to the selected emails: their number by outcome, with the first ids of each. See replay_next.
 select
     case
         when (e.status = 'held' or e.was_uncertain) and not %(include_held)s then 'may_have_arrived'
@@ -50,7 +50,7 @@ group by outcome
 order by outcome;
 
 -- name: find_dead_ids
--- Every email selected, the oldest first.
+-- All selected emails, oldest first.
 select email_id
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
@@ -59,15 +59,15 @@ from dispatcher.find_dead_emails(
 order by email_id;
 
 -- name: find_known_ids
--- Which of these are emails, whatever became of them.
+-- The given ids that exist in email_log, with any status.
 select email_id
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: discard_dead
--- Notes that a person takes these emails' dead letters away for good: the emails stay as they are, on record.
--- An id that is missing is not failed or held, or was discarded before.
+-- Records that an operator discards the dead letters of these emails. The emails keep their status. An id is missing
+-- from the result if the email is not failed or held, or was already discarded.
 with discarded as (
     update dispatcher.email_log
     set
@@ -87,16 +87,16 @@ audited as (
 select email_id
 from discarded;
 
--- name: find_announced
--- Failed and held emails whose dead letter must be on the DLQ: it was published, and nobody took it away.
+-- name: find_dead_lettered
+-- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it.
 select email_id, attempt_count
 from dispatcher.email_log
 where status in ('failed', 'held')
     and dead_letter_due_at is null
     and dead_letter_discarded_at is null;
 
--- name: announce_again
--- Has the dead letters of these emails published again, unless something came of them since; returns which.
+-- name: republish_dead_letters
+-- Makes the dead letters of these emails due again, unless an email has changed since. Returns the ids that became due.
 update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
 where e.email_id = any(%(email_ids)s)
@@ -113,12 +113,13 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: audit_orphans
--- Notes that the dead letters of emails that are gone are taken away for good: how many of each. No rows.
+-- Audits that dead letters whose emails no longer exist are discarded, with the number of dead letters per email. No
+-- rows.
 insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
-select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.letters)
-from unnest(%(email_ids)s::uuid[], %(letters)s::integer[]) as o (email_id, letters);
+select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.dead_letter_count)
+from unnest(%(email_ids)s::uuid[], %(counts)s::integer[]) as o (email_id, dead_letter_count);
 
 -- name: audit
--- One act that changed no email's row. No rows.
+-- Audits an action that changed no row in email_log. No rows.
 insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
 values (%(actor)s, %(action)s, %(reason)s, %(email_id)s, %(detail)s::jsonb);

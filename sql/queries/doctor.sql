@@ -1,5 +1,5 @@
 -- name: find_filled_defaults
--- Default partitions that hold rows, which no partition took; none where partitions were always made ahead.
+-- Default partitions that hold rows, because their week had no partition. No row: partitions were always made in time.
 select 'email_log_default'
 where exists (select 1 from dispatcher.email_log_default)
 union all
@@ -13,7 +13,7 @@ select 'email_attempt_default'
 where exists (select 1 from dispatcher.email_attempt_default);
 
 -- name: sample_pending
--- The oldest pending emails, with the fields that decide whether they can be sent; no bodies, no attachments.
+-- The oldest pending emails, with the fields that decide whether a provider can send them; no bodies, no attachments.
 select
     e.email_id, e.created_at, c.sender, c.recipients, '', null, null, c.template_id, null, c.headers, null
 from (

@@ -1,5 +1,5 @@
 -- name: find_tenant_email
--- One email as its tenant may see it, without content. No row: the tenant has no such email.
+-- One email without content, for its tenant. No row: the tenant has no such email.
 select
     email_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider, provider_message_id,
     created_at, sent_at
@@ -8,7 +8,7 @@ where email_id = %(email_id)s
     and tenant_id = %(tenant_id)s;
 
 -- name: find_tenant_email_by_key
--- The same by its message key.
+-- As find_tenant_email, by message key.
 select
     e.email_id, e.message_key, e.status, e.attempt_count, e.correlation_id, e.error_type, e.last_error, e.provider,
     e.provider_message_id, e.created_at, e.sent_at
@@ -18,15 +18,16 @@ where k.tenant_id = %(tenant_id)s
     and k.message_key = %(message_key)s;
 
 -- name: list_email_attempts
--- What was tried for an email, in order.
+-- The attempts of an email, in order.
 select attempt_number, provider, started_at, finished_at, outcome, error_type, error, provider_code
 from dispatcher.email_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_tenant_emails
--- A tenant's emails, newest first, below an id and from another on. It examines so many rows at most, whatever the filter,
--- so that no page costs more than another: the last column is where the next look goes on, whether or not a row is wanted.
+-- A page of a tenant's emails, newest first, between two ids. Reads at most `examined` rows, whatever the filter, so
+-- that every page costs about the same. The last column is the id below which the next page starts, null after the last
+-- page; it is returned even if no email matches.
 with examined as (
     select
         email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,
@@ -59,7 +60,7 @@ left join wanted as w on true
 order by w.email_id desc;
 
 -- name: list_unfinished_tenant_emails
--- The same for one status that is not `sent`, whose partial index leads straight to it.
+-- As list_tenant_emails, for one status other than `sent`: uses the partial index on that status.
 with examined as (
     select
         email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,

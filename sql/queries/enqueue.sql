@@ -1,12 +1,13 @@
 -- name: enqueue
--- Inserts emails whose message key is new, due to be published: now, and then it wakes the relay at commit, or in some
--- seconds, by a caller that publishes them itself and leaves to the relay what it did not come to.
--- Returns the ids that were inserted and since when each is due: each at an instant of its own, as the relay goes on from
--- one. An id that is missing has a key that was known before (see find_by_key).
+-- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due at once,
+-- and the commit wakes the relay. Otherwise they are due later: the caller publishes them itself, and the relay
+-- publishes those that the caller did not.
+-- Returns the inserted ids and when each is due. Each email is due at a different instant, because the relay continues
+-- from an instant. A missing id has a key that already existed (see find_by_key).
 -- The input is sorted by key, so that two callers with the same keys wait for each other instead of deadlocking. It is
--- sent in binary (%b): writing lists as text, and escaping it, would take longer than everything else that a caller does.
--- It runs with the search_path of the application's session. So each operator and function has exactly the argument types
--- that pg_catalog declares: PostgreSQL finds no better match in another schema.
+-- sent in binary (%b): writing lists as text, and escaping it, takes longer than everything else that a caller does.
+-- The statement runs with the search_path of the application's session. So each operator and function has exactly the
+-- argument types that pg_catalog declares: PostgreSQL finds no better match in another schema.
 with input as (
     select *
     from unnest(
@@ -90,7 +91,7 @@ from unnest(
 );
 
 -- name: find_by_key
--- The emails that hold these message keys, one row per key that is known.
+-- The emails that have these message keys: one row per key that exists.
 select k.tenant_id, k.message_key, k.email_id, k.payload_hash
 from unnest(%(tenant_ids)b::text[], %(message_keys)b::text[]) as t (tenant_id, message_key)
 join dispatcher.email_idempotency as k using (tenant_id, message_key);

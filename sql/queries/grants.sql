@@ -1,9 +1,9 @@
--- The rights of each kind of role; `dispatcher topology grants` puts its name in place of {role}. PostgreSQL checks the
--- rights on the table that a statement names, so the weekly partitions need none, nor do identity columns, LISTEN and
--- NOTIFY. A default privilege for later tables would open emails' content to a reader.
+-- The rights of each kind of role; `dispatcher topology grants` replaces {role} by the role's name. PostgreSQL checks
+-- the rights on the table that a statement names, so the weekly partitions need no rights. Neither do identity columns,
+-- LISTEN and NOTIFY. A default privilege for later tables would let a reader read the content of emails.
 
 -- name: grant_producer
--- An application that enqueues by the library: it adds emails, and finds their ids by their keys. No rows.
+-- An application that enqueues with the library: it inserts emails, and finds their ids by their keys. No rows.
 grant usage on schema dispatcher to {role};
 grant insert on
     dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment
@@ -12,7 +12,7 @@ grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.emai
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
 
 -- name: grant_dispatcher
--- `dispatcher run` and `api`, and operators' commands; every command but `init`, which needs the owner. No rows.
+-- `dispatcher run`, `dispatcher api` and all operator commands except `init`, which needs the owner. No rows.
 grant usage on schema dispatcher to {role};
 grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
@@ -35,8 +35,8 @@ grant execute on function
     to {role};
 
 -- name: grant_reader
--- Commands that only read: `status`, `held list`, `dlq list`, `show`, `replays`, `prune --dry-run`. No address, subject, body
--- or key. No rows.
+-- Commands that only read: `status`, `held list`, `dlq list`, `show`, `replays`, `prune --dry-run`. No access to
+-- addresses, subjects, bodies or API keys. No rows.
 grant usage on schema dispatcher to {role};
 grant select on
     dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_hourly, dispatcher.email_replay,

@@ -1,5 +1,6 @@
 -- name: list_held
--- Emails whose outcome nobody knows, longest known first, those after a given one; with how many there are from there on.
+-- A page of held emails, whose outcome is unknown, oldest first, after a given id; with the number of emails from there
+-- on.
 select
     email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
     count(*) over ()
@@ -12,8 +13,8 @@ order by email_id
 limit %(limit)s;
 
 -- name: confirm_held
--- Evidence that a held email did arrive: sent, its key completed, counted, audited, in one statement.
--- Zero rows: it is not held, or there is none; find_status tells.
+-- An operator confirms that a held email arrived: it becomes `sent`, its key is completed, and it is counted and
+-- audited. Zero rows: the email is not held or does not exist; find_status returns which.
 with confirmed as (
     update dispatcher.email_log
     set
@@ -49,8 +50,8 @@ select email_id
 from confirmed;
 
 -- name: release_held
--- Sends a held email again: pending and due, its attempts counted anew, audited, in one statement.
--- Zero rows: it is not held, its content is gone, or there is none; find_status tells.
+-- An operator has a held email sent again: it becomes pending and due, its attempts count from 1 again, and the release
+-- is audited. Zero rows: the email is not held, has no content, or does not exist; find_status returns which.
 with released as (
     update dispatcher.email_log as e
     set
@@ -77,7 +78,7 @@ select email_id, pg_notify('email_dispatcher_due', '')
 from released;
 
 -- name: find_status
--- The status of one email; zero rows: there is none.
+-- The status of one email; zero rows: it does not exist.
 select status
 from dispatcher.email_log
 where email_id = %(email_id)s;

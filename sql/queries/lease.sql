@@ -1,18 +1,18 @@
 -- name: lease
--- Takes the emails that may be leased and returns each with its content; those that are missing see find_standing.
--- Being delivered proves that an email was published, so its due mark goes in the same write.
--- lowest_id and highest_id prune partitions, here and below, where a list of ids alone does not; ids are sorted, so that
--- batches lock in one order.
--- Its plan is kept, and so are those of all statements of a worker (see keep_plans), so that none may depend on what the
--- tables held when it was made. One that began with the range of ids would read all that lies between the oldest email of
--- a batch and the newest, for each of them. Hence emails are looked up by `= any`, here and below, and what else has to hold
--- stands where neither a join nor another index can begin with it: in `… is true`.
+-- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. A
+-- delivered message proves that the email was published, so the same write clears the due mark.
+-- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
+-- sorted, so that all batches lock rows in one order.
+-- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on what
+-- the tables held when it was made. A plan that started from the range of ids would read, for each email of a batch,
+-- every row between the oldest and the newest. So emails are looked up with `= any`, here and below. The other
+-- conditions are wrapped in `… is true`, which neither a join nor another index can start from.
 -- A statement that locks or changes rows of a partitioned table finds them by `= any`, never laterally, by a join or by
--- `= (select …)`. Those select partitions while the statement runs, and PostgreSQL 18 up to 18.5 then reads freed memory and
--- crashes once another transaction has changed such a row meanwhile. test_plans.py checks every statement.
--- Content of more than most_octets, or with attachments, comes as its size alone: a worker reads it when it is about to
--- send it (see content.sql). The size is 0 where the content is here, and negative where it is unknown. The size of a value
--- that is stored out of line is read from its pointer.
+-- `= (select …)`. Those select partitions at run time. PostgreSQL 18 up to 18.5 then reads freed memory and crashes if
+-- another transaction has changed such a row meanwhile. test_plans.py checks every statement.
+-- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
+-- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
+-- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -62,8 +62,8 @@ left join lateral (
     offset 0
 ) as c on true;
 
--- name: lease_unread
--- As lease, for one email that PostgreSQL could not lease with its content. Reads as little of it as possible.
+-- name: lease_without_content
+-- As lease, for one email that PostgreSQL could not lease with its content. Reads as few columns as possible.
 update dispatcher.email_log as e
 set
     status = 'sending',
@@ -79,9 +79,10 @@ where e.email_id = %(email_id)s
     and e.locked_until < now()
 returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
--- name: find_standing
--- The status of emails that could not be leased, with the token of our lease, or of the lease that a rescue took from us if
--- the email has not changed since, nor was discarded; null if neither. An id that is missing has no row.
+-- name: find_unleased
+-- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
+-- lease that a recovery took from it, as long as the email has not changed since and was not discarded; otherwise null.
+-- A missing id has no row.
 select
     email_id, message_key, status,
     case
@@ -97,11 +98,11 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
--- Gives leases that are still ours more time, never less: a deferral that was recorded since we looked may have prolonged
--- one over the wait before its retry. One that has run out as well, as long as nobody has judged it. An id that is missing
--- was lost.
--- Always another end than before, if by a microsecond: whoever saw the lease run out judges it by the end that it had then,
--- and must not be misled by a clock that was set back.
+-- Extends leases that this worker still owns, and never shortens them: a deferral recorded meanwhile may have extended
+-- one beyond the wait before its retry. An expired lease is extended, too, unless it was already recovered. A missing
+-- id was lost.
+-- The end always changes, if only by a microsecond. Recovery identifies an expired lease by its end, and must notice
+-- the renewal even if the clock was set back.
 update dispatcher.email_log as e
 set locked_until = greatest(
     e.locked_until + interval '1 microsecond',
@@ -118,9 +119,9 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: release
--- Gives back leases under which no attempt was made: pending and due again, the attempt unburnt. Due after away_seconds,
--- where the provider that the email needs is away while others work, or where no memory is free for it.
--- An id that is missing was lost.
+-- Returns leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
+-- after away_seconds, for example if their provider is unavailable while others work, or if a worker has no memory for
+-- them. A missing id was lost.
 update dispatcher.email_log as e
 set
     status = 'pending',
@@ -136,11 +137,12 @@ where e.email_id = any(%(email_ids)s)
     and (e.lease_token = w.lease_token and e.status = 'sending') is true
 returning e.email_id;
 
--- name: replay_letters
--- Somebody has put dead letters back on the send queue: that is a person's replay, as long as the letter tells of how its
--- email stands (see ops/letters.py), the email cannot have arrived, and its letter did not come back so often that a
--- machine must be moving it. Returns a verdict per email: replayed; refused, for a command to decide; or stale. One that is
--- missing is held by somebody else's transaction.
+-- name: replay_dead_letters
+-- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if the dead letter
+-- matches its current failure (see ops/dead_letters.py), the email cannot have arrived, it has content, and its dead
+-- letter was moved back fewer than most_times times; a higher number means that a machine moves it. Returns one verdict
+-- per email: replayed, refused (an operator must use a command), or stale. An id is missing if another transaction has
+-- locked its row.
 with free as (
     select email_id, status, attempt_count, was_uncertain
     from dispatcher.email_log
@@ -148,14 +150,14 @@ with free as (
         and email_id between %(lowest_id)s and %(highest_id)s
     for update skip locked
 ),
-standing as (
+candidate as (
     select
         e.email_id,
         (e.email_id, e.attempt_count) in (
             select w.email_id, w.attempts
             from unnest(%(email_ids)s::uuid[], %(attempts)s::integer[]) as w (email_id, attempts)
         )
-        and e.status in ('failed', 'held') as is_told,
+        and e.status in ('failed', 'held') as is_current,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
         e.email_id in (
             select c.email_id
@@ -175,11 +177,11 @@ judged as (
     select
         email_id,
         case
-            when not is_told then 'stale'
+            when not is_current then 'stale'
             when may_have_arrived or not has_content or times >= %(most_times)s then 'refused'
             else 'replayed'
         end as verdict
-    from standing
+    from candidate
 ),
 replayed as (
     update dispatcher.email_log as e

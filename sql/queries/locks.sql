@@ -1,6 +1,6 @@
 -- name: find_locked
--- Which of these emails another transaction holds now, by their row or by their key's; waits for none of them. The locks
--- that this look itself takes end with it. Keys are looked up one by one (`lateral`, `offset 0`): no plan may read them all.
+-- The emails whose row, or whose key's row, another transaction has locked now. Waits for no lock; its own locks end
+-- with the statement. Keys are looked up one by one (`lateral`, `offset 0`), so that no plan reads all keys.
 with free as (
     select email_id, tenant_id, message_key
     from dispatcher.email_log
@@ -40,10 +40,11 @@ where e.email_id = any(%(email_ids)s)
     );
 
 -- name: find_holders
--- Sessions whose transaction is that old, has locked rows of emails or keys, and waits for nobody itself: the oldest few.
--- PostgreSQL does not tell who holds a row unless one waits for it. No statement's text, which may hold private data. Of
--- another user's session it may show no more than the number; a prepared transaction has none. Last column: its commit is
--- done here and waits for a synchronous standby.
+-- Sessions whose transaction is older than age_seconds, has locked rows of emails or keys, and does not itself wait for
+-- a lock: the oldest few. PostgreSQL reports who holds a row lock only to a session that waits for it, so these are
+-- candidates. Statement texts are left out, because they may contain private data. For another user's session,
+-- PostgreSQL may show only the pid; a prepared transaction has none. Last column: the transaction is committed here and
+-- waits for a synchronous standby.
 select
     l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision,
     coalesce(a.wait_event = 'SyncRep', false)

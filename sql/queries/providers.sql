@@ -1,16 +1,18 @@
 -- name: begin_rate
--- Makes a provider's bucket, empty, if there is none; a row per bucket that it made.
+-- Creates a provider's token bucket, empty, unless it exists. Returns a row if it was created.
 insert into dispatcher.provider_rate (provider, per_second, tokens, refilled_at)
 values (%(provider)s, %(ceiling)s, 0, clock_timestamp())
 on conflict (provider) do nothing
 returning provider;
 
 -- name: take_tokens
--- Takes up to `wanted` whole tokens of a provider's bucket; returns how many, and the rate now. No row: no bucket.
--- The bucket fills at the rate and holds at most `burst`; the rate climbs back to the ceiling, by a twentieth of it a
--- second, after it was halved. The clock is read once the row is ours: read before, it would be behind that of whoever
--- had the row meanwhile, and the time between would be counted twice. Where the row is of a time to come, the clock was
--- set back, or the server is another one: the bucket would give nothing until then.
+-- Takes up to `wanted` whole tokens from a provider's bucket; returns the number taken and the current rate. No row:
+-- the bucket does not exist.
+-- The bucket fills at the rate and holds at most `burst` tokens. After a halving, the rate climbs back to the ceiling,
+-- by a twentieth of the ceiling per second. The clock is read after the row is locked. Read earlier, it could be behind
+-- the time that another session stored meanwhile, and the time between would count twice. A stored time in the future
+-- means that the clock was set back or the server was replaced; without a correction the bucket would stay empty until
+-- then.
 with locked as (
     select provider, per_second, tokens, refilled_at
     from dispatcher.provider_rate
@@ -46,8 +48,8 @@ where r.provider = b.provider
 returning least(%(wanted)s, floor(b.available))::integer, r.per_second;
 
 -- name: halve_rate
--- Halves a provider's rate and empties its bucket, at most once a second, however many emails were throttled at once.
--- A row if it did.
+-- Halves a provider's rate and empties its bucket, at most once per second, however many emails were throttled
+-- together. No row: the rate was halved less than a second ago.
 update dispatcher.provider_rate
 set
     per_second = greatest(%(ceiling)s / 64, per_second / 2),
@@ -59,7 +61,7 @@ where provider = %(provider)s
 returning per_second;
 
 -- name: set_provider_state
--- A worker slot's view of a provider, from now on; `seconds` is how long it lasts, null where nobody knows.
+-- Sets how one worker slot sees a provider; `seconds` is how long the state lasts, null if unknown.
 insert into dispatcher.provider_state (provider, slot, state, reason, until_at)
 values (
     %(provider)s, %(slot)s, %(state)s, %(reason)s,
@@ -74,10 +76,10 @@ set
 returning provider;
 
 -- name: list_troubles
--- The providers that some worker cannot use now, by name: the worst state that a worker reports (of equal ones, the one that
--- lasts longest), how many workers report one, its reason, and how many seconds it lasts (null: unknown). A living worker
--- reports again when a state's time is over. One that has not for a minute is dead, and so is one that has been silent for an
--- hour.
+-- Providers that at least one worker cannot use now, by name: the worst reported state (of equal states, the one that
+-- lasts longest), how many workers report a problem, the reason, and how many seconds the state lasts (null: unknown).
+-- A running worker reports again when a state ends. A report that is a minute past its end, or has no end and is an
+-- hour old, comes from a dead worker and is ignored.
 select distinct on (provider)
     provider,
     state,
@@ -92,8 +94,8 @@ where state <> 'closed'
     and coalesce(until_at + interval '1 minute', changed_at + interval '1 hour') > clock_timestamp()
 order by provider, array_position(array['open', 'half_open', 'paused'], state), until_at desc nulls last;
 
--- name: forget_provider_states
--- A worker that ends has no view of providers any more; neither has one that begins. A row per view that went.
+-- name: delete_provider_states
+-- Deletes the states that a worker slot reported, when its worker starts or exits. Returns a row per deleted state.
 delete from dispatcher.provider_state
 where slot = %(slot)s
 returning provider;

@@ -1,15 +1,18 @@
 -- name: record
--- Writes what became of attempts, in one statement: closes or prolongs each lease, appends the attempt, completes
--- idempotency, counts the hour, and marks dead letters due.
--- Returns the ids whose lease was still ours. An id that is missing was lost: nothing of it was overwritten, but its attempt
--- is on record; an acceptance is taken whoever holds the lease, because it proves that the email was sent.
--- Ids and instants travel in binary: as text, writing and reading them costs five times as much.
--- If a rescue took this very lease and holds the email, unchanged since, a definite no counts as if the lease still lasted:
--- nothing was accepted under it. But there is no retry under it; the email is pending instead. That is audited. An uncertain
--- outcome confirms the rescue, so that nothing undoes it later. The ids of such emails are not returned: their lease is lost.
--- A result with expired_at is recorded for a living owner whose lease ran out: only if nothing came of that lease since.
--- Its plan is kept (see lease.sql): `= any` and `is true` leave no way to the emails but their ids, and an array of one
--- tenant none to a key but its look-up, where a merge join would read all keys.
+-- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
+-- idempotency key, counts the hour, and makes dead letters due.
+-- Returns the ids whose lease was still ours. A missing id had lost its lease: its attempt is recorded, but its email
+-- is not changed. An acceptance is the exception: it makes the email `sent` under any lease, because it proves that the
+-- email was sent.
+-- Ids and instants travel in binary: writing and reading them as text costs five times as much.
+-- If recovery took this lease and holds the email, unchanged since, then a deferral or rejection still counts, because
+-- nothing was accepted under the lease. A deferred email becomes pending, since the worker cannot retry under a lost
+-- lease. Both are audited. An uncertain outcome confirms the recovery, so that nothing undoes it later. The ids of such
+-- emails are not returned, because their lease is lost.
+-- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
+-- lease has not changed since.
+-- The plan is kept (see lease.sql): `= any` and `is true` allow access to emails only by id. An array of one tenant
+-- allows access to a key only by its index, where a merge join would read all keys.
 with result as (
     select *
     from unnest(
@@ -127,8 +130,8 @@ from closed
 where not was_rescued;
 
 -- name: find_attempt
--- A row: this batch was committed although its answer never reached us, because a batch commits as a whole.
--- By its start as well: attempts are numbered anew when a person replays an email.
+-- A row: this batch was committed although its answer was lost, because a batch commits as a whole. The start time is
+-- compared, too, because attempt numbers start again after a replay.
 select 1
 from dispatcher.email_attempt
 where email_id = %(email_id)s

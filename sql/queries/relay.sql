@@ -1,12 +1,12 @@
 -- name: listen_due
--- Wakes the relay when an enqueue commits.
+-- Subscribes this session to the notifications that enqueues send when they commit.
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must go to the send queue, longest due first; of those alone that are due since an instant or later.
--- A due mark is the time of its writing, or up to 90 seconds later (see enqueue and release). One that is
--- ahead_seconds ahead was written before the clock was set back: it is due, too. Two ranges, so that a look does not read the
--- emails between them: hundreds of thousands may wait there for a provider that is away.
+-- Emails whose message must be published to the send queue, longest due first, and due at `since` or later. A due mark
+-- is the time when it was written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds
+-- ahead of the clock was written before the clock was set back, so it is due, too. Two ranges are read, to skip the
+-- emails between them: hundreds of thousands may wait there for a provider that is unavailable.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
     from dispatcher.email_log
@@ -27,7 +27,7 @@ order by publish_due_at
 limit %(limit)s;
 
 -- name: find_publish_due_ids
--- As find_publish_due where PostgreSQL cannot read one of the rows: the ids alone.
+-- As find_publish_due, but only the ids: for when PostgreSQL cannot read one of the rows.
 select email_id
 from (
     (
@@ -51,7 +51,7 @@ order by publish_due_at
 limit %(limit)s;
 
 -- name: find_due_pointers
--- What find_publish_due returns, for these emails.
+-- As find_publish_due, for the given emails.
 select email_id, message_key, correlation_id, traceparent, publish_due_at
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
@@ -59,11 +59,11 @@ where email_id = any(%(email_ids)s)
     and publish_due_at is not null;
 
 -- name: mark_published
--- A broker confirmed and routed these messages. Only what is due since the instant that their publisher knew: a lease has
--- taken the mark off meanwhile, and what became due again stays due.
--- It waits for nobody, and so stands in no lease's way. Returns the ids that are due as before, because somebody has locked
--- them: mostly a lease that is about to take the mark off itself.
--- No plan may begin with the instants, which many emails share (see lease.sql for `= any` and `is true`).
+-- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is the one
+-- that the publisher read. If a lease has cleared it, or the email became due again, the row stays as it is.
+-- The statement waits for no lock, so it delays no lease. It returns the ids that are still due because another
+-- transaction has locked their rows; mostly that transaction is a lease that clears the mark itself.
+-- No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
 with free as (
     select email_id
     from dispatcher.email_log
@@ -98,7 +98,8 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
     ) is true;
 
 -- name: find_dead_letter_due
--- Emails whose dead letter must go to the DLQ, longest due first; also marks from before the clock was set back, as above.
+-- Emails whose dead letter must be published to the DLQ, longest due first. Includes marks that were written before the
+-- clock was set back, as in find_publish_due.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at, traceparent
@@ -109,7 +110,7 @@ order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: find_dead_letter_due_ids
--- As find_dead_letter_due where PostgreSQL cannot read one of the rows: the ids alone.
+-- As find_dead_letter_due, but only the ids: for when PostgreSQL cannot read one of the rows.
 select email_id
 from dispatcher.email_log
 where dead_letter_due_at is not null
@@ -117,8 +118,8 @@ where dead_letter_due_at is not null
 order by dead_letter_due_at
 limit %(limit)s;
 
--- name: find_due_letters
--- What find_dead_letter_due returns, for these emails.
+-- name: find_due_dead_letters
+-- As find_dead_letter_due, for the given emails.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at, traceparent
@@ -128,8 +129,8 @@ where email_id = any(%(email_ids)s)
     and dead_letter_due_at is not null
 order by dead_letter_due_at;
 
--- name: find_bare_letter
--- The same of one email, without what may be damaged and is not needed.
+-- name: find_minimal_dead_letter
+-- As find_due_dead_letters for one email, without the optional columns, which may be damaged.
 select
     email_id, tenant_id, message_key, null, status, null, null, attempt_count, null,
     created_at, dead_letter_due_at, null
@@ -138,8 +139,8 @@ where email_id = %(email_id)s
     and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
--- A broker confirmed and routed these dead letters. Only what is due since the instant in the letter: an email that
--- failed again since then has another letter due.
+-- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it is the one in
+-- the dead letter: an email that failed again since then has a new dead letter due.
 update dispatcher.email_log
 set dead_letter_due_at = null
 where email_id = any(%(email_ids)s)
@@ -151,11 +152,11 @@ where email_id = any(%(email_ids)s)
         )
     ) is true;
 
--- name: rescue_expired
--- Emails whose lease ended without a word from its owner. Nobody knows whether they left: by policy they are held, with a
--- dead letter due, or pending and due again; held, too, if no attempt is left, as in domain/decision.py. Not before a grace.
--- Only leases that are as find_expiring found them: a renewal since then keeps its lease. Returns a row per email that it
--- moved.
+-- name: recover_expired
+-- Recovers emails whose lease expired without a result from its owner. It is unknown whether they were sent. By policy
+-- they are held with a dead letter due, or become pending and due. They are held, too, if no attempt is left, as in
+-- domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not changed since
+-- find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
 with expired as (
     select
         email_id,
@@ -205,9 +206,10 @@ rescued as (
 select email_id, correlation_id, status, attempt_count
 from rescued;
 
--- name: find_vanished
--- A row: there are emails whose message was published so long ago that a worker should have had it, unless many wait. Here
--- and below, a time ahead_seconds ahead of the clock counts as long ago: it was written before the clock was set back.
+-- name: find_lost_messages
+-- A row: some email's message was published more than age_seconds ago and the email is still pending. Unless many
+-- emails wait, its message is lost. Here and below, a time more than ahead_seconds ahead of the clock also counts,
+-- because it was written before the clock was set back.
 select 1
 from dispatcher.email_log
 where status = 'pending'
@@ -216,9 +218,9 @@ where status = 'pending'
         and clock_timestamp() + %(ahead_seconds)s * interval '1 second'
 limit 1;
 
--- name: find_vanished_ids
--- The emails of find_vanished, some of them. Not those that a promotion has made uncertain, before workers had the time to
--- record what they hold.
+-- name: find_lost_message_ids
+-- Up to `limit` emails of find_lost_messages. After a promotion that made emails uncertain, leaves them out for
+-- doubt_seconds, so that workers can first record what they have in flight.
 select email_id
 from dispatcher.email_log
 left join dispatcher.relay_timeline as t on true
@@ -233,10 +235,11 @@ where status = 'pending'
 order by email_id
 limit %(limit)s;
 
--- name: republish_vanished
--- Makes the emails of find_vanished_ids due again; call it while the send queue is empty, so that their messages are not there
--- any more. After a promotion that lost commits (see timeline.sql) those that were published before it may have been sent: by
--- policy they are held, or due again. Returns a row per email that it moved, and whether it was so uncertain.
+-- name: republish_lost
+-- Makes the emails of find_lost_message_ids due again. Call it while the send queue is empty, which proves that their
+-- messages are lost. After a promotion that lost commits (see timeline.sql), emails published before it may have been
+-- sent: by policy they are held, or due again. Returns a row per changed email, and whether it was uncertain in this
+-- way.
 with vanished as (
     select
         email_id,
@@ -274,9 +277,9 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> 'again';
 
 -- name: republish_overtaken
--- Makes some emails due again that emails published much later have overtaken: a queue keeps its order, so that their
--- message is lost, or with a worker that holds it unleased; a second one is harmless. Not those that a promotion has made
--- uncertain, which must not be held by mistake. Returns a row per email.
+-- Makes emails due again if emails that were published much later are already being sent. A queue keeps its order, so
+-- the message is lost, or a worker has it without a lease; a second message is harmless. Leaves out emails that a
+-- promotion made uncertain, because they must not be held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log

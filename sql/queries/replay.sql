@@ -1,5 +1,5 @@
 -- name: create_replay
--- Settles which emails a replay is about, and puts it on record; changes none of them yet.
+-- Creates a replay with its list of emails, and audits it. Changes none of the emails.
 with made as (
     insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason, paced_with)
     values (
@@ -25,10 +25,11 @@ select replay_id
 from made;
 
 -- name: replay_next
--- Replays the next email of a running replay after a given one, in one commit, and notes what became of it; nothing of an
--- email whose row somebody has locked, be it who replays the same one at the same time: its outcome is null, and it still
--- waits. A discarded one is left alone, unless it was so before the replay was made, and this is for given ids or for
--- discarded ones. Zero rows: none is left, or it was stopped.
+-- Replays the next email of a running replay, after a given id, and stores its outcome in the same commit. If another
+-- transaction has locked the email's row (for example another replay of the same email), nothing changes: the outcome
+-- is null, and the email is still to do. A discarded email is skipped. It is replayed only if it was discarded before
+-- the replay was created, and the replay is for given ids or for discarded emails. Zero rows: no email is left, or the
+-- replay does not run.
 with item as (
     select
         i.email_id,
@@ -47,7 +48,7 @@ with item as (
     limit 1
     for update of i skip locked
 ),
-standing as (
+candidate as (
     select
         e.email_id,
         e.status,
@@ -76,7 +77,7 @@ judged as (
             else 'replayed'
         end as outcome
     from item as i
-    left join standing as s using (email_id)
+    left join candidate as s using (email_id)
 ),
 replayed as (
     update dispatcher.email_log as e
@@ -107,9 +108,9 @@ settled as (
 select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
--- name: find_meetings
--- Other running replays that have still to do some emails of a list, or some that a replay has still to do, too: actor,
--- reason, pace, and the number of shared emails.
+-- name: find_overlaps
+-- Other running replays that still have to replay some of the given emails, or some of the emails that the given replay
+-- still has to replay: id, actor, reason, pace, and the number of shared emails.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)
@@ -129,8 +130,9 @@ where r.state = 'running'
 group by r.replay_id
 order by r.replay_id;
 
--- name: note_meetings
--- Stores the replays with which this one shares its pace. Zero rows: it keeps its own pace.
+-- name: save_overlaps
+-- Stores the replays with which this replay shares its pace. Zero rows: it was created with `force` and keeps its own
+-- pace.
 update dispatcher.email_replay
 set paced_with = %(replay_ids)s::bigint[]
 where replay_id = %(replay_id)s
@@ -138,8 +140,8 @@ where replay_id = %(replay_id)s
 returning replay_id;
 
 -- name: find_pace
--- The emails per second that a replay may send now: its share of the slowest pace among the attended replays that it met,
--- or that met it. Null: no limit.
+-- The emails per second that a replay may send now: its share of the slowest pace among the overlapping replays that
+-- are being run. Null: no limit.
 select min(r.per_second) / count(*)
 from dispatcher.email_replay as mine
 join dispatcher.email_replay as r
@@ -161,8 +163,8 @@ join dispatcher.email_replay as r
     )
 where mine.replay_id = %(replay_id)s;
 
--- name: replay_goes_on
--- Finds a replay that runs and has an email left; zero rows: it was stopped, or nothing is left.
+-- name: find_unfinished_replay
+-- A row: the replay is running and has emails left.
 select r.replay_id
 from dispatcher.email_replay as r
 where r.replay_id = %(replay_id)s
@@ -172,7 +174,7 @@ where r.replay_id = %(replay_id)s
     );
 
 -- name: finish_replay
--- Notes that nothing of a replay is left to do; zero rows: something is, or it does not run.
+-- Marks a replay as done if no email is left. Zero rows: some are left, or the replay is not running.
 update dispatcher.email_replay as r
 set state = 'done', changed_at = clock_timestamp()
 where r.replay_id = %(replay_id)s
@@ -183,7 +185,7 @@ where r.replay_id = %(replay_id)s
 returning r.replay_id;
 
 -- name: stop_replay
--- Lets a replay go no further; zero rows: it does not run.
+-- Stops a replay, and audits it. Zero rows: the replay is not running.
 with stopped as (
     update dispatcher.email_replay
     set state = 'stopped', changed_at = clock_timestamp()
@@ -197,7 +199,7 @@ from stopped
 returning replay_id;
 
 -- name: resume_replay
--- Lets a replay that was stopped or lost its runner go on, at another pace if one is given; zero rows: it is done.
+-- Resumes a replay that was stopped or interrupted, with a new pace if one is given. Zero rows: it is done or unknown.
 with resumed as (
     update dispatcher.email_replay
     set
@@ -215,7 +217,7 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- Replays, the latest first, or one of them, each with its emails by outcome and whether somebody is at it now.
+-- The latest replays, or one of them: its emails by outcome, and whether a session is running it now.
 select
     r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
     r.changed_at, coalesce(r.paced_with, array[]::bigint[]),
@@ -244,7 +246,7 @@ order by r.replay_id desc
 limit %(limit)s;
 
 -- name: list_skipped
--- What a replay did not do, and why.
+-- The emails that a replay skipped, and why.
 select email_id, outcome
 from dispatcher.email_replay_item
 where replay_id = %(replay_id)s

@@ -1,6 +1,6 @@
 -- name: prune_partition
--- Drops one partition of old emails that are finished and decided; its name, or zero rows where there is none left to
--- drop. Here and below, undecided_days is how long a failed or held email waits for a decision; 0: for ever.
+-- Drops one partition of old emails that are all finished and decided. Returns its name; zero rows: none is left to
+-- drop. Here and below, undecided_days is how long a failed or held email is kept without a decision; 0: for ever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
@@ -11,7 +11,7 @@ select dispatcher.email_partition_prune(
 );
 
 -- name: list_prunable_partitions
--- What prune_partition would drop, one after the other: a row per partition.
+-- The partitions that repeated calls of prune_partition would drop.
 select partition
 from dispatcher.email_partitions_ended(%(parent)s, clock_timestamp() - %(days)s * interval '1 day') as ended
 where not dispatcher.email_log_must_stay(
@@ -26,10 +26,11 @@ where not dispatcher.email_log_must_stay(
         ended.from_id, ended.until_id, clock_timestamp() - %(days)s * interval '1 day'
     );
 
--- name: forget_content
--- Deletes the content of some finished and decided emails of before an instant, where their partition could not go as a whole: of
--- weeks that ended before it, and of the default partition, which never goes. Returns a row per email. The statement's
--- time, because no index is searched by what may change from row to row.
+-- name: delete_content
+-- Deletes the content of up to `limit` emails that are finished, decided and older than `days`, if their partition
+-- could not be dropped: it has ended but other emails keep it, or it is the default partition, which is never dropped.
+-- Returns a row per email. Uses statement_timestamp(), because PostgreSQL searches no index by a value that may change
+-- from row to row.
 with old as (
     select c.email_id
     from (
@@ -69,8 +70,8 @@ delete from dispatcher.email_content
 where email_id = any(array(select email_id from old))
 returning email_id;
 
--- name: forget_one_time_codes
--- Deletes the content of some sent emails that have the mark of erase_after_sending. Returns a row per email.
+-- name: delete_one_time_codes
+-- Deletes the content of up to `limit` sent emails with `erase_after_sending`. Returns a row per email.
 with codes as (
     select c.email_id
     from dispatcher.email_content as c
@@ -88,9 +89,9 @@ delete from dispatcher.email_content
 where email_id = any(array(select email_id from codes))
 returning email_id;
 
--- name: forget_keys
--- Deletes some message keys of before an instant whose email is gone; an email of that key is a new one from then on.
--- Returns a row per key.
+-- name: delete_keys
+-- Deletes up to `limit` message keys that are older than `days` and whose email no longer exists. A later email with
+-- that key counts as new. Returns a row per key.
 with old as (
     select k.ctid
     from dispatcher.email_idempotency as k
@@ -102,8 +103,8 @@ delete from dispatcher.email_idempotency
 where ctid = any(array(select ctid from old))
 returning email_id;
 
--- name: forget_replayed
--- Deletes some of what replays of before an instant noted of their emails. Returns a row per email of a replay.
+-- name: delete_replay_items
+-- Deletes up to `limit` per-email records of replays older than `days`. Returns a row per record.
 with old as (
     select i.ctid
     from dispatcher.email_replay_item as i
@@ -115,8 +116,9 @@ delete from dispatcher.email_replay_item
 where ctid = any(array(select ctid from old))
 returning email_id;
 
--- name: forget_replays
--- Deletes some replays of before an instant of which nothing is left but themselves. Returns a row per replay.
+-- name: delete_replays
+-- Deletes up to `limit` replays that are older than `days` and have no per-email records left. Returns a row per
+-- replay.
 with old as (
     select r.ctid
     from dispatcher.email_replay as r
@@ -128,14 +130,14 @@ delete from dispatcher.email_replay
 where ctid = any(array(select ctid from old))
 returning replay_id;
 
--- name: forget_acts
--- Deletes some acts of operators of before an instant. Returns a row per act.
+-- name: delete_audit_records
+-- Deletes up to `limit` audit records older than `days`. Returns a row per record.
 select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
 
 -- name: count_expiring
--- Failed and held emails that are undecided and lose their content within warn_days: how many, and in how many seconds
--- the first of them may go (null if there is none). The range of ids, with a day for a producer's wrong clock, spares a
--- look at the younger ones.
+-- Undecided failed and held emails that lose their content within warn_days: how many, and the seconds until the first
+-- of them may (null if there is none). The range of ids excludes younger emails without reading them; it allows one day
+-- for a producer's wrong clock.
 select
     count(*),
     extract(epoch from min(created_at) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision

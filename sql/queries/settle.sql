@@ -1,5 +1,5 @@
 -- name: terminate_sessions
--- Ends what a dead worker's sessions may still be executing; zero rows mean that nothing of it can commit any more.
+-- Terminates the sessions of a dead worker; zero rows: none is left, so nothing of that worker can commit any more.
 select pg_terminate_backend(pid)
 from pg_stat_activity
 where application_name = %(application_name)s
@@ -7,14 +7,15 @@ where application_name = %(application_name)s
     and pid <> pg_backend_pid();
 
 -- name: find_leases
--- The leases of a worker, as find_expiring finds leases. No row: it has none.
+-- The leases of a worker, with the columns of find_expiring. No row: it has none.
 select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
 
--- name: find_rescued
--- The emails of a worker that a rescue holds and that have not changed since, with the token of the lease that it took away.
+-- name: find_recovered
+-- The emails that a recovery took from a worker and holds, and that have not changed since, with the token of the lost
+-- lease.
 select email_id, rescued_token
 from dispatcher.email_log
 where status = 'held'
@@ -22,10 +23,11 @@ where status = 'held'
     and lease_token = rescued_token + 1
     and dead_letter_discarded_at is null;
 
--- name: recover_rescued
--- Undoes rescues of emails that have not changed since: nothing was accepted under the leases that were taken away, and
--- nothing will be. A discarded email stays as the operator left it. Pending and due again. attempt_base gives the attempt
--- back; attempt_count stays, because a dead letter is known by it. Audited. Returns a row per email that it moved.
+-- name: revert_recovery
+-- Undoes recoveries of emails that have not changed since: nothing was accepted under the lost leases, and nothing will
+-- be. The emails become pending and due; a discarded email stays as the operator left it. attempt_base is raised to
+-- give the attempt back; attempt_count stays, because it identifies the dead letter. Audited. Returns a row per changed
+-- email.
 with recovered as (
     update dispatcher.email_log as e
     set
@@ -60,7 +62,7 @@ select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
 from recovered;
 
 -- name: find_attempt_bases
--- How many attempts emails had when they were last replayed; those that never were are left out.
+-- How many attempts each email had when it was last replayed; emails that never were are left out.
 select email_id, attempt_base
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
@@ -68,9 +70,9 @@ where email_id = any(%(email_ids)s)
     and attempt_base > 0;
 
 -- name: note_crashes
--- Emails that a worker was rendering when it died, one crash more: pending and due again like every other of its leases,
--- the attempt unburnt; but failed, with a dead letter due, once that many workers died of it.
--- Returns a row per email that it moved.
+-- Counts one more crash for emails that a worker was rendering when it died. They become pending and due, and the
+-- attempt is not counted. Once an email has crashed most_crashes workers, it becomes failed with a dead letter due.
+-- Returns a row per changed email.
 with free as (
     select email_id
     from dispatcher.email_log
@@ -101,8 +103,8 @@ where e.email_id = any(array(select email_id from free))
 returning e.email_id, e.correlation_id, e.status, e.crash_count;
 
 -- name: find_expiring
--- Leases that have run out by PostgreSQL's clock, or do so within some seconds: of these workers, or of all others. This
--- look comes before any look into a ledger.
+-- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all others.
+-- Call it before any look into a ledger.
 select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from dispatcher.email_log
 where status = 'sending'
@@ -110,9 +112,9 @@ where status = 'sending'
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_found
--- Gives back leases that find_leases or find_expiring found and under which nothing left nor can leave: pending and due again,
--- the attempt unburnt. One that came to something since, a renewal included, is left alone. Returns a row per email that it
--- moved.
+-- Returns leases that find_leases or find_expiring found and under which nothing was or will be sent: the emails become
+-- pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for example by a renewal.
+-- Returns a row per changed email.
 update dispatcher.email_log as e
 set
     status = 'pending',

@@ -1,23 +1,23 @@
 -- name: begin_snapshot
--- One snapshot for all statements of this transaction, and of no other: what is recorded between two of them would be
--- counted twice. No rows.
+-- One snapshot for all statements of this transaction: a result recorded between two statements would be counted twice.
+-- Read only. No rows.
 set transaction isolation level repeatable read, read only;
 
 -- name: count_unfinished
--- Emails by status, `sent` left out: the partial index holds no more than these.
+-- Emails by status, without `sent`: the partial index holds only these.
 select status, count(*)
 from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
 -- name: count_sent
--- Emails ever sent, from the hourly counts, so that it never scans.
+-- The number of emails ever sent, from the hourly counts, without a scan.
 select coalesce(sum(email_count), 0)::bigint
 from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
--- Age in seconds of the oldest pending email and of the longest due one; null where there is none.
+-- Age in seconds of the oldest pending email, and how long the longest due email has been due; null if there is none.
 select
     (
         select extract(epoch from clock_timestamp() - created_at)::double precision
@@ -35,7 +35,7 @@ select
     );
 
 -- name: count_sent_recently
--- Emails sent in the last hour and in the last 24: an hour that lies partly within counts by that part.
+-- Emails sent in the last hour and in the last 24 hours. An hour that lies partly within counts by that part.
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
@@ -44,9 +44,9 @@ where outcome = 'accepted'
     and hour > now() - interval '26 hours';
 
 -- name: list_workers
--- Who has sessions or leases: name, seconds since it began (null: it has no session any more), emails under its lease, and
--- in how many seconds the last of these leases ends (null: it has none). PostgreSQL shows a role that another role has a
--- session, but not since when: such a worker counts as started now.
+-- Workers with sessions or leases: name, seconds since the session began (null: it has no session any more), number of
+-- emails under its leases, and seconds until the last of these leases expires (null: it has none). PostgreSQL shows the
+-- sessions of another role without their start; such a worker counts as started now.
 with present as (
     select application_name as worker, coalesce(min(backend_start), clock_timestamp()) as began_at
     from pg_stat_activity
@@ -70,7 +70,7 @@ full join leasing using (worker)
 order by worker;
 
 -- name: measure_latency
--- Seconds from the enqueue to the acceptance of the newest emails that were sent: how many, and 50th, 95th, 99th percentile.
+-- Seconds from enqueue to acceptance of the newest sent emails: their number, and the 50th, 95th and 99th percentile.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))

@@ -1,6 +1,6 @@
 -- name: note_timeline
--- The timeline is the one that was noted last: notes so, and whether commits wait for a standby. No row: it is another, or
--- none was noted yet.
+-- If PostgreSQL is on the timeline that was recorded last, records that it still is, and whether commits wait for a
+-- standby. No row: the timeline changed, or none was recorded yet.
 update dispatcher.relay_timeline
 set
     noted_at = clock_timestamp(),
@@ -9,8 +9,8 @@ where timeline = ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32
 returning timeline;
 
 -- name: find_noted_timeline
--- What was noted last on the history that this server knows, and the timeline now. Two relays at once wait for each other.
--- No row: none was noted yet.
+-- The last recorded timeline, whether commits waited for a standby then, and the current timeline. Locks the row, so
+-- that two relays wait for each other. No row: none was recorded yet.
 select
     timeline,
     is_synchronous,
@@ -19,8 +19,8 @@ from dispatcher.relay_timeline
 for update;
 
 -- name: begin_timeline
--- Notes the timeline that the relay finds. Where commits were lost, all that was published by the last transaction that this
--- server replayed is uncertain from now on; after a restart its time is unknown, and the time of the last note is used.
+-- Records the current timeline. If commits were lost, everything published up to the last transaction that this server
+-- replayed becomes uncertain. After a restart that time is unknown, and the time of the last record is used.
 insert into dispatcher.relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
@@ -37,19 +37,20 @@ set
     doubted_at = case when %(is_lossy)s then clock_timestamp() else relay_timeline.doubted_at end,
     noted_at = excluded.noted_at;
 
--- name: doubt_leases
--- Leases that a promotion has left: their emails may have been recorded or leased anew on the lost timeline, so that a ledger
--- which does not name them proves nothing. Under another owner's name no settlement gives them back; their worker may renew
--- and record them by their token all the same, and else the rescue judges them. Returns a row per lease.
+-- name: mark_leases_uncertain
+-- Makes the leases that a promotion left uncertain: their emails may have been recorded or leased again on the lost
+-- timeline, so a ledger that does not name them proves nothing. The suffix on the owner's name excludes them from the
+-- recovery of dead workers. Their worker can still renew and record them by token; otherwise they are recovered by
+-- policy after they expire. Returns a row per lease.
 update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
 returning email_id;
 
--- name: find_doubted
+-- name: find_uncertain_messages
 -- Emails after an id whose due marks were set before a promotion was found: their messages may have been published and
--- processed on the lost timeline. Includes marks that were set ahead for an email given back, once they have passed: the
--- standby may have been that far behind. An API process that publishes by itself sets marks some seconds ahead.
+-- processed on the lost timeline. Includes marks that were set ahead for a released email, once they have passed,
+-- because the standby may have lagged that far. An API process that publishes by itself sets marks some seconds ahead.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t
@@ -61,9 +62,9 @@ where e.status = 'pending'
 order by e.email_id
 limit %(limit)s;
 
--- name: doubt_messages
--- The emails of find_doubted count as published. Where RabbitMQ has no message for them, republish_vanished judges them.
--- Returns a row per email.
+-- name: mark_messages_uncertain
+-- Marks the emails of find_uncertain_messages as published. If RabbitMQ has no message for them, republish_lost decides
+-- by policy. Returns a row per email.
 update dispatcher.email_log as e
 set publish_due_at = null, published_at = t.uncertain_before
 from dispatcher.relay_timeline as t

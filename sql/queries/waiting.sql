@@ -1,7 +1,7 @@
 -- name: find_wait
--- What a pending or sending email waits for: PostgreSQL's time, the email's marks, whether the worker that leases it has a
--- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of it. To count those,
--- it reads most_ahead pending emails at most, due or not. Zero rows: the email is finished, or does not exist.
+-- Why a pending or sending email waits: PostgreSQL's time, the email's marks, whether the worker that leases it has a
+-- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of it. To count
+-- these, it reads at most most_ahead pending emails, due or not. Zero rows: the email is finished or does not exist.
 select
     clock_timestamp(),
     e.status,
@@ -50,7 +50,7 @@ select
     and has_table_privilege('dispatcher.email_idempotency', 'update');
 
 -- name: list_ceilings
--- The providers whose ceiling workers asked for lately, and the emails per second that they may get now.
+-- Providers with a rate limit that workers used in the last minute, and the emails per second allowed now.
 select provider, per_second
 from dispatcher.provider_rate
 where refilled_at > clock_timestamp() - interval '1 minute'

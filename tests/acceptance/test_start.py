@@ -13,7 +13,7 @@ import psycopg
 from dispatcher import enqueue
 from dispatcher.config.values import Listener
 from dispatcher.dev.ports import choose
-from dispatcher.monitor.asking import ask_unready
+from dispatcher.monitor.readiness_client import fetch_unready
 from tests.acceptance.harness import DISPATCHER, Host, emails, stop
 from tests.supervisor.program import eventually
 
@@ -118,7 +118,7 @@ def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_the
     run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
 
     ended = run.await_events("process.exited", reason="could_not_boot")
-    asked = eventually(lambda: asyncio.run(ask_unready(Listener("127.0.0.1", port))), "a monitor that answers")
+    asked = eventually(lambda: asyncio.run(fetch_unready(Listener("127.0.0.1", port))), "a monitor that answers")
     status = host.command("status", "--json", METRICS_ADDRESS=address)
     assert status.await_exit() == 0
 

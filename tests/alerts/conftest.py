@@ -1,4 +1,4 @@
-"""What tests of alert channels share: the monitor's loop, an authority, and notices."""
+"""Fixtures of the alert tests: the monitor's event loop, a certificate authority, a receiver, and a notice."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tests.alerts.receiver import Receiver, receiving, write_ca
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the monitor runs on."""
+    """The monitor's event loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session")
 def ca() -> trustme.CA:
-    """An authority that nobody trusts who is not told to."""
+    """A private certificate authority, which no client trusts by default."""
     return trustme.CA()
 
 
 @pytest.fixture
 def ca_file(ca: trustme.CA, tmp_path: Path) -> Path:
-    """What tells them."""
+    """The authority's certificate, as a file."""
     return write_ca(ca, tmp_path)
 
 
 @pytest.fixture
 def receiver(ca: trustme.CA) -> Iterator[Receiver]:
-    """Whoever takes webhooks, at 127.0.0.1 and under a name that no resolver knows."""
+    """A webhook receiver, at 127.0.0.1 and under a host name that no resolver knows."""
     with receiving(ca, "127.0.0.1", "alerts.example.com") as running:
         yield running
 
 
 @pytest.fixture
 def notice() -> Notice:
-    """Three dead letters."""
+    """A notice about three dead letters."""
     at = datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC)
     alert = Alert(
         Kind.DEAD_LETTERS,

@@ -1,4 +1,4 @@
-"""Whoever takes webhooks: a real https server with a ledger, which checks signatures by a reading of its own."""
+"""A webhook receiver: a real https server that records requests and checks signatures with its own implementation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRESH_SECONDS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """One request that was read to its end."""
+    """One completely read request."""
 
     path: str
     headers: Mapping[str, str]
@@ -33,17 +33,17 @@ class Posted:
 
     @property
     def json(self) -> Any:
-        """The body."""
+        """The decoded body."""
         return orjson.loads(self.body)
 
     @property
     def data(self) -> Any:
-        """What is wrong, in the body."""
+        """The body's `data`."""
         return self.json["data"]
 
     @property
     def is_signed(self) -> bool:
-        """Whether it bears the signature that https://www.standardwebhooks.com asks for, made just now."""
+        """Whether it has a recent signature as https://www.standardwebhooks.com defines."""
         key = base64.b64decode(SECRET.removeprefix("whsec_"))
         stamp = self.headers["webhook-timestamp"]
         signed = b".".join([self.headers["webhook-id"].encode(), stamp.encode(), self.body])
@@ -56,9 +56,9 @@ class Receiver(ThreadingHTTPServer):
     """The server.
 
     Attributes:
-        posted: Every request, whatever was answered.
-        statuses: What is answered, one after the other; 204 when there are none left.
-        released: While it is not set, nothing is answered.
+        posted: All requests, with any answer.
+        statuses: The statuses of the next responses; 204 after the last one.
+        released: While this event is not set, the server does not answer.
     """
 
     daemon_threads = True
@@ -75,11 +75,11 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return f"https://127.0.0.1:{self.server_port}/alerts?source=mail"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of clients that go away."""
+        """Ignores clients that disconnect."""
 
 
 class _Answer(BaseHTTPRequestHandler):
@@ -87,7 +87,7 @@ class _Answer(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
-        """Enters the request, and answers."""
+        """Records the request, and answers."""
         server = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -101,12 +101,12 @@ class _Answer(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
 @contextmanager
 def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
-    """A receiver for these host names, for the length of a block."""
+    """Runs a receiver for these host names during the block."""
     with Receiver(ca, *names) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -119,7 +119,7 @@ def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
 
 
 def write_ca(ca: trustme.CA, folder: Path) -> Path:
-    """What a client has to trust."""
+    """Writes the authority's certificate to a file."""
     path = folder / "ca.pem"
     ca.cert_pem.write_to_path(path)
     return path

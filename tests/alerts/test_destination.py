@@ -1,4 +1,4 @@
-"""Which addresses belong to somebody on the Internet, however they are written."""
+"""Which addresses count as public, in any notation."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_private_and_special_addresses_are_not_public(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["93.184.215.14", "1.1.1.1", "2606:4700:4700::1111", "::ffff:1.1.1.1", "192.0.1.1"])
-def test_addresses_of_the_internet_are(text: str) -> None:
+def test_addresses_on_the_internet_are_public(text: str) -> None:
     assert is_public(ip_address(text))

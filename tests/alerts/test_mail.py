@@ -1,4 +1,4 @@
-"""Alerts by email, to a real SMTP server: verified TLS or none, whole deadlines, and no server's words in ours."""
+"""Alerts by email to a real SMTP server: verified TLS, total deadlines, and no server text in our errors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TO = ("ops@example.com", "night@example.com")
 
 @pytest.fixture
 def tls(ca: trustme.CA) -> ssl.SSLContext:
-    """The server's side."""
+    """The server's TLS context."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     return context
@@ -33,7 +33,7 @@ def tls(ca: trustme.CA) -> ssl.SSLContext:
 
 @pytest.fixture
 async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
-    """An SMTP server without TLS; its behaviour may be changed."""
+    """An SMTP server without TLS whose behaviour a test may change."""
     running = SmtpSink(tmp_path, SmtpBehaviour(), writes_eml=False, keeps=True)
     await running.start()
     yield running
@@ -41,7 +41,7 @@ async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
 
 
 def channel_to(sink: SmtpSink, security: str = "none", ca_file: Path | None = None, **login: str) -> MailChannel:
-    """A channel to it."""
+    """A channel to this server."""
     server = SmtpServer("127.0.0.1", sink.port, security, **login)
     return MailChannel(server, "alerts@example.com", TO, ca_file=ca_file, total_seconds=20)
 
@@ -61,7 +61,7 @@ async def test_a_notice_arrives_as_one_plain_email(sink: SmtpSink, notice: Notic
     assert "severity: CRITICAL" in lines
     assert "count: 3" in lines
     assert "correlation ids: order-1, order-2" in lines
-    assert words == "the SMTP server took it for 2 of 2 recipients"
+    assert words == "the SMTP server accepted it for 2 of 2 recipients"
 
 
 async def test_starttls_is_required_and_its_certificate_verified(
@@ -79,7 +79,7 @@ async def test_starttls_is_required_and_its_certificate_verified(
     assert len(sink.received) == 1
 
 
-async def test_a_login_is_used_and_a_wrong_one_said_without_it(sink: SmtpSink, notice: Notice) -> None:
+async def test_a_login_is_used_and_a_wrong_one_is_reported_without_the_password(sink: SmtpSink, notice: Notice) -> None:
     sink.behaviour.login = ("alerts", "right-password")
 
     with pytest.raises(NotDelivered, match="answered 535") as fault:
@@ -90,19 +90,19 @@ async def test_a_login_is_used_and_a_wrong_one_said_without_it(sink: SmtpSink, n
     assert len(sink.received) == 1
 
 
-async def test_recipients_that_are_refused_do_not_keep_it_from_the_others(sink: SmtpSink, notice: Notice) -> None:
+async def test_the_other_recipients_get_the_notice_if_one_is_refused(sink: SmtpSink, notice: Notice) -> None:
     server = SmtpServer("127.0.0.1", sink.port, "none")
 
     words = await MailChannel(server, "a@example.com", ("refused@example.com", "ops@example.com")).send(notice)
 
-    assert words == "the SMTP server took it for 1 of 2 recipients"
+    assert words == "the SMTP server accepted it for 1 of 2 recipients"
     with pytest.raises(NotDelivered, match=r"refused every recipient \(550\)") as fault:
         await MailChannel(server, "a@example.com", ("refused@example.com",)).send(notice)
     assert "@" not in fault.value.reason
 
 
 @pytest.mark.parametrize("step", [Step.CONNECT, Step.MAIL, Step.RCPT, Step.DATA, Step.END])
-async def test_a_server_s_no_is_no_delivery_and_its_words_are_not_ours(
+async def test_a_refusal_is_not_delivered_and_the_servers_text_is_left_out(
     sink: SmtpSink, notice: Notice, step: Step
 ) -> None:
     sink.behaviour.script = {step: "554 5.7.1 no, ops@example.com"}
@@ -127,7 +127,7 @@ async def test_a_server_that_is_slow_takes_no_longer_than_the_whole_deadline(
     assert overtime.end() < 1
 
 
-async def test_nobody_listening_is_said(notice: Notice, closed_port: int) -> None:
+async def test_a_refused_connection_is_reported(notice: Notice, closed_port: int) -> None:
     server = SmtpServer("127.0.0.1", closed_port, "none")
 
     with pytest.raises(NotDelivered, match="no connection to the SMTP server"):

@@ -1,4 +1,4 @@
-"""Alerts by webhook, to a real https server: signed, never redirected, never to an address that was not looked at."""
+"""Alerts by webhook to a real https server: signed, without redirects, only to checked addresses."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
 class Resolver:
-    """Answers one after the other, the last one for ever.
+    """A resolver that returns these answers in turn, then always the last one.
 
     Attributes:
-        asked: How often.
+        asked: How often it was called.
     """
 
     def __init__(self, *answers: Sequence[str]) -> None:
@@ -34,13 +34,13 @@ class Resolver:
 
 
 def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, *, seconds: float = 10) -> WebhookChannel:
-    """A channel that may go to this machine."""
+    """A channel that may connect to this machine."""
     if resolver is None:
         return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, total_seconds=seconds)
     return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, resolver=resolver, total_seconds=seconds)
 
 
-async def test_a_notice_arrives_signed_and_whole(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+async def test_a_notice_arrives_complete_and_signed(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     await channel_to(receiver.url, ca_file).send(notice)
 
     (posted,) = receiver.posted
@@ -67,7 +67,7 @@ async def test_a_notice_arrives_signed_and_whole(receiver: Receiver, ca_file: Pa
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308, 400, 401, 404, 410, 429, 500, 503])
-async def test_any_other_answer_is_no_delivery_and_no_redirect_is_followed(
+async def test_any_status_but_2xx_is_not_delivered_and_no_redirect_is_followed(
     receiver: Receiver, ca_file: Path, notice: Notice, status: int
 ) -> None:
     receiver.statuses = [status]
@@ -93,10 +93,8 @@ async def test_one_private_address_among_public_ones_is_enough_to_refuse(ca_file
         await channel.send(notice)
 
 
-async def test_the_connection_goes_to_the_address_that_was_looked_at(
-    receiver: Receiver, ca_file: Path, notice: Notice
-) -> None:
-    """A name that means something else a moment later gains nothing; and the certificate is still the name's."""
+async def test_the_connection_goes_to_the_checked_address(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
+    """A name that resolves to another address a moment later is not resolved again; TLS still verifies the name."""
     resolver = Resolver(["127.0.0.1"], ["192.0.2.1"])
     channel = channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver)
 
@@ -106,7 +104,7 @@ async def test_the_connection_goes_to_the_address_that_was_looked_at(
     assert receiver.posted[0].headers["host"] == f"alerts.example.com:{receiver.server_port}"
 
 
-async def test_the_next_address_is_tried_where_one_cannot_be_reached(
+async def test_the_next_address_is_tried_if_one_is_unreachable(
     receiver: Receiver, ca_file: Path, notice: Notice
 ) -> None:
     resolver = Resolver(["127.9.9.9", "127.0.0.1"])
@@ -125,7 +123,9 @@ async def test_a_certificate_for_another_name_is_refused(receiver: Receiver, ca_
     assert receiver.posted == []
 
 
-async def test_an_authority_that_nobody_named_is_refused(receiver: Receiver, tmp_path: Path, notice: Notice) -> None:
+async def test_an_untrusted_certificate_authority_is_refused(
+    receiver: Receiver, tmp_path: Path, notice: Notice
+) -> None:
     stranger = tmp_path / "stranger.pem"
     trustme.CA().cert_pem.write_to_path(stranger)
 
@@ -133,12 +133,10 @@ async def test_an_authority_that_nobody_named_is_refused(receiver: Receiver, tmp
         await channel_to(receiver.url, stranger).send(notice)
 
 
-async def test_a_receiver_that_is_silent_takes_no_longer_than_the_whole_deadline(
-    receiver: Receiver, ca_file: Path, notice: Notice
-) -> None:
+async def test_a_silent_receiver_fails_at_the_total_deadline(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     receiver.released.clear()
     seconds = 1.0
-    while not receiver.posted and seconds < DEADLINE_SECONDS:  # a deadline that came before it was asked is put off
+    while not receiver.posted and seconds < DEADLINE_SECONDS:  # the deadline is set only after the request was received
         seconds *= 2
         overtime = Overtime(asyncio.get_running_loop().time() + seconds)
         with pytest.raises(NotDelivered, match="no answer"):
@@ -148,7 +146,7 @@ async def test_a_receiver_that_is_silent_takes_no_longer_than_the_whole_deadline
     await until(lambda: receiver.posted)
 
 
-async def test_a_resolver_that_is_silent_takes_no_longer_either(ca_file: Path, notice: Notice) -> None:
+async def test_a_silent_resolver_fails_at_the_total_deadline(ca_file: Path, notice: Notice) -> None:
     async def silent(_host: str, _port: int) -> Sequence[str]:
         await asyncio.Event().wait()
         return []
@@ -159,7 +157,9 @@ async def test_a_resolver_that_is_silent_takes_no_longer_either(ca_file: Path, n
         await channel.send(notice)
 
 
-async def test_nobody_listening_is_said_without_the_url(ca_file: Path, notice: Notice, closed_port: int) -> None:
+async def test_a_refused_connection_is_reported_without_the_url(
+    ca_file: Path, notice: Notice, closed_port: int
+) -> None:
     channel = channel_to(f"https://127.0.0.1:{closed_port}/token-in-path", ca_file)
 
     with pytest.raises(NotDelivered) as fault:
@@ -169,12 +169,12 @@ async def test_nobody_listening_is_said_without_the_url(ca_file: Path, notice: N
     assert "token-in-path" not in fault.value.reason
 
 
-async def test_a_name_without_address_is_said(ca_file: Path, notice: Notice) -> None:
+async def test_a_name_without_an_address_is_reported(ca_file: Path, notice: Notice) -> None:
     with pytest.raises(NotDelivered, match="cannot be resolved"):
         await channel_to("https://alerts.invalid/", ca_file, seconds=20).send(notice)
 
 
-def test_a_ca_file_that_holds_nothing_is_a_mistake(tmp_path: Path) -> None:
+def test_an_empty_ca_file_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
 
     with pytest.raises(ConfigurationError, match="DISPATCHER_CA_FILE"):

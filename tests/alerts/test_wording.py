@@ -1,4 +1,4 @@
-"""A notice says everything a person needs at once, whatever its kind and phase."""
+"""Every notice contains what an operator needs, for each kind and phase."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def test_every_notice_names_severity_component_queue_and_time(notice: Notice, ki
 
 @pytest.mark.parametrize("kind", Kind)
 @pytest.mark.parametrize("phase", Phase)
-def test_a_person_is_called_only_while_there_is_something_to_do(notice: Notice, kind: Kind, phase: Phase) -> None:
+def test_manual_intervention_is_requested_only_while_the_alert_is_active(
+    notice: Notice, kind: Kind, phase: Phase
+) -> None:
     notice = replace(notice, phase=phase, alert=replace(notice.alert, kind=kind))
 
     is_called = "Manual intervention is required." in text(notice)
@@ -36,14 +38,14 @@ def test_a_person_is_called_only_while_there_is_something_to_do(notice: Notice, 
     assert subject(notice).startswith("[CRITICAL") == is_called
 
 
-def test_who_tells_for_itself_says_so(notice: Notice) -> None:
+def test_a_notice_without_postgresql_says_that_other_hosts_may_alert_too(notice: Notice) -> None:
     alone = replace(notice, alert=replace(notice.alert, is_alone=True))
 
-    assert "PostgreSQL is away: this host tells for itself" in text(alone)
+    assert "PostgreSQL is unreachable, so every host alerts on its own" in text(alone)
     assert "PostgreSQL" not in text(notice)
 
 
-def test_what_nobody_knows_is_left_out_of_the_text_and_null_in_json(notice: Notice) -> None:
+def test_unknown_facts_are_left_out_of_the_text_and_null_in_json(notice: Notice) -> None:
     blind = replace(notice, alert=replace(notice.alert, count=None, oldest_age_seconds=None, correlation_ids=()))
 
     assert "count" not in text(blind)

@@ -16,7 +16,7 @@ from dispatcher.ops.messages import find_messages
 from dispatcher.store.connections import connect_async
 from tests.api.running_api import EMAIL, Api, make_key, running, settings_of
 from tests.broker.rabbit import Rabbit
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books
 from tests.waiting import until_answer
 
@@ -65,9 +65,9 @@ async def test_the_dead_letters_of_decided_emails_are_removed_from_the_dlq(
         await open_connection(servers.amqp_url, name="test") as broker,
     ):
         dlq = DeadLetterQueue(broker, topology.dlq)
-        morgue = Morgue(Books(connection), Rabbit(broker), topology)
-        confirmed, released, left = morgue.bury(3, status="held")
-        await morgue.announce([confirmed, left, released])
+        dead_emails = DeadEmails(Books(connection), Rabbit(broker), topology)
+        confirmed, released, left = dead_emails.create(3, status="held")
+        await dead_emails.publish_dead_letters([confirmed, left, released])
 
         for email_id, decision in ((confirmed, "confirm"), (released, "release")):
             assert (await api.call("POST", f"/v1/held/{email_id}/{decision}", body=REASON)).status == 200

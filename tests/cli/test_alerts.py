@@ -54,7 +54,7 @@ def test_every_channel_gets_a_test_alert_and_its_result_is_shown(
         "ok": True,
         "channels": [
             {"channel": "webhook", "ok": True, "detail": "it answered 204"},
-            {"channel": "email", "ok": True, "detail": "the SMTP server took it for 1 of 1 recipients"},
+            {"channel": "email", "ok": True, "detail": "the SMTP server accepted it for 1 of 1 recipients"},
         ],
     }
     (posted,) = receiver.posted

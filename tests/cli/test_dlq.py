@@ -25,7 +25,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Rabbit
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine, CommandResult, in_process
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books, email
 from tests.waiting import wait_until
 
@@ -65,8 +65,8 @@ def tables(connection: psycopg.Connection) -> Books:
 
 
 @pytest.fixture
-def morgue(tables: Books, servers: Servers, topology: Topology) -> Morgue:
-    return Morgue(tables, Errands(servers.amqp_url), topology)  # type: ignore[arg-type]
+def dead_emails(tables: Books, servers: Servers, topology: Topology) -> DeadEmails:
+    return DeadEmails(tables, Errands(servers.amqp_url), topology)  # type: ignore[arg-type]
 
 
 class Errands:
@@ -83,13 +83,13 @@ class Errands:
         return run
 
 
-def announce(morgue: Morgue, email_ids: list[UUID]) -> None:
-    asyncio.run(morgue.announce(email_ids))
+def announce(dead_emails: DeadEmails, email_ids: list[UUID]) -> None:
+    asyncio.run(dead_emails.publish_dead_letters(email_ids))
 
 
-def test_filters_groups_and_pages(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
-    refused = [str(i) for i in morgue.bury(3, error_type="refused", last_error="550 [blocked] by Policy")]
-    (slow,) = morgue.bury(error_type="timeout_before_send", provider="ses")
+def test_filters_groups_and_pages(quick: Callable[..., CommandResult], dead_emails: DeadEmails) -> None:
+    refused = [str(i) for i in dead_emails.create(3, error_type="refused", last_error="550 [blocked] by Policy")]
+    (slow,) = dead_emails.create(error_type="timeout_before_send", provider="ses")
 
     groups = quick("dlq", "list", "--by", "error_type", "--json").json["groups"]
     page = quick("dlq", "list", "--text", "[BLOCKED]", "--limit", "2", "--json").json
@@ -104,15 +104,15 @@ def test_filters_groups_and_pages(quick: Callable[..., CommandResult], morgue: M
 
 
 def test_show_takes_an_id_or_a_key_and_reveals_content_only_with_a_reason(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    (email_id,) = morgue.bury(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
-    announce(morgue, [email_id])
-    morgue.books.connection.execute(
+    (email_id,) = dead_emails.create(correlation_id="order-17", traceparent="00-" + "a" * 32 + "-" + "b" * 16 + "-01")
+    announce(dead_emails, [email_id])
+    dead_emails.books.connection.execute(
         "insert into email_attempt values (%s, 3, 'host:w0', 'smtp', now(), now(), 'rejected', 'refused', 'no', '550')",
         [email_id],
     )
-    key = morgue.books.key(email_id)
+    key = dead_emails.books.key(email_id)
 
     document = quick("dlq", "show", key, "--json").json
     shown = quick("dlq", "show", str(email_id))
@@ -143,11 +143,11 @@ def test_dlq_show_says_why_a_pending_email_waits(quick: Callable[..., CommandRes
 
 @pytest.mark.parametrize("key", ["0198c2f4-0000-7000-8000-000000000000", "0198c2f4" * 4])
 def test_a_message_key_that_looks_like_an_id_is_found(
-    quick: Callable[..., CommandResult], morgue: Morgue, connection: psycopg.Connection, key: str
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails, connection: psycopg.Connection, key: str
 ) -> None:
     email_id = enqueue(connection, email(key)).email_id
-    announced = morgue.bury()
-    announce(morgue, announced)
+    announced = dead_emails.create()
+    announce(dead_emails, announced)
 
     document = quick("dlq", "show", key, "--json").json
     by_id = quick("dlq", "show", str(email_id), "--no-queue", "--json").json
@@ -161,11 +161,11 @@ def test_a_message_key_that_looks_like_an_id_is_found(
 
 
 def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
     words = "refused recipients: 2 (550 5.1.1); 250 Ok"
-    (email_id,) = morgue.bury(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
-    morgue.books.connection.execute(
+    (email_id,) = dead_emails.create(status="sent", error_type=None, last_error=words, provider_message_id="4fQ8")
+    dead_emails.books.connection.execute(
         "insert into email_attempt values"
         " (%s, 1, 'host:w0', 'smtp', now(), now(), 'deferred', 'throttled', 'slow', '451'),"
         " (%s, 2, 'host:w0', 'smtp', now(), now(), 'accepted', null, %s, null)",
@@ -215,9 +215,9 @@ def test_a_misspelt_filter_is_refused(bare: CommandLine, command: str, option: s
 
 
 def test_without_yes_and_without_a_terminal_nothing_is_replayed(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    (email_id,) = morgue.bury()
+    (email_id,) = dead_emails.create()
 
     asked = quick("dlq", "replay", "--all", *WHY)
     none = quick("dlq", "replay", "--provider", "ses", *WHY, "--yes")
@@ -228,14 +228,18 @@ def test_without_yes_and_without_a_terminal_nothing_is_replayed(
     assert f"1 email: can be sent again. For example {email_id}" in asked.stderr
     assert "Add --yes." in asked.stderr
     assert (dry.code, dry.json["emails"]) == (0, {"replayed": 1})
-    assert morgue.books.statuses() == {"failed": 1}
+    assert dead_emails.books.statuses() == {"failed": 1}
 
 
 def test_a_partial_replay_exits_with_3_and_says_what_was_skipped_and_why(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    (failed,), (held,), (sent,) = morgue.bury(), morgue.bury(status="held"), morgue.bury(status="sent")
-    announce(morgue, [failed, held])
+    (failed,), (held,), (sent,) = (
+        dead_emails.create(),
+        dead_emails.create(status="held"),
+        dead_emails.create(status="sent"),
+    )
+    announce(dead_emails, [failed, held])
 
     ended = quick("dlq", "replay", *map(str, (failed, held, sent)), *WHY, "--yes", "--json")
 
@@ -245,8 +249,10 @@ def test_a_partial_replay_exits_with_3_and_says_what_was_skipped_and_why(
     assert "skipped 1: already sent" in ended.stderr
 
 
-def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
-    failed, *sent = [*morgue.bury(), *morgue.bury(3, status="sent")]
+def test_skipped_emails_are_counted_and_not_listed(
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
+) -> None:
+    failed, *sent = [*dead_emails.create(), *dead_emails.create(3, status="sent")]
 
     ended = quick("dlq", "replay", *map(str, (failed, *sent)), *WHY, "--yes")
 
@@ -257,10 +263,12 @@ def test_skipped_emails_are_counted_and_not_listed(quick: Callable[..., CommandR
     assert not any(str(email_id) in ended.stderr for email_id in sent)
 
 
-def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
-    first, second, third = morgue.bury(3)
-    keys = [morgue.books.key(email_id) for email_id in (first, second)]
-    tenant = morgue.books.row(first)["tenant_id"]
+def test_emails_can_be_named_by_message_keys_and_by_ids(
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
+) -> None:
+    first, second, third = dead_emails.create(3)
+    keys = [dead_emails.books.key(email_id) for email_id in (first, second)]
+    tenant = dead_emails.books.row(first)["tenant_id"]
 
     foreign = quick("dlq", "replay", keys[0], "--tenant", "another", *WHY, "--yes")
     replayed = quick("dlq", "replay", keys[0], str(third), "--tenant", tenant, *WHY, "--yes")
@@ -269,13 +277,15 @@ def test_emails_can_be_named_by_message_keys_and_by_ids(quick: Callable[..., Com
     assert foreign.code == 1
     assert f"Tenant 'another' has no email with the message key {keys[0]!r}" in foreign.stderr
     assert (replayed.code, discarded.code) == (0, 0)
-    assert [morgue.books.status(each) for each in (first, second, third)] == ["pending", "failed", "pending"]
-    assert morgue.books.row(second)["dead_letter_discarded_at"] is not None
+    assert [dead_emails.books.status(each) for each in (first, second, third)] == ["pending", "failed", "pending"]
+    assert dead_emails.books.row(second)["dead_letter_discarded_at"] is not None
 
 
-def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
-    morgue.bury(last_error="550 " + "x" * 400)
-    morgue.bury(2, last_error="451")
+def test_a_long_error_moves_no_column_of_the_table(
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
+) -> None:
+    dead_emails.create(last_error="550 " + "x" * 400)
+    dead_emails.create(2, last_error="451")
 
     lines = quick("dlq", "list", "--by", "error").stdout.splitlines()
 
@@ -284,36 +294,38 @@ def test_a_long_error_moves_no_column_of_the_table(quick: Callable[..., CommandR
     assert lines[0].index("error") < 70
 
 
-def test_from_queue_replays_only_emails_with_a_dead_letter(quick: Callable[..., CommandResult], morgue: Morgue) -> None:
-    announced, _ = morgue.bury(2)
-    announce(morgue, [announced])
+def test_from_queue_replays_only_emails_with_a_dead_letter(
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
+) -> None:
+    announced, _ = dead_emails.create(2)
+    announce(dead_emails, [announced])
 
     ended = quick("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
 
     assert (ended.code, ended.json["source"], ended.json["replayed"]) == (0, "queue", 1)
-    assert morgue.books.status(announced) == "pending"
-    assert morgue.books.statuses() == {"pending": 1, "failed": 1}
+    assert dead_emails.books.status(announced) == "pending"
+    assert dead_emails.books.statuses() == {"pending": 1, "failed": 1}
 
 
 def test_from_queue_does_not_replay_a_discarded_email_whose_dead_letter_is_still_on_the_dlq(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    announced, discarded = morgue.bury(2)
-    announce(morgue, [announced, discarded])
-    morgue.books.change(discarded, dead_letter_discarded_at=datetime.now(UTC))
+    announced, discarded = dead_emails.create(2)
+    announce(dead_emails, [announced, discarded])
+    dead_emails.books.change(discarded, dead_letter_discarded_at=datetime.now(UTC))
 
     dry = quick("dlq", "replay", "--from-queue", "--dry-run", "--json")
     ended = quick("dlq", "replay", "--from-queue", *WHY, "--yes", "--json")
 
     assert (dry.json["emails"], dry.json["not_failed_or_held"]) == ({"replayed": 1}, 0)
     assert (ended.code, ended.json["replayed"], ended.json["total"]) == (0, 1, 1)
-    assert morgue.books.status(discarded) == "failed"
+    assert dead_emails.books.status(discarded) == "failed"
 
 
 def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replayed(
-    quick: Callable[..., CommandResult], morgue: Morgue, tables: Books, database_url: str
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails, tables: Books, database_url: str
 ) -> None:
-    locked, _ = morgue.bury(2)
+    locked, _ = dead_emails.create(2)
 
     with psycopg.connect(database_url) as other:
         Books(other).lock(locked)
@@ -327,12 +339,12 @@ def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replay
 
 
 def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
-    prepared: CommandLine, quick: Callable[..., CommandResult], morgue: Morgue
+    prepared: CommandLine, quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(3)
+    dead_emails.create(3)
     why = ("--reason", "SES is back", "--actor", "ann")
     with prepared.started("dlq", "replay", "--all", "--rate", "0.01", *why, "--yes") as process:
-        wait_until(lambda: process.poll() is not None or morgue.books.statuses().get("pending"))
+        wait_until(lambda: process.poll() is not None or dead_emails.books.statuses().get("pending"))
         dry = quick("dlq", "replay", "--all", "--dry-run", "--json").json["overlaps"]
         asked = quick("dlq", "replay", "--all", *WHY)
         forced = quick("dlq", "replay", "--all", *WHY, "--rate", "0", "--force", "--yes")
@@ -344,15 +356,15 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
         "All these replays run at the slowest of their rates. To keep this replay's own rate, add --force.\n"
     ) in asked.stderr
     assert "This replay keeps its own rate." in forced.stderr
-    assert (forced.code, morgue.books.statuses()) == (0, {"pending": 3})
+    assert (forced.code, dead_emails.books.statuses()) == (0, {"pending": 3})
 
 
 def test_a_killed_replay_loses_nothing_and_is_resumed(
-    prepared: CommandLine, quick: Callable[..., CommandResult], morgue: Morgue
+    prepared: CommandLine, quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(200)
+    dead_emails.create(200)
     with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes") as process:
-        while morgue.books.statuses()["pending"] < 3:
+        while dead_emails.books.statuses()["pending"] < 3:
             assert process.poll() is None
         process.kill()
         process.wait(timeout=DEADLINE_SECONDS)
@@ -370,10 +382,10 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
     assert (resumed.code, resumed.json["replayed"], resumed.json["state"]) == (0, 200, "done")
 
 
-def test_ctrl_c_says_how_to_continue(prepared: CommandLine, morgue: Morgue) -> None:
-    morgue.bury(200)
+def test_ctrl_c_says_how_to_continue(prepared: CommandLine, dead_emails: DeadEmails) -> None:
+    dead_emails.create(200)
     with prepared.started("dlq", "replay", "--all", "--rate", "10", *WHY, "--yes", stderr=subprocess.PIPE) as process:
-        while morgue.books.statuses()["pending"] < 3:
+        while dead_emails.books.statuses()["pending"] < 3:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=DEADLINE_SECONDS)
@@ -383,8 +395,8 @@ def test_ctrl_c_says_how_to_continue(prepared: CommandLine, morgue: Morgue) -> N
     assert b"Traceback" not in stderr
 
 
-def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine, morgue: Morgue) -> None:
-    morgue.bury(3)
+def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine, dead_emails: DeadEmails) -> None:
+    dead_emails.create(3)
     ours, theirs = pty.openpty()
     with prepared.started("dlq", "replay", "--all", *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
@@ -401,21 +413,21 @@ def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine,
 
     assert code == 0
     assert b"3/3" in screen
-    assert morgue.books.statuses() == {"pending": 3}
+    assert dead_emails.books.statuses() == {"pending": 3}
 
 
 @pytest.mark.parametrize("choice", [("--all",), ("--text", "SES")], ids=["all", "filter"])
 def test_emails_that_fail_after_the_question_are_not_replayed(
-    prepared: CommandLine, morgue: Morgue, choice: tuple[str, ...]
+    prepared: CommandLine, dead_emails: DeadEmails, choice: tuple[str, ...]
 ) -> None:
-    morgue.bury(2, last_error="SES is away.")
+    dead_emails.create(2, last_error="SES is away.")
     ours, theirs = pty.openpty()
     with prepared.started("dlq", "replay", *choice, *WHY, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
         screen = b""
         while b"Replay 2 emails?" not in screen:
             screen += os.read(ours, 65536)
-        later = morgue.bury(3, last_error="SES is away.")
+        later = dead_emails.create(3, last_error="SES is away.")
         os.write(ours, b"y\n")
         with suppress(OSError):  # Linux reports the closed other end as an error
             while os.read(ours, 65536):
@@ -424,18 +436,18 @@ def test_emails_that_fail_after_the_question_are_not_replayed(
         process.wait(timeout=DEADLINE_SECONDS)
 
     assert process.returncode == 0
-    assert morgue.books.statuses() == {"pending": 2, "failed": 3}
-    assert {morgue.books.status(email_id) for email_id in later} == {"failed"}
+    assert dead_emails.books.statuses() == {"pending": 2, "failed": 3}
+    assert {dead_emails.books.status(email_id) for email_id in later} == {"failed"}
 
 
 def test_poison_is_listed_shown_exported_repaired_and_discarded(
-    quick: Callable[..., CommandResult], morgue: Morgue, tmp_path: Path
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails, tmp_path: Path
 ) -> None:
-    (email_id,) = morgue.books.enqueue(1)
+    (email_id,) = dead_emails.books.enqueue(1)
     for body in (b"\x1b[2Jgarbage", b"more"):
-        asyncio.run(morgue.drop(body))
+        asyncio.run(dead_emails.publish(body))
     repaired = tmp_path / "repaired.json"
-    repaired.write_text(f'{{"v": 1, "email_id": "{email_id}", "message_key": "{morgue.books.key(email_id)}"}}')
+    repaired.write_text(f'{{"v": 1, "email_id": "{email_id}", "message_key": "{dead_emails.books.key(email_id)}"}}')
 
     first, second = quick("dlq", "list", "--poison", "--json").json["poison"]
     shown = quick("dlq", "show", first["poison_id"], "--hex", "--export", "exported")
@@ -449,15 +461,15 @@ def test_poison_is_listed_shown_exported_repaired_and_discarded(
     assert (tmp_path / "exported").read_bytes() == b"\x1b[2Jgarbage"
     assert (broken.code, fixed.code, asked.code, discarded.code) == (1, 0, 2, 0)
     assert quick("dlq", "list", "--poison", "--json").json == {"poison": [], "total": 0}
-    (taken,) = asyncio.run(morgue.rabbit.take_all(morgue.topology.queue, 1))
+    (taken,) = asyncio.run(dead_emails.rabbit.take_all(dead_emails.topology.queue, 1))
     assert taken.body == repaired.read_bytes()
 
 
 def test_discarded_emails_leave_the_list_and_can_still_be_replayed(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    (email_id,) = morgue.bury()
-    announce(morgue, [email_id])
+    (email_id,) = dead_emails.create()
+    announce(dead_emails, [email_id])
 
     discarded = quick("dlq", "discard", str(email_id), *WHY, "--yes")
     listed = [quick("dlq", "list", *option, "--json").json["total"] for option in ((), ("--discarded",))]
@@ -467,13 +479,13 @@ def test_discarded_emails_leave_the_list_and_can_still_be_replayed(
     assert "dead letters of 1 email; 1 removed from the DLQ" in discarded.stderr
     assert listed == [0, 1]
     assert replayed.code == 0
-    assert morgue.books.status(email_id) == "pending"
+    assert dead_emails.books.status(email_id) == "pending"
 
 
 def test_reconcile_exits_with_3_until_the_differences_are_repaired(
-    quick: Callable[..., CommandResult], morgue: Morgue
+    quick: Callable[..., CommandResult], dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(2)
+    dead_emails.create(2)
 
     document = quick("dlq", "reconcile")
     nameless = quick("dlq", "reconcile", "--fix")

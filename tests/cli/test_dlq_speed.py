@@ -16,7 +16,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.broker.rabbit import Rabbit
 from tests.cli.commandline import CommandLine
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books
 
 LETTERS = 1000
@@ -36,9 +36,9 @@ async def test_reading_a_thousand_dead_letters_is_quick_and_changes_nothing(
     prepared: CommandLine, connection: psycopg.Connection, servers: Servers, topology: Topology
 ) -> None:
     async with await open_connection(servers.amqp_url, name="test") as opened:
-        morgue = Morgue(Books(connection), Rabbit(opened), topology)
-        email_ids = morgue.bury(LETTERS)
-        await morgue.announce(email_ids)
+        dead_emails = DeadEmails(Books(connection), Rabbit(opened), topology)
+        email_ids = dead_emails.create(LETTERS)
+        await dead_emails.publish_dead_letters(email_ids)
         dlq = DeadLetterQueue(opened, topology.dlq)
         async with dlq.look() as look:
             before = [found.body async for batch in look.batches() for found in batch]

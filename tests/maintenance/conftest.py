@@ -1,4 +1,4 @@
-"""What tests of maintenance share: its loop, and a second client of RabbitMQ."""
+"""Fixtures of the maintenance tests: the event loop, and a second RabbitMQ client."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.broker.rabbit import Rabbit
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that the monitor runs on."""
+    """The monitor's event loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A second client."""
+    """A second RabbitMQ client."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)

@@ -1,4 +1,4 @@
-"""Hosts whose monitors share one database: real tables, a DLQ whose depth a test sets, channels with ledgers."""
+"""Monitors of several hosts with one database: real tables, a settable DLQ depth, and channels that record notices."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from dispatcher.alerts.contract import NotDelivered
 from dispatcher.domain.alert import Notice
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.maintenance.alert_book import AlertBook
-from dispatcher.maintenance.announcing import Announcer
-from dispatcher.maintenance.dlq_alert import DlqAlert
+from dispatcher.maintenance.alert_checks import AlertChecks
+from dispatcher.maintenance.alert_sender import AlertSender
+from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.retention import Retention
 from tests.waiting import until
@@ -24,7 +24,7 @@ UNDECIDED_DAYS = 180
 
 @dataclass
 class Depth:
-    """What RabbitMQ would report; None where it does not answer."""
+    """The depth of the DLQ that a test sets; None raises an error, as if RabbitMQ did not answer."""
 
     messages: int | None = 0
 
@@ -36,18 +36,18 @@ class Depth:
 
 
 @dataclass
-class Ear:
-    """A channel with a ledger.
+class RecordingChannel:
+    """A channel that records its notices.
 
     Attributes:
-        failures: How many notices it does not take from now on.
-        heard: What it took.
-        refused: What it did not.
+        failures: How many of the next notices it refuses.
+        accepted: The notices that it accepted.
+        refused: The notices that it refused.
     """
 
-    name: str = "ear"
+    name: str = "channel"
     failures: int = 0
-    heard: list[Notice] = field(default_factory=list)
+    accepted: list[Notice] = field(default_factory=list)
     refused: list[Notice] = field(default_factory=list)
 
     async def send(self, notice: Notice) -> str:
@@ -56,27 +56,27 @@ class Ear:
             self.failures -= 1
             self.refused.append(notice)
             raise NotDelivered("it answered 503")
-        self.heard.append(notice)
-        return "heard"
+        self.accepted.append(notice)
+        return "accepted"
 
     @property
     def phases(self) -> list[str]:
-        """What it took, in order."""
-        return [f"{notice.alert.kind} {notice.phase}" for notice in self.heard]
+        """The phases of the accepted notices, in order."""
+        return [f"{notice.alert.kind} {notice.phase}" for notice in self.accepted]
 
 
 @dataclass(frozen=True)
 class Host:
-    """A monitor's tasks, but for the clock: the test says when to look."""
+    """The alerting parts of one monitor. The test decides when they check."""
 
-    watch: DlqAlert
-    announcers: list[asyncio.Task[None]]
-    book: AlertBook
+    checks: AlertChecks
+    senders: list[asyncio.Task[None]]
+    state: AlertState
     store: AlertStore
 
-    async def look(self) -> None:
-        """One look; returns when what was found is told, or waits for its next try."""
-        await self.watch.run_once()
+    async def check(self) -> None:
+        """Checks once; returns when the due notices were accepted, or wait for a retry."""
+        await self.checks.run_once()
         for _ in range(3):
             await asyncio.sleep(0)
 
@@ -85,14 +85,14 @@ class Host:
 async def host(
     database_url: str,
     depth: Depth,
-    *ears: Ear,
+    *channels: RecordingChannel,
     name: str = "host-1",
     reminder_seconds: float = 3600,
     interval_seconds: float = 1,
     store_seconds: float = 15,
     after_seconds: float = 3600,
 ) -> AsyncIterator[Host]:
-    """A host that is up for the length of a block; leaving it is as kill -9 for what it holds."""
+    """Runs a host's monitor for the block. Leaving the block is like kill -9."""
     store = AlertStore(
         database_url,
         queue=DLQ,
@@ -102,14 +102,17 @@ async def host(
         idle_seconds=60,
         answer_seconds=store_seconds,
     )
-    book = AlertBook(store)
-    watch = DlqAlert(DLQ, depth, store, book, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds)
-    announcers = [
-        Announcer(ear, watch, book, reminder_seconds=reminder_seconds, first_wait_seconds=0.001) for ear in ears
+    state = AlertState(store)
+    checks = AlertChecks(
+        DLQ, depth, store, state, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds
+    )
+    senders = [
+        AlertSender(channel, checks, state, reminder_seconds=reminder_seconds, first_wait_seconds=0.001)
+        for channel in channels
     ]
-    tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
+    tasks = [asyncio.create_task(sender.run()) for sender in senders]
     try:
-        yield Host(watch, tasks, book, store)
+        yield Host(checks, tasks, state, store)
     finally:
         for task in tasks:
             task.cancel()
@@ -117,7 +120,7 @@ async def host(
         await store.close()
 
 
-async def hears(ear: Ear, *phases: str) -> None:
-    """Waits until a channel took exactly these notices, in any order."""
-    await until(lambda: len(ear.heard) >= len(phases))
-    assert Counter(ear.phases) == Counter(phases)
+async def accepts(channel: RecordingChannel, *phases: str) -> None:
+    """Waits until a channel has accepted exactly these notices, in any order."""
+    await until(lambda: len(channel.accepted) >= len(phases))
+    assert Counter(channel.phases) == Counter(phases)

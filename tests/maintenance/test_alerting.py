@@ -1,4 +1,4 @@
-"""Alerts over their life: told once by one of many hosts, again after a while, and over; by each channel for itself."""
+"""Alerts are raised once by one of many hosts, reminded, and resolved; each channel is independent."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from dispatcher.alerts.wording import summary
 from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
 from tests.broker.proxy import Proxy
-from tests.maintenance.hosts import DLQ, UNDECIDED_DAYS, Depth, Ear, Host, hears, host
+from tests.maintenance.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
-LASTING_SECONDS = 0.1
+ALERT_AFTER_SECONDS = 0.1
 STORE_SECONDS = 3.0
-"""What a PostgreSQL that is silent costs a look; one that is only busy answers sooner."""
+"""How long a check waits for a silent PostgreSQL; a busy PostgreSQL answers sooner."""
 
 
 @contextmanager
 def tables(database_url: str) -> Iterator[psycopg.Connection]:
-    """A look into the tables, or a hand in them."""
+    """Reads or writes the tables directly."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
 
 
-async def entered(database_url: str, count: int) -> None:
-    """Waits until so many alerts stand as told."""
+async def announced_in_table(database_url: str, count: int) -> None:
+    """Waits until the table contains this many announced alerts."""
     with tables(database_url) as connection:
         await until(lambda: connection.execute("select count(*) from alert_told").fetchone() == (count,))
 
 
 def insert_failed(database_url: str, correlation_id: str | None, *, age: timedelta, due: bool = False) -> UUID:
-    """An email that failed so long ago."""
+    """Inserts an email that failed `age` ago."""
     at = datetime.now(UTC) - age
     email_id = UUID(int=lowest_id_at(at).int + secrets.randbits(60))
     with tables(database_url) as connection:
@@ -53,170 +53,170 @@ def insert_failed(database_url: str, correlation_id: str | None, *, age: timedel
     return email_id
 
 
-async def is_back(*hosts: Host) -> bool:
-    """Whether PostgreSQL answers all of these when they look, in which case what they told meanwhile is entered."""
+async def is_reconnected(*hosts: Host) -> bool:
+    """Whether PostgreSQL answers the checks of all these hosts; they then store the notices sent meanwhile."""
     for each in hosts:
-        await each.look()
-    return not any(each.book.is_alone for each in hosts)
+        await each.check()
+    return not any(each.state.is_alone for each in hosts)
 
 
-async def test_an_empty_queue_is_nothing_to_tell(tables_url: str) -> None:
-    ear = Ear()
-    async with host(tables_url, Depth(0), ear) as one:
-        await one.look()
-        await one.look()
+async def test_an_empty_queue_raises_no_alert(tables_url: str) -> None:
+    channel = RecordingChannel()
+    async with host(tables_url, Depth(0), channel) as one:
+        await one.check()
+        await one.check()
 
-    assert ear.heard == []
+    assert channel.accepted == []
 
 
-async def test_a_state_is_told_once_while_it_lasts_and_when_it_is_over(tables_url: str) -> None:
-    ear, depth = Ear(), Depth(2)
-    async with host(tables_url, depth, ear) as one:
-        await one.look()
-        await hears(ear, RAISED)
-        await entered(tables_url, 1)
+async def test_an_alert_is_raised_once_and_resolved_once(tables_url: str) -> None:
+    channel, depth = RecordingChannel(), Depth(2)
+    async with host(tables_url, depth, channel) as one:
+        await one.check()
+        await accepts(channel, RAISED)
+        await announced_in_table(tables_url, 1)
         depth.messages = 5
-        await one.look()
+        await one.check()
         depth.messages = 0
-        await one.look()
-        await hears(ear, RAISED, RESOLVED)
-        await entered(tables_url, 0)
+        await one.check()
+        await accepts(channel, RAISED, RESOLVED)
+        await announced_in_table(tables_url, 0)
         depth.messages = 1
-        await one.look()
+        await one.check()
 
-        await hears(ear, RAISED, RESOLVED, RAISED)
+        await accepts(channel, RAISED, RESOLVED, RAISED)
 
-    assert [notice.alert.count for notice in ear.heard] == [2, 0, 1]
-    assert len({notice.notice_id for notice in ear.heard}) == 3
-
-
-async def test_it_is_told_again_after_the_reminder_s_time(tables_url: str) -> None:
-    ear = Ear()
-    async with host(tables_url, Depth(2), ear, reminder_seconds=0) as one:
-        await one.look()
-        await hears(ear, RAISED)
-        await one.look()
-        await hears(ear, RAISED, "dead_letters reminded")
-
-    assert ear.heard[0].alert.raised_at == ear.heard[1].alert.raised_at
+    assert [notice.alert.count for notice in channel.accepted] == [2, 0, 1]
+    assert len({notice.notice_id for notice in channel.accepted}) == 3
 
 
-async def test_a_monitor_that_is_born_again_tells_nothing_twice(tables_url: str) -> None:
-    ear, depth = Ear(), Depth(2)
-    async with host(tables_url, depth, ear) as one:
-        await one.look()
-        await hears(ear, RAISED)
-        await entered(tables_url, 1)
+async def test_a_reminder_is_sent_after_the_reminder_interval(tables_url: str) -> None:
+    channel = RecordingChannel()
+    async with host(tables_url, Depth(2), channel, reminder_seconds=0) as one:
+        await one.check()
+        await accepts(channel, RAISED)
+        await one.check()
+        await accepts(channel, RAISED, "dead_letters reminded")
 
-    async with host(tables_url, depth, ear) as again:
-        await again.look()
+    assert channel.accepted[0].alert.raised_at == channel.accepted[1].alert.raised_at
+
+
+async def test_a_restarted_monitor_repeats_no_notice(tables_url: str) -> None:
+    channel, depth = RecordingChannel(), Depth(2)
+    async with host(tables_url, depth, channel) as one:
+        await one.check()
+        await accepts(channel, RAISED)
+        await announced_in_table(tables_url, 1)
+
+    async with host(tables_url, depth, channel) as again:
+        await again.check()
         depth.messages = 0
-        await again.look()
-        await hears(ear, RAISED, RESOLVED)
+        await again.check()
+        await accepts(channel, RAISED, RESOLVED)
 
-    assert ear.heard[1].alert.raised_at == ear.heard[0].alert.raised_at
+    assert channel.accepted[1].alert.raised_at == channel.accepted[0].alert.raised_at
 
 
-async def test_ten_hosts_send_one_alert_and_another_takes_over_from_one_that_is_gone(tables_url: str) -> None:
-    ears, depth = [Ear() for _ in range(10)], Depth(2)
-    async with host(tables_url, depth, ears[0], name="a") as first:
-        await first.look()
-        await hears(ears[0], RAISED)
-        await entered(tables_url, 1)
-        # Which may be the one that looks by now.
-        async with host(tables_url, depth, ears[1], name="b") as second:
-            await second.look()
-            assert ears[1].heard == []
+async def test_ten_hosts_send_one_alert_and_another_takes_over_from_a_dead_one(tables_url: str) -> None:
+    channels, depth = [RecordingChannel() for _ in range(10)], Depth(2)
+    async with host(tables_url, depth, channels[0], name="a") as first:
+        await first.check()
+        await accepts(channels[0], RAISED)
+        await announced_in_table(tables_url, 1)
+        # b checks only if it is the alerting host; a's notice is in the database either way.
+        async with host(tables_url, depth, channels[1], name="b") as second:
+            await second.check()
+            assert channels[1].accepted == []
     depth.messages = 0
 
-    async with host(tables_url, depth, ears[2], name="c") as third:
+    async with host(tables_url, depth, channels[2], name="c") as third:
 
-        async def told() -> bool:
-            await third.look()
-            return bool(ears[2].heard)
+        async def is_resolved() -> bool:
+            await third.check()
+            return bool(channels[2].accepted)
 
-        await until_answer(told)
+        await until_answer(is_resolved)
 
-    assert [notice for ear in ears for notice in ear.phases] == [RAISED, RESOLVED]
+    assert [notice for channel in channels for notice in channel.phases] == [RAISED, RESOLVED]
 
 
-async def test_a_host_that_stops_leaves_the_watch_to_others_at_once(tables_url: str) -> None:
-    ears = Ear(), Ear()
+async def test_another_host_alerts_at_once_after_an_orderly_stop(tables_url: str) -> None:
+    channels = RecordingChannel(), RecordingChannel()
     async with (
-        host(tables_url, Depth(1), ears[0], name="a") as first,
-        host(tables_url, Depth(1), ears[1], name="b") as b,
+        host(tables_url, Depth(1), channels[0], name="a") as first,
+        host(tables_url, Depth(1), channels[1], name="b") as b,
     ):
-        await first.look()
-        await hears(ears[0], RAISED)
-        await entered(tables_url, 1)
+        await first.check()
+        await accepts(channels[0], RAISED)
+        await announced_in_table(tables_url, 1)
         await first.store.leave()
-        await b.look()
+        await b.check()
 
-        assert b.watch.alerts
-    assert ears[1].heard == []
+        assert b.checks.alerts
+    assert channels[1].accepted == []
 
 
-async def test_a_channel_that_fails_is_tried_again_and_delays_no_other(tables_url: str) -> None:
-    failing, well = Ear("failing", failures=3), Ear("well")
-    async with host(tables_url, Depth(1), failing, well) as one:
-        await one.look()
-        await hears(well, RAISED)
-        await hears(failing, RAISED)
+async def test_a_failing_channel_is_retried_and_delays_no_other(tables_url: str) -> None:
+    failing, working = RecordingChannel("failing", failures=3), RecordingChannel("working")
+    async with host(tables_url, Depth(1), failing, working) as one:
+        await one.check()
+        await accepts(working, RAISED)
+        await accepts(failing, RAISED)
 
     assert len(failing.refused) == 3
-    assert {notice.notice_id for notice in failing.refused} == {failing.heard[0].notice_id}
+    assert {notice.notice_id for notice in failing.refused} == {failing.accepted[0].notice_id}
 
 
-async def test_who_never_heard_of_a_state_does_not_hear_of_its_end(tables_url: str) -> None:
-    deaf, depth = Ear("deaf", failures=1_000_000), Depth(1)
-    well = Ear("well")
-    async with host(tables_url, depth, deaf, well) as one:
-        await one.look()
-        await until(lambda: deaf.refused)
+async def test_a_channel_that_sent_no_raise_sends_no_resolution(tables_url: str) -> None:
+    refusing, depth = RecordingChannel("refusing", failures=1_000_000), Depth(1)
+    working = RecordingChannel("working")
+    async with host(tables_url, depth, refusing, working) as one:
+        await one.check()
+        await until(lambda: refusing.refused)
         depth.messages = 0
-        await one.look()
-        await hears(well, RAISED, RESOLVED)
-        deaf.failures = 0
-        await one.look()
+        await one.check()
+        await accepts(working, RAISED, RESOLVED)
+        refusing.failures = 0
+        await one.check()
 
-    assert [phase for phase in deaf.phases if phase == RESOLVED] == []
+    assert [phase for phase in refusing.phases if phase == RESOLVED] == []
 
 
-async def test_a_probe_that_fails_is_told_and_says_nothing_of_the_dead_letters(tables_url: str) -> None:
-    ear, depth = Ear(), Depth(2)
-    async with host(tables_url, depth, ear) as one:
-        await one.look()
-        await hears(ear, RAISED)
+async def test_a_failed_probe_raises_its_own_alert_and_resolves_none(tables_url: str) -> None:
+    channel, depth = RecordingChannel(), Depth(2)
+    async with host(tables_url, depth, channel) as one:
+        await one.check()
+        await accepts(channel, RAISED)
         depth.messages = None
-        await one.look()
-        await hears(ear, RAISED, "probe_failed raised")
+        await one.check()
+        await accepts(channel, RAISED, "probe_failed raised")
         depth.messages = 2
-        await one.look()
-        await hears(ear, RAISED, "probe_failed raised", "probe_failed resolved")
+        await one.check()
+        await accepts(channel, RAISED, "probe_failed raised", "probe_failed resolved")
 
-    failed = ear.heard[1].alert
+    failed = channel.accepted[1].alert
     assert failed.reason == "RabbitMQ's management API answers 503 to <address>"
     assert failed.count is None
 
 
-async def test_the_oldest_are_named(tables_url: str) -> None:
-    ear = Ear()
+async def test_the_oldest_emails_are_named(tables_url: str) -> None:
+    channel = RecordingChannel()
     for number in range(12):
         insert_failed(tables_url, f"order-{number}", age=timedelta(hours=20 - number))
 
-    async with host(tables_url, Depth(12), ear) as one:
-        await one.look()
-        await hears(ear, RAISED)
+    async with host(tables_url, Depth(12), channel) as one:
+        await one.check()
+        await accepts(channel, RAISED)
 
-    alert = ear.heard[0].alert
+    alert = channel.accepted[0].alert
     assert alert.oldest_age_seconds == pytest.approx(20 * 3600, abs=60)
     assert alert.correlation_ids == tuple(f"order-{number}" for number in range(10))
 
 
-async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_alert_until_somebody_decides(
+async def test_undecided_emails_about_to_lose_their_content_raise_an_alert_until_decided(
     tables_url: str,
 ) -> None:
-    ear = Ear()
+    channel = RecordingChannel()
     email_id = insert_failed(tables_url, "order-17", age=timedelta(days=UNDECIDED_DAYS - 6))
     insert_failed(tables_url, None, age=timedelta(days=UNDECIDED_DAYS - 8))
     with tables(tables_url) as connection:
@@ -224,20 +224,20 @@ async def test_undecided_emails_that_are_about_to_lose_their_content_are_an_aler
             "insert into email_content (email_id, sender, recipients, subject) "
             "select email_id, 'shop@example.com', '{}', 'Hello' from email_log"
         )
-    async with host(tables_url, Depth(0), ear) as one:
-        await one.look()
-        await hears(ear, "undecided_expiring raised")
+    async with host(tables_url, Depth(0), channel) as one:
+        await one.check()
+        await accepts(channel, "undecided_expiring raised")
         with tables(tables_url) as connection:
             connection.execute("update email_log set status = 'sent' where email_id = %s", [email_id])
-        await one.look()
-        await hears(ear, "undecided_expiring raised", "undecided_expiring resolved")
+        await one.check()
+        await accepts(channel, "undecided_expiring raised", "undecided_expiring resolved")
 
-    assert ear.heard[0].alert.count == 1
-    assert ear.heard[0].alert.correlation_ids == ()
+    assert channel.accepted[0].alert.count == 1
+    assert channel.accepted[0].alert.correlation_ids == ()
 
 
 def enqueue_due(database_url: str) -> None:
-    """An email that RabbitMQ has, and no worker."""
+    """Enqueues an email whose message is published and that no worker has leased."""
     with tables(database_url) as connection:
         connection.execute(
             "insert into email_log (email_id, tenant_id, message_key) values (gen_random_uuid(), 't', %s)",
@@ -245,40 +245,40 @@ def enqueue_due(database_url: str) -> None:
         )
 
 
-async def look_until_told(one: Host, ear: Ear) -> None:
-    """Looks until something has lasted."""
+async def check_until_announced(one: Host, channel: RecordingChannel) -> None:
+    """Checks until an alert is announced."""
 
-    async def is_told() -> bool:
-        await one.look()
-        return bool(ear.heard)
+    async def is_announced() -> bool:
+        await one.check()
+        return bool(channel.accepted)
 
-    await until_answer(is_told)
+    await until_answer(is_announced)
 
 
-async def test_nothing_sent_while_emails_are_due_is_an_alert_with_its_reason_until_one_is_sent(tables_url: str) -> None:
-    ear = Ear()
+async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(tables_url: str) -> None:
+    channel = RecordingChannel()
     enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
-        await look_until_told(one, ear)
+    async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
+        await check_until_announced(one, channel)
         with tables(tables_url) as connection:
             connection.execute("update email_log set status = 'sent'")
-        await one.look()
-        await hears(ear, "nothing_sent raised", "nothing_sent resolved")
+        await one.check()
+        await accepts(channel, "nothing_sent raised", "nothing_sent resolved")
 
-    alert = ear.heard[0].alert
+    alert = channel.accepted[0].alert
     assert (alert.component, alert.count, alert.correlation_ids) == ("dispatcher", 1, ())
-    assert summary(ear.heard[0]) == (
+    assert summary(channel.accepted[0]) == (
         "1 email is due, but none is sent: No worker runs on any host: start `dispatcher run`"
     )
 
 
-async def test_emails_sent_one_after_the_other_raise_no_alert(tables_url: str) -> None:
-    ear = Ear()
+async def test_emails_sent_at_intervals_raise_no_alert(tables_url: str) -> None:
+    channel = RecordingChannel()
     enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), ear, after_seconds=0.5) as one:
+    async with host(tables_url, Depth(0), channel, after_seconds=0.5) as one:
         give_up_at = time.monotonic() + 1.5
         while time.monotonic() < give_up_at:
-            await one.look()
+            await one.check()
             with tables(tables_url) as connection:
                 connection.execute(
                     "insert into email_hourly values (date_trunc('hour', now(), 'UTC'), 'smtp', 'accepted', 'w0', 1) "
@@ -286,128 +286,128 @@ async def test_emails_sent_one_after_the_other_raise_no_alert(tables_url: str) -
                     "set email_count = email_hourly.email_count + 1"
                 )
 
-    assert ear.heard == []
+    assert channel.accepted == []
 
 
 async def test_a_short_state_raises_no_alert_and_a_new_monitor_resolves_none(tables_url: str) -> None:
-    ear = Ear()
+    channel = RecordingChannel()
     enqueue_due(tables_url)
-    async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
-        await look_until_told(one, ear)
-        await entered(tables_url, 1)
-    async with host(tables_url, Depth(0), ear, after_seconds=3600) as again:
-        await again.look()
-        await again.look()
+    async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
+        await check_until_announced(one, channel)
+        await announced_in_table(tables_url, 1)
+    async with host(tables_url, Depth(0), channel, after_seconds=3600) as again:
+        await again.check()
+        await again.check()
 
-        assert Kind.NOTHING_SENT not in again.watch.alerts
-    assert ear.phases == ["nothing_sent raised"]
+        assert Kind.NOTHING_SENT not in again.checks.alerts
+    assert channel.phases == ["nothing_sent raised"]
 
 
-async def test_a_provider_that_workers_cannot_use_is_an_alert_until_they_can(tables_url: str) -> None:
-    ear = Ear()
+async def test_an_unusable_provider_raises_an_alert_until_it_is_usable(tables_url: str) -> None:
+    channel = RecordingChannel()
     with tables(tables_url) as connection:
         connection.execute(
             "insert into provider_state (provider, slot, state, reason, until_at) "
             "values ('smtp', 'a:w0', 'open', 'SMTP refuses our credentials.', now() + interval '1 min')"
         )
-        async with host(tables_url, Depth(0), ear, after_seconds=LASTING_SECONDS) as one:
-            await look_until_told(one, ear)
+        async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
+            await check_until_announced(one, channel)
             connection.execute("update provider_state set state = 'closed'")
-            await one.look()
-            await hears(ear, "provider_unusable raised", "provider_unusable resolved")
+            await one.check()
+            await accepts(channel, "provider_unusable raised", "provider_unusable resolved")
 
-    assert ear.heard[0].alert.reason == "smtp refuses us: SMTP refuses our credentials."
-    assert ear.heard[0].alert.component == "provider"
+    assert channel.accepted[0].alert.reason == "smtp refuses us: SMTP refuses our credentials."
+    assert channel.accepted[0].alert.component == "provider"
 
 
-async def test_a_host_that_vanishes_is_an_alert_until_it_is_back_and_one_that_stops_in_order_is_none(
+async def test_a_vanished_host_raises_an_alert_and_an_orderly_stop_does_not(
     tables_url: str,
 ) -> None:
-    ear = Ear()
+    channel = RecordingChannel()
     async with (
-        host(tables_url, Depth(0), Ear(), name="orderly") as orderly,
-        host(tables_url, Depth(0), Ear(), name="lost") as lost,
+        host(tables_url, Depth(0), RecordingChannel(), name="orderly") as orderly,
+        host(tables_url, Depth(0), RecordingChannel(), name="lost") as lost,
     ):
-        await orderly.look()
-        await lost.look()
+        await orderly.check()
+        await lost.check()
         await orderly.store.leave()
     async with host(
-        tables_url, Depth(0), ear, name="watching", after_seconds=LASTING_SECONDS, interval_seconds=0.01
+        tables_url, Depth(0), channel, name="watching", after_seconds=ALERT_AFTER_SECONDS, interval_seconds=0.01
     ) as one:
-        await look_until_told(one, ear)
-        async with host(tables_url, Depth(0), Ear(), name="lost") as back:
-            await back.look()
-            await one.look()
-            await hears(ear, "host_vanished raised", "host_vanished resolved")
+        await check_until_announced(one, channel)
+        async with host(tables_url, Depth(0), RecordingChannel(), name="lost") as back:
+            await back.check()
+            await one.check()
+            await accepts(channel, "host_vanished raised", "host_vanished resolved")
 
-    reason = ear.heard[0].alert.reason or ""
+    reason = channel.accepted[0].alert.reason or ""
     assert reason.startswith("lost last reported at ")
     assert "orderly" not in reason
     assert "watching" not in reason
 
 
-async def test_addresses_in_correlation_ids_are_taken_out(tables_url: str) -> None:
-    ear = Ear()
+async def test_addresses_in_correlation_ids_are_removed(tables_url: str) -> None:
+    channel = RecordingChannel()
     insert_failed(tables_url, "ann@example.org", age=timedelta(hours=1))
 
-    async with host(tables_url, Depth(1), ear) as one:
-        await one.look()
-        await hears(ear, RAISED)
+    async with host(tables_url, Depth(1), channel) as one:
+        await one.check()
+        await accepts(channel, RAISED)
 
-    assert ear.heard[0].alert.correlation_ids == ("<address>",)
+    assert channel.accepted[0].alert.correlation_ids == ("<address>",)
 
 
-async def test_dead_letters_that_do_not_reach_the_queue_are_told_by_their_growing_age(tables_url: str) -> None:
-    ear = Ear()
+async def test_dead_letters_that_do_not_reach_the_queue_raise_an_alert(tables_url: str) -> None:
+    channel = RecordingChannel()
     insert_failed(tables_url, "order-1", age=timedelta(minutes=5), due=True)
 
-    async with host(tables_url, Depth(0), ear) as one:
-        await one.look()
-        await hears(ear, "dead_letters_unpublished raised")
+    async with host(tables_url, Depth(0), channel) as one:
+        await one.check()
+        await accepts(channel, "dead_letters_unpublished raised")
 
-    assert ear.heard[0].alert.oldest_age_seconds == pytest.approx(300, abs=60)
+    assert channel.accepted[0].alert.oldest_age_seconds == pytest.approx(300, abs=60)
 
 
-async def test_while_postgresql_is_away_each_host_tells_for_itself_and_enters_it_afterwards(tables_url: str) -> None:
-    ears, depth = (Ear(), Ear()), Depth(0)
+async def test_while_postgresql_is_unreachable_each_host_alerts_and_stores_that_later(tables_url: str) -> None:
+    channels, depth = (RecordingChannel(), RecordingChannel()), Depth(0)
     async with (
         Proxy(tables_url) as proxy,
-        host(proxy.url, depth, ears[0], name="a", store_seconds=STORE_SECONDS) as first,
-        host(proxy.url, depth, ears[1], name="b", store_seconds=STORE_SECONDS) as b,
+        host(proxy.url, depth, channels[0], name="a", store_seconds=STORE_SECONDS) as first,
+        host(proxy.url, depth, channels[1], name="b", store_seconds=STORE_SECONDS) as b,
     ):
         for one in (first, b):
-            await one.look()
+            await one.check()
         proxy.freeze()
         depth.messages = 3
         for _ in range(2):
-            await asyncio.gather(first.look(), b.look())
-            for ear in ears:
-                await hears(ear, RAISED)
-        assert all(ear.heard[0].alert.is_alone for ear in ears)
+            await asyncio.gather(first.check(), b.check())
+            for channel in channels:
+                await accepts(channel, RAISED)
+        assert all(channel.accepted[0].alert.is_alone for channel in channels)
         proxy.thaw()
-        await until_answer(lambda: is_back(first, b))
-        await entered(tables_url, 1)
+        await until_answer(lambda: is_reconnected(first, b))
+        await announced_in_table(tables_url, 1)
         depth.messages = 0
-        await first.look()
-        await b.look()
-        await entered(tables_url, 0)
+        await first.check()
+        await b.check()
+        await announced_in_table(tables_url, 0)
 
-    assert sorted(phase for ear in ears for phase in ear.phases) == [RAISED, RAISED, RESOLVED]
+    assert sorted(phase for channel in channels for phase in channel.phases) == [RAISED, RAISED, RESOLVED]
 
 
-async def test_an_alert_that_ends_while_postgresql_is_away_is_over_afterwards(tables_url: str) -> None:
-    ear, depth = Ear(), Depth(1)
-    async with Proxy(tables_url) as proxy, host(proxy.url, depth, ear, store_seconds=STORE_SECONDS) as one:
-        await one.look()
-        await hears(ear, RAISED)
-        await until_answer(lambda: is_back(one))
-        await entered(tables_url, 1)
+async def test_an_alert_that_ends_while_postgresql_is_unreachable_is_resolved_later(tables_url: str) -> None:
+    channel, depth = RecordingChannel(), Depth(1)
+    async with Proxy(tables_url) as proxy, host(proxy.url, depth, channel, store_seconds=STORE_SECONDS) as one:
+        await one.check()
+        await accepts(channel, RAISED)
+        await until_answer(lambda: is_reconnected(one))
+        await announced_in_table(tables_url, 1)
         proxy.freeze()
         depth.messages = 0
-        await one.look()
-        await hears(ear, RAISED, RESOLVED)
+        await one.check()
+        await accepts(channel, RAISED, RESOLVED)
         proxy.thaw()
-        await until_answer(lambda: is_back(one))
-        await entered(tables_url, 0)
-    assert ear.phases == [RAISED, RESOLVED]
-    assert ear.heard[0].alert.queue == DLQ
+        await until_answer(lambda: is_reconnected(one))
+        await announced_in_table(tables_url, 0)
+    assert channel.phases == [RAISED, RESOLVED]
+    assert channel.accepted[0].alert.queue == DLQ

@@ -1,4 +1,4 @@
-"""The probe of the DLQ: a figure or a fault, within seconds, by the management API or without it."""
+"""The DLQ's depth, by the management API or AMQP: a number or an error, within seconds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BARE = b'{"name": "new.dlq"}'
 
 
 def answering(*bodies: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A management API that answers these, one per connection."""
+    """A management API that sends these responses, one per connection."""
     left = list(bodies)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -37,7 +37,7 @@ def answering(*bodies: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamW
 
 
 async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """An answer that never ends, and never pauses for long."""
+    """A response that never ends, and never pauses for long."""
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
     while not writer.is_closing():
@@ -46,38 +46,38 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> Depth:
-    """A probe of that port."""
+    """A probe of the management API on this port."""
     management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
     return by_management(management, "new.dlq", lag_seconds=lag_seconds)
 
 
-async def test_all_messages_count_those_that_somebody_holds_too() -> None:
+async def test_messages_that_a_consumer_holds_are_counted_too() -> None:
     async with listening(answering(FIGURES)) as port:
         assert await probe_at(port)() == 4
 
 
-async def test_figures_that_are_not_there_yet_are_asked_for_again() -> None:
+async def test_missing_figures_are_requested_again() -> None:
     async with listening(answering(BARE, FIGURES)) as port:
         assert await probe_at(port)() == 4
 
 
-async def test_figures_that_stay_away_are_a_failure_and_never_zero() -> None:
+async def test_figures_that_stay_missing_are_an_error_and_not_zero() -> None:
     async with listening(answering(BARE, BARE)) as port:
         with pytest.raises(BrokerUnavailable, match="no figures"):
             await probe_at(port)()
 
 
-async def test_an_answer_that_drips_for_ever_is_a_failure_within_the_whole_deadline() -> None:
+async def test_a_response_that_drips_for_ever_fails_at_the_total_deadline() -> None:
     began_at = time.monotonic()
     async with listening(drip) as port:
         with pytest.raises(BrokerUnavailable, match=r"does not answer within 0\.3 s"):
             await probe_at(port, seconds=0.3)()
 
-    # Each octet comes in time; without the deadline for all of them it would never end.
+    # Each octet arrives in time. Without a total deadline, the read would never end.
     assert time.monotonic() - began_at < 15
 
 
-async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
+async def test_without_the_management_api_amqp_counts_and_that_is_logged_once(
     servers: Servers, topology: Topology, rabbit: Rabbit
 ) -> None:
     with capture_logs() as logs:
@@ -101,7 +101,7 @@ async def test_without_the_management_api_it_counts_by_amqp_and_says_so_once(
     assert [log["event"] for log in logs] == ["dlq.depth_inexact"]
 
 
-async def test_a_queue_that_is_gone_is_a_fault_by_either_way(servers: Servers, topology_names: Topology) -> None:
+async def test_a_deleted_queue_is_an_error_either_way(servers: Servers, topology_names: Topology) -> None:
     names = {"AMQP_URL": servers.amqp_url, "QUEUE": topology_names.queue, "DLQ": topology_names.dlq}
     by_amqp = depth_of_dlq(load({f"DISPATCHER_{name}": value for name, value in names.items()}))
     by_http = by_management(Management(servers.management_url), topology_names.dlq, lag_seconds=0)

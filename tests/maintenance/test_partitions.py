@@ -1,4 +1,4 @@
-"""Partitions as relays make them; what they are is in tests/store/test_partitions.py."""
+"""The relays' service that creates partitions; tests/store/test_partitions.py covers the partitions themselves."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ import psycopg
 import pytest
 from structlog.testing import capture_logs
 
-from dispatcher.maintenance.partitions import TURN, Partitions
+from dispatcher.maintenance.partitions import LOCK_NAME, Partitions
 from dispatcher.store.connections import Pool, connect_async, make_pool
-from dispatcher.store.turns import turn
+from dispatcher.store.named_locks import named_lock
 
 
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """A relay's, in a database of this test's own."""
+    """A relay's session pool, in a separate database."""
     opened = make_pool(database_url, name="relay", size=1)
     await opened.open()
     yield opened
     await opened.close()
 
 
-async def test_one_relay_at_a_time_makes_the_weeks_that_are_missing(
+async def test_one_relay_at_a_time_creates_the_missing_partitions(
     connection: psycopg.Connection, database_url: str, pool: Pool
 ) -> None:
-    await Partitions(pool).run_once()  # a week may have ended since the tables were made
+    await Partitions(pool).run_once()  # a week may have ended since the tables were created
     row = connection.execute(
         "select max(inhrelid::regclass::text) from pg_inherits where inhparent = 'email_log'::regclass"
     ).fetchone()
@@ -33,7 +33,10 @@ async def test_one_relay_at_a_time_makes_the_weeks_that_are_missing(
     connection.execute(f"drop table {row[0]}".encode())
 
     with capture_logs() as logs:
-        async with await connect_async(database_url, name="other relay") as other, turn(other, TURN) as is_its:
+        async with (
+            await connect_async(database_url, name="other relay") as other,
+            named_lock(other, LOCK_NAME) as is_its,
+        ):
             assert is_its
             await Partitions(pool).run_once()
         assert logs == []

@@ -235,7 +235,7 @@ def _recorded_after_recovery(
 
 
 def _undone(state: State) -> State:
-    """The `recover_rescued` statement."""
+    """The `revert_recovery` statement."""
     return _released(state)
 
 

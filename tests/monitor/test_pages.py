@@ -1,4 +1,4 @@
-"""The monitor's pages over real servers: what they say while all is well, and what when something is not."""
+"""The monitor's pages over real servers, healthy and faulty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
 from dispatcher.monitor.pages import pages_of
 from dispatcher.store.connections import make_pool
-from dispatcher.store.counts import take_stock
+from dispatcher.store.counts import count_for_monitor
 from dispatcher.telemetry import metric_files
 from tests.store.books import Books
 from tests.telemetry.pictures import parsed
@@ -30,7 +30,7 @@ from tests.waiting import until, until_answer
 
 
 class Monitor:
-    """The web server of a monitor, seen by a client."""
+    """A client of a monitor's web server."""
 
     def __init__(self, server: WebServer) -> None:
         self._server = server
@@ -47,7 +47,7 @@ class Monitor:
         return int(head.split(b" ")[1]), body
 
     async def failing(self) -> list[str] | None:
-        """The checks that fail; None while a server has not answered yet."""
+        """The failing checks; None while a server has not answered yet."""
         status, body = await self.get("/readyz")
         said = orjson.loads(body)
         names = [name for name, check in said["checks"].items() if not check["ok"]]
@@ -55,7 +55,7 @@ class Monitor:
         return None if b"has not answered yet" in body else names
 
     async def metrics(self) -> dict[str, float]:
-        """Every sample."""
+        """All samples of /metrics."""
         status, body = await self.get("/metrics")
         assert status == 200
         return parsed(body.decode())
@@ -91,7 +91,7 @@ async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
         await pool.close()
 
 
-async def test_a_host_without_workers_says_that_nobody_consumes(settings: Settings, books: Books) -> None:
+async def test_a_host_without_workers_fails_the_consumers_check(settings: Settings, books: Books) -> None:
     books.enqueue()
     async with monitoring(settings) as monitor:
         failing = await until_answer(monitor.failing)
@@ -106,7 +106,7 @@ async def test_a_host_without_workers_says_that_nobody_consumes(settings: Settin
     assert samples['dispatcher_failing_checks{check="database"}'] == 0
 
 
-async def test_a_queue_that_is_gone_is_a_fault_of_the_topology(
+async def test_a_deleted_queue_fails_the_topology_check(
     settings: Settings, servers: Servers, topology: Topology
 ) -> None:
     async with await open_connection(servers.amqp_url, name="test") as connection:
@@ -121,7 +121,7 @@ async def test_a_queue_that_is_gone_is_a_fault_of_the_topology(
     assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
 
 
-async def test_a_database_without_tables_is_a_fault_of_the_schema(
+async def test_a_database_without_tables_fails_the_schema_check(
     settings: Settings, empty_database_url: str, topology: Topology
 ) -> None:
     async with monitoring(replace(settings, database_url=empty_database_url)) as monitor:
@@ -130,7 +130,7 @@ async def test_a_database_without_tables_is_a_fault_of_the_schema(
     assert failing == ["schema", "consumers"]
 
 
-async def test_a_server_that_is_away_is_said_in_our_words_alone(settings: Settings) -> None:
+async def test_an_unreachable_server_is_reported_without_the_servers_text(settings: Settings) -> None:
     away = replace(settings, amqp_url="amqp://bob:secret@127.0.0.1:9/")
     async with monitoring(away) as monitor:
         failing = await until_answer(monitor.failing)
@@ -147,7 +147,7 @@ async def test_a_server_that_is_away_is_said_in_our_words_alone(settings: Settin
     assert not [name for name in samples if name.startswith("dispatcher_queue_messages")]
 
 
-async def test_metrics_are_served_while_files_are_broken(settings: Settings) -> None:
+async def test_metrics_are_served_although_files_are_broken(settings: Settings) -> None:
     metric_files.wipe(settings.metrics_folder)
     (settings.metrics_folder / "counter_w0-0.db").touch()
 
@@ -158,13 +158,13 @@ async def test_metrics_are_served_while_files_are_broken(settings: Settings) -> 
     assert len([name for name in samples if name.startswith("dispatcher_build_info")]) == 1
 
 
-def test_nothing_is_asked_and_served_where_it_is_switched_off(settings: Settings) -> None:
+def test_without_an_address_nothing_is_polled_or_served(settings: Settings) -> None:
     pool = make_pool(settings.database_url, name="monitor", size=1)
 
     assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, ProcessTable([])) == []
 
 
-async def test_an_hour_that_lies_partly_within_counts_by_that_part(settings: Settings, tables_url: str) -> None:
+async def test_a_partly_covered_hour_counts_by_that_part(settings: Settings, tables_url: str) -> None:
     now = datetime.now(UTC)
     this_hour = now.replace(minute=0, second=0, microsecond=0)
     rows = [(this_hour, 60), (this_hour - timedelta(hours=1), 600), (this_hour - timedelta(hours=30), 5000)]
@@ -176,7 +176,7 @@ async def test_an_hour_that_lies_partly_within_counts_by_that_part(settings: Set
                 (hour, count),
             )
     async with await psycopg.AsyncConnection.connect(tables_url, autocommit=True) as session:
-        stock = await take_stock(session)
+        stock = await count_for_monitor(session)
 
     past = (now - this_hour).total_seconds() / 3600
     assert stock.sent_last_hour == pytest.approx(60 + 600 * (1 - past), abs=5)

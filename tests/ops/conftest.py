@@ -1,4 +1,4 @@
-"""Tables, queues and a session, as operators have them."""
+"""Fixtures: tables, queues, and an operator's session."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import AsyncSession, connect_async
 from tests.broker.rabbit import Rabbit
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.store.books import Books
 
 
@@ -25,13 +25,13 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
 
 @pytest.fixture
 async def dlq(servers: Servers, topology: Topology) -> AsyncIterator[DeadLetterQueue]:
-    """An operator's view of this test's DLQ."""
+    """This test's DLQ, on an operator's connection."""
     async with await open_connection(servers.amqp_url, name="operator") as connection:
         yield DeadLetterQueue(connection, topology.dlq)
 
 
 @pytest.fixture
-async def morgue(servers: Servers, topology: Topology, books: Books) -> AsyncIterator[Morgue]:
+async def dead_emails(servers: Servers, topology: Topology, books: Books) -> AsyncIterator[DeadEmails]:
     """Failed and held emails with their dead letters."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
-        yield Morgue(books, Rabbit(connection), topology)
+        yield DeadEmails(books, Rabbit(connection), topology)

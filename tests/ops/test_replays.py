@@ -1,4 +1,4 @@
-"""A replay sends failed emails again, once each, whoever stops it, dies over it or does the same at the same time."""
+"""A replay sends each email again once, even if it is stopped, killed, or run twice at the same time."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ import pytest
 
 from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.ops.acts import Act
-from dispatcher.ops.letters import discard
-from dispatcher.ops.replaying import ReplayBusy, create, find, meetings, preview, resume, run, stop
+from dispatcher.ops.dead_letters import discard
+from dispatcher.ops.replaying import ReplayBusy, create, find, overlaps, preview, resume, run, stop
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.failures import Selection
+from dispatcher.store.named_locks import named_lock
 from dispatcher.store.replays import ItemOutcome, Replay, ReplayState, find_pace, list_skipped
-from dispatcher.store.turns import turn
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.waiting import DEADLINE_SECONDS, until_answer
 
 ACT = Act.of("ann@ops-1", "the provider is back")
 REJECTED = Selection(error_type="rejected")
 
 
-async def test_the_dry_run_changes_nothing_and_tells_what_would_be_skipped(
-    session: AsyncSession, morgue: Morgue
+async def test_the_dry_run_changes_nothing_and_reports_what_would_be_skipped(
+    session: AsyncSession, dead_emails: DeadEmails
 ) -> None:
-    failed, held, pruned = morgue.bury(7), morgue.bury(2, status="held"), morgue.bury(1)
-    morgue.books.connection.execute("delete from email_content where email_id = %s", pruned)
-    before = morgue.books.rows()
+    failed, held, pruned = dead_emails.create(7), dead_emails.create(2, status="held"), dead_emails.create(1)
+    dead_emails.books.connection.execute("delete from email_content where email_id = %s", pruned)
+    before = dead_emails.books.rows()
 
     found = await preview(session, Selection())
 
@@ -39,38 +39,38 @@ async def test_the_dry_run_changes_nothing_and_tells_what_would_be_skipped(
     assert found.samples[ItemOutcome.REPLAYED] == sorted(failed)[:5]
     assert found.samples[ItemOutcome.MAY_HAVE_ARRIVED] == held
     assert (await preview(session, Selection(), include_held=True)).replayable == 9
-    assert morgue.books.rows() == before
+    assert dead_emails.books.rows() == before
 
 
-async def test_each_email_becomes_pending_and_due_with_its_attempts_counted_anew_and_its_letter_gone(
-    session: AsyncSession, dlq: DeadLetterQueue, morgue: Morgue
+async def test_each_email_becomes_pending_with_all_attempts_and_its_dead_letter_is_removed(
+    session: AsyncSession, dlq: DeadLetterQueue, dead_emails: DeadEmails
 ) -> None:
-    chosen, others = morgue.bury(3), morgue.bury(2, error_type="server_error")
-    await morgue.announce([others[0], *chosen, others[1]])
+    chosen, others = dead_emails.create(3), dead_emails.create(2, error_type="server_error")
+    await dead_emails.publish_dead_letters([others[0], *chosen, others[1]])
     replay = await create(session, REJECTED, ACT, per_second=None)
 
     ended = await run(session, dlq, replay.replay_id)
 
-    assert (ended.replay.state, ended.replay.replayed, ended.letters_removed) == (ReplayState.DONE, 3, 3)
+    assert (ended.replay.state, ended.replay.replayed, ended.dead_letters_removed) == (ReplayState.DONE, 3, 3)
     for email_id in chosen:
-        row = morgue.books.row(email_id)
+        row = dead_emails.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
         assert (row["dead_letter_due_at"], row["published_at"]) == (None, None)
         assert row["publish_due_at"] is not None
-    left = await morgue.rabbit.take_all(morgue.topology.dlq, 2)
+    left = await dead_emails.rabbit.take_all(dead_emails.topology.dlq, 2)
     assert [str(email_id).encode() in taken.body for email_id, taken in zip(others, left, strict=True)] == [True, True]
-    assert [(act["action"], act["reason"]) for act in morgue.audit()] == [("replay", "the provider is back")]
+    assert [(act["action"], act["reason"]) for act in dead_emails.audit()] == [("replay", "the provider is back")]
 
 
-async def test_what_is_skipped_is_told_with_why(session: AsyncSession, morgue: Morgue) -> None:
+async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, dead_emails: DeadEmails) -> None:
     sent, under_way, pruned, unknown = (
-        morgue.bury(1, status="sent"),
-        morgue.bury(status="pending"),
-        morgue.bury(1),
+        dead_emails.create(1, status="sent"),
+        dead_emails.create(status="pending"),
+        dead_emails.create(1),
         uuid4(),
     )
-    held, failed = morgue.bury(status="held"), morgue.bury()
-    morgue.books.connection.execute("delete from email_content where email_id = %s", pruned)
+    held, failed = dead_emails.create(status="held"), dead_emails.create()
+    dead_emails.books.connection.execute("delete from email_content where email_id = %s", pruned)
     ids = (*sent, *under_way, *pruned, *held, *failed, unknown)
 
     replay = await create(session, Selection(email_ids=ids), ACT, per_second=None)
@@ -84,13 +84,13 @@ async def test_what_is_skipped_is_told_with_why(session: AsyncSession, morgue: M
         unknown: ItemOutcome.UNKNOWN,
     }
     assert (ended.replay.replayed, ended.replay.total) == (1, 6)
-    assert ended.letters_fault is not None
+    assert ended.dead_letters_fault is not None
 
 
-async def test_what_was_discarded_is_left_alone_unless_it_was_so_before_and_is_named(
-    session: AsyncSession, morgue: Morgue
+async def test_a_discarded_email_is_replayed_only_if_given_by_id_after_the_discard(
+    session: AsyncSession, dead_emails: DeadEmails
 ) -> None:
-    before, since, by_filter, by_queue = morgue.bury(4)
+    before, since, by_filter, by_queue = dead_emails.create(4)
     await discard(session, [before], ACT)
     named = await create(session, Selection(email_ids=(before, since), discarded=None), ACT, per_second=None)
     filtered = await create(session, Selection(), ACT, per_second=None)
@@ -106,35 +106,37 @@ async def test_what_was_discarded_is_left_alone_unless_it_was_so_before_and_is_n
         dict.fromkeys((since, by_filter, by_queue), ItemOutcome.DISCARDED),
         {by_queue: ItemOutcome.DISCARDED},
     ]
-    assert morgue.books.status(before) == "pending"
-    assert morgue.books.statuses() == {"pending": 1, "failed": 3}
+    assert dead_emails.books.status(before) == "pending"
+    assert dead_emails.books.statuses() == {"pending": 1, "failed": 3}
 
 
-async def test_discarded_ones_are_replayed_where_the_filter_is_for_them(session: AsyncSession, morgue: Morgue) -> None:
-    email_id, _ = morgue.bury(2)
+async def test_discarded_emails_are_replayed_if_the_filter_selects_them(
+    session: AsyncSession, dead_emails: DeadEmails
+) -> None:
+    email_id, _ = dead_emails.create(2)
     await discard(session, [email_id], ACT)
 
     replay = await create(session, Selection(discarded=True), ACT, per_second=None)
     ended = await run(session, None, replay.replay_id)
 
     assert (ended.replay.replayed, ended.replay.total) == (1, 1)
-    assert morgue.books.status(email_id) == "pending"
+    assert dead_emails.books.status(email_id) == "pending"
 
 
-async def test_held_ones_are_replayed_where_that_is_said(session: AsyncSession, morgue: Morgue) -> None:
-    held = morgue.bury(2, status="held")
+async def test_held_emails_are_replayed_only_with_include_held(session: AsyncSession, dead_emails: DeadEmails) -> None:
+    held = dead_emails.create(2, status="held")
 
     replay = await create(session, Selection(), ACT, include_held=True, per_second=None)
     ended = await run(session, None, replay.replay_id)
 
     assert ended.replay.replayed == 2
-    assert {morgue.books.status(email_id) for email_id in held} == {"pending"}
+    assert {dead_emails.books.status(email_id) for email_id in held} == {"pending"}
 
 
-async def test_a_replay_that_is_stopped_half_way_goes_on_where_it_ended(
-    session: AsyncSession, tables_url: str, morgue: Morgue
+async def test_a_stopped_replay_continues_where_it_ended(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(10)
+    dead_emails.create(10)
     replay = await create(session, REJECTED, ACT, per_second=None)
 
     ended = await run(session, None, replay.replay_id, on_email=stop_after(4, tables_url, replay.replay_id))
@@ -144,12 +146,12 @@ async def test_a_replay_that_is_stopped_half_way_goes_on_where_it_ended(
     assert resumed is not None
     assert resumed.state is ReplayState.RUNNING
     assert (await run(session, None, replay.replay_id)).replay.replayed == 10
-    assert morgue.books.statuses() == {"pending": 10}
-    assert [act["action"] for act in morgue.audit()] == ["replay", "stop", "resume"]
+    assert dead_emails.books.statuses() == {"pending": 10}
+    assert [act["action"] for act in dead_emails.audit()] == ["replay", "stop", "resume"]
 
 
 def stop_after(count: int, url: str, replay_id: int) -> Callable[[UUID, ItemOutcome], None]:
-    """Stops the replay from elsewhere, and waits for that, once it has done so many."""
+    """After `count` emails, stops the replay from another session and waits until it is stopped."""
     seen: list[UUID] = []
 
     async def stop_it() -> None:
@@ -166,8 +168,10 @@ def stop_after(count: int, url: str, replay_id: int) -> Callable[[UUID, ItemOutc
     return note
 
 
-async def test_a_runner_that_dies_loses_nothing(session: AsyncSession, tables_url: str, morgue: Morgue) -> None:
-    morgue.bury(6)
+async def test_a_replay_whose_process_dies_loses_nothing(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
+) -> None:
+    dead_emails.create(6)
     replay = await create(session, REJECTED, ACT, per_second=None)
     doomed = await connect_async(tables_url, name="doomed")
     died = asyncio.Event()
@@ -180,20 +184,20 @@ async def test_a_runner_that_dies_loses_nothing(session: AsyncSession, tables_ur
         await run(doomed, None, replay.replay_id, on_email=die)
     await doomed.close()
 
-    async def unattended() -> Replay | None:
+    async def interrupted() -> Replay | None:
         found = await find(session, replay.replay_id)
         return None if found is None or found.is_active else found
 
-    left = await until_answer(unattended)  # PostgreSQL notices the end of a session a moment later
+    left = await until_answer(interrupted)  # PostgreSQL notices a closed session a moment later
     assert left is not None
     assert (left.state, left.replayed, left.waiting) == (ReplayState.RUNNING, 1, 5)
     assert (await run(session, None, replay.replay_id)).replay.replayed == 6
 
 
-async def test_two_operators_at_once_replay_each_email_once(
-    session: AsyncSession, tables_url: str, morgue: Morgue
+async def test_two_concurrent_replays_replay_each_email_once(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
 ) -> None:
-    email_ids = morgue.bury(40)
+    email_ids = dead_emails.create(40)
     first, second = [await create(session, REJECTED, ACT, per_second=None) for _ in range(2)]
 
     async with await connect_async(tables_url, name="second") as other:
@@ -201,16 +205,16 @@ async def test_two_operators_at_once_replay_each_email_once(
 
     assert sum(each.replay.replayed for each in ended) == 40
     assert sum(each.replay.outcomes.get(ItemOutcome.UNDER_WAY, 0) for each in ended) == 40
-    assert {morgue.books.row(email_id)["attempt_base"] for email_id in email_ids} == {3}
+    assert {dead_emails.books.row(email_id)["attempt_base"] for email_id in email_ids} == {3}
 
 
 async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
-    session: AsyncSession, tables_url: str, morgue: Morgue
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(3)
-    morgue.bury(2, error_type="server_error")
+    dead_emails.create(3)
+    dead_emails.create(2, error_type="server_error")
     slow = await create(session, REJECTED, ACT, per_second=20)
-    met = await meetings(session, Selection())
+    met = await overlaps(session, Selection())
 
     fast = await create(session, Selection(), ACT, per_second=50)
     forced = await create(session, Selection(), ACT, per_second=40, force=True)
@@ -223,28 +227,28 @@ async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
         (slow.replay_id, ACT.actor, 20, 3)
     ]
     assert [list(each.paced_with) for each in (slow, fast, forced, apart)] == [[], [slow.replay_id], [], []]
-    assert await paces() == [20, 50, 40, 1]  # nobody is at any of them
+    assert await paces() == [20, 50, 40, 1]  # no session runs any of them
     async with AsyncExitStack() as attended:
         for each in (slow, fast, forced, apart):
             other = await attended.enter_async_context(await connect_async(tables_url, name="other"))
-            await attended.enter_async_context(turn(other, f"replay {each.replay_id}"))
+            await attended.enter_async_context(named_lock(other, f"replay {each.replay_id}"))
         assert await paces() == [10, 10, 40, 1]
         await stop(session, slow.replay_id, ACT)
         assert (await paces())[1] == 50
-    assert [act["detail"].get("force") for act in morgue.audit() if act["action"] == "replay"] == [
+    assert [act["detail"].get("force") for act in dead_emails.audit() if act["action"] == "replay"] == [
         None, None, True, None
     ]  # fmt: skip
 
 
-async def test_a_runner_slows_down_for_a_slower_replay_of_the_same_emails(
-    session: AsyncSession, tables_url: str, morgue: Morgue
+async def test_a_replay_slows_down_for_a_slower_replay_of_the_same_emails(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
 ) -> None:
-    morgue.bury(3)
+    dead_emails.create(3)
     slow = await create(session, REJECTED, ACT, per_second=0.01)
     fast = await create(session, REJECTED, ACT, per_second=None)
     has_begun = asyncio.Event()
 
-    async with await connect_async(tables_url, name="other") as other, turn(other, f"replay {slow.replay_id}"):
+    async with await connect_async(tables_url, name="other") as other, named_lock(other, f"replay {slow.replay_id}"):
         running = asyncio.create_task(
             run(session, None, fast.replay_id, on_email=lambda _email_id, _outcome: has_begun.set())
         )
@@ -256,11 +260,13 @@ async def test_a_runner_slows_down_for_a_slower_replay_of_the_same_emails(
     assert (ended.replay.replayed, ended.replay.waiting) == (1, 2)
 
 
-async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str, morgue: Morgue) -> None:
-    morgue.bury(1)
+async def test_a_replay_can_be_run_by_one_session_only(
+    session: AsyncSession, tables_url: str, dead_emails: DeadEmails
+) -> None:
+    dead_emails.create(1)
     replay = await create(session, REJECTED, ACT)
 
-    async with await connect_async(tables_url, name="second") as other, turn(other, f"replay {replay.replay_id}"):
+    async with await connect_async(tables_url, name="second") as other, named_lock(other, f"replay {replay.replay_id}"):
         attended = await find(session, replay.replay_id)
         with pytest.raises(ReplayBusy):
             await run(session, None, replay.replay_id)
@@ -269,17 +275,17 @@ async def test_one_replay_has_one_runner(session: AsyncSession, tables_url: str,
     assert attended.is_active
 
 
-async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
-    session: AsyncSession, morgue: Morgue, tables_url: str
+async def test_a_locked_email_is_skipped_and_the_replay_can_be_resumed(
+    session: AsyncSession, dead_emails: DeadEmails, tables_url: str
 ) -> None:
-    email_ids = morgue.bury(5)
+    email_ids = dead_emails.create(5)
     unknown = uuid4()
     replay = await create(session, Selection(email_ids=(*email_ids, unknown)), ACT, per_second=None)
 
-    with somebody(tables_url, locks=[email_ids[0], email_ids[2]]):
+    with lock_holder(tables_url, locks=[email_ids[0], email_ids[2]]):
         left = await run(session, None, replay.replay_id, lock_seconds=0.0)
         again = await run(session, None, replay.replay_id, lock_seconds=0.0)
-    statuses = morgue.books.statuses()
+    statuses = dead_emails.books.statuses()
     resumed = await run(session, None, replay.replay_id)
 
     assert (left.locked, left.replay.replayed, left.replay.waiting) == (2, 3, 2)
@@ -290,15 +296,15 @@ async def test_a_locked_email_is_passed_over_and_the_replay_can_be_resumed(
     assert (resumed.locked, resumed.replay.replayed, resumed.replay.state) == (0, 5, ReplayState.DONE)
 
 
-async def test_an_email_that_is_locked_for_a_moment_is_replayed_after_the_others(
-    session: AsyncSession, morgue: Morgue, tables_url: str
+async def test_a_briefly_locked_email_is_replayed_after_the_others(
+    session: AsyncSession, dead_emails: DeadEmails, tables_url: str
 ) -> None:
-    email_ids = morgue.bury(3)
+    email_ids = dead_emails.create(3)
     replay = await create(session, REJECTED, ACT, per_second=None)
     order: list[UUID] = []
 
     with ExitStack() as locking:
-        locking.enter_context(somebody(tables_url, locks=[email_ids[0]]))
+        locking.enter_context(lock_holder(tables_url, locks=[email_ids[0]]))
 
         def note(email_id: UUID, _outcome: ItemOutcome) -> None:
             order.append(email_id)
@@ -312,16 +318,16 @@ async def test_an_email_that_is_locked_for_a_moment_is_replayed_after_the_others
 
 
 async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
-    session: AsyncSession, morgue: Morgue, tables_url: str
+    session: AsyncSession, dead_emails: DeadEmails, tables_url: str
 ) -> None:
-    (email_id,) = morgue.bury(1)
+    (email_id,) = dead_emails.create(1)
     replay = await create(session, REJECTED, ACT, per_second=None)
 
     async def is_polled() -> bool:
-        (runner,) = morgue.books.sessions("operator")
+        (runner,) = dead_emails.books.sessions("operator")
         return "email_replay_item" in runner["query"] and runner["state"] == "idle"
 
-    with somebody(tables_url, locks=[email_id]):
+    with lock_holder(tables_url, locks=[email_id]):
         running = asyncio.create_task(run(session, None, replay.replay_id, lock_seconds=DEADLINE_SECONDS))
         await until_answer(is_polled)
         async with await connect_async(tables_url, name="elsewhere") as elsewhere:
@@ -332,10 +338,10 @@ async def test_a_replay_that_waits_for_a_locked_email_ends_when_it_is_stopped(
     assert (ended.replay.state, ended.replay.waiting) == (ReplayState.STOPPED, 1)
 
 
-async def test_a_replay_that_sleeps_for_its_pace_ends_soon_after_it_is_stopped(
-    session: AsyncSession, morgue: Morgue, tables_url: str
+async def test_a_replay_that_waits_for_its_pace_ends_soon_after_it_is_stopped(
+    session: AsyncSession, dead_emails: DeadEmails, tables_url: str
 ) -> None:
-    morgue.bury(2)
+    dead_emails.create(2)
     replay = await create(session, REJECTED, ACT, per_second=1e-9)
     has_begun = asyncio.Event()
 
@@ -352,16 +358,16 @@ async def test_a_replay_that_sleeps_for_its_pace_ends_soon_after_it_is_stopped(
 
 
 @contextmanager
-def somebody(url: str, *, locks: list[UUID]) -> Iterator[None]:
-    """Has an open transaction that holds these emails' rows."""
-    with psycopg.connect(url, application_name="somebody") as connection:
+def lock_holder(url: str, *, locks: list[UUID]) -> Iterator[None]:
+    """Opens a transaction that locks these emails' rows."""
+    with psycopg.connect(url, application_name="lock_holder") as connection:
         connection.execute("select from email_log where email_id = any(%s) for share", [locks])
         yield
         connection.rollback()
 
 
-async def test_the_pace_is_kept(session: AsyncSession, morgue: Morgue) -> None:
-    morgue.bury(11)
+async def test_the_pace_is_kept(session: AsyncSession, dead_emails: DeadEmails) -> None:
+    dead_emails.create(11)
     replay = await create(session, REJECTED, ACT, per_second=50)
     began = asyncio.get_running_loop().time()
 
@@ -370,10 +376,10 @@ async def test_the_pace_is_kept(session: AsyncSession, morgue: Morgue) -> None:
     assert asyncio.get_running_loop().time() - began > 9 / 50
 
 
-async def test_a_failed_email_that_may_have_arrived_earlier_is_treated_as_a_held_one(
-    session: AsyncSession, morgue: Morgue
+async def test_a_failed_email_that_may_have_arrived_is_treated_like_a_held_one(
+    session: AsyncSession, dead_emails: DeadEmails
 ) -> None:
-    (email_id,) = morgue.bury(was_uncertain=True, crash_count=2)
+    (email_id,) = dead_emails.create(was_uncertain=True, crash_count=2)
 
     for include_held in (False, True):
         replay = await create(session, Selection(), ACT, include_held=include_held, per_second=None)
@@ -382,4 +388,4 @@ async def test_a_failed_email_that_may_have_arrived_earlier_is_treated_as_a_held
         assert found is not None
         assert found.replayed == include_held
 
-    assert morgue.books.row(email_id)["crash_count"] == 0
+    assert dead_emails.books.row(email_id)["crash_count"] == 0

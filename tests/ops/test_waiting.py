@@ -1,4 +1,4 @@
-"""Why an email waits, by what PostgreSQL really shows of workers, relays, providers, locks and leases."""
+"""Why an email waits, from PostgreSQL's real data about workers, relays, providers, locks and leases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from dispatcher.domain.waiting import Wait, Waiting
-from dispatcher.ops.stories import tell
+from dispatcher.ops.email_history import find_history
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.queries import query
 from tests.store.books import Books
@@ -23,17 +23,17 @@ LEASE_SECONDS = 60.0
 
 @pytest.fixture
 def running(tables_url: str) -> Iterator[ExitStack]:
-    """A relay that leads, and a worker, as far as PostgreSQL sees them."""
+    """Opens the sessions of a leading relay and of a worker."""
     with ExitStack() as opened:
         opened.enter_context(psycopg.connect(tables_url, autocommit=True, application_name=WORKER))
         relay = opened.enter_context(psycopg.connect(tables_url, autocommit=True))
-        relay.execute(query("try_turn"), {"name": "relay"})
+        relay.execute(query("try_named_lock"), {"name": "relay"})
         yield opened
 
 
 @contextmanager
-def somebody(url: str, email_id: UUID) -> Iterator[None]:
-    """Has an open transaction that holds the email's row."""
+def lock_holder(url: str, email_id: UUID) -> Iterator[None]:
+    """Opens a transaction that locks the email's row."""
     with psycopg.connect(url, application_name="left-open") as connection:
         connection.execute("select from email_log where email_id = %s for share", [email_id])
         yield
@@ -41,7 +41,7 @@ def somebody(url: str, email_id: UUID) -> Iterator[None]:
 
 
 async def wait_of(session: AsyncSession, email_id: UUID) -> Waiting:
-    story = await tell(session, email_id, lease_seconds=LEASE_SECONDS)
+    story = await find_history(session, email_id, lease_seconds=LEASE_SECONDS)
     assert story is not None
     assert story.waiting is not None
     return story.waiting
@@ -57,9 +57,7 @@ async def test_without_dispatcher_run_a_relay_is_missing_and_then_a_worker(
     assert (await wait_of(session, email_id)).reason is Wait.NO_WORKER
 
 
-async def test_the_emails_ahead_are_those_that_wait_too(
-    session: AsyncSession, books: Books, running: ExitStack
-) -> None:
+async def test_emails_ahead_are_other_due_emails(session: AsyncSession, books: Books, running: ExitStack) -> None:
     *others, last = books.enqueue(5)
     books.change(others[0], status="sent", publish_due_at=None)
     books.change(others[1], publish_due_at=datetime.now(UTC) + timedelta(hours=1))
@@ -69,7 +67,7 @@ async def test_the_emails_ahead_are_those_that_wait_too(
     assert (found.reason, found.ahead) == (Wait.QUEUED, 2)
 
 
-async def test_a_provider_that_refuses_our_credentials_is_named_with_its_words(
+async def test_a_provider_that_refuses_the_credentials_is_named_with_its_reason(
     session: AsyncSession, books: Books, running: ExitStack
 ) -> None:
     (email_id,) = books.enqueue(1)
@@ -97,11 +95,11 @@ async def test_a_leased_email_waits_for_its_worker_and_then_for_a_relay(
         return (await wait_of(session, email_id)).reason is Wait.WORKER_LOST
 
     assert leased.reason is Wait.LEASED
-    await until_answer(is_gone)  # PostgreSQL notices the end of a session a moment later
+    await until_answer(is_gone)  # PostgreSQL notices a closed session a moment later
 
 
 @pytest.mark.slow
-async def test_an_open_transaction_that_holds_the_row_is_named(
+async def test_an_open_transaction_that_has_locked_the_row_is_named(
     session: AsyncSession, books: Books, running: ExitStack, tables_url: str
 ) -> None:
     (email_id,) = books.enqueue(1)
@@ -110,7 +108,7 @@ async def test_an_open_transaction_that_holds_the_row_is_named(
         found = await wait_of(session, email_id)
         return found.reason is Wait.LOCKED and "(left-open), idle in transaction" in found.detail
 
-    with somebody(tables_url, email_id):
+    with lock_holder(tables_url, email_id):
         await until_answer(is_named, BATCH_LOCK_SECONDS + 20)
 
 
@@ -118,7 +116,7 @@ async def test_a_finished_email_waits_for_nothing(session: AsyncSession, books: 
     (email_id,) = books.enqueue(1)
     books.change(email_id, status="sent", publish_due_at=None)
 
-    story = await tell(session, email_id)
+    story = await find_history(session, email_id)
 
     assert story is not None
     assert story.waiting is None

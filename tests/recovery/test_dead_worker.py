@@ -616,7 +616,7 @@ async def recover_all(tables_url: str, books: Books) -> None:
     books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
     async with await connect_async(tables_url, name="leader") as session:
         outbox = Outbox(session)
-        await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
+        await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
 
 
 async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host(

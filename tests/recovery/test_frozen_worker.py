@@ -348,7 +348,7 @@ async def test_the_leading_relay_leaves_leases_of_its_own_host_to_ledgers_and_wa
     async with await connect_async(tables_url, name="leader") as session:
         outbox = Outbox(session)
         found = await outbox.find_expiring([WORKER])
-        rescued = await outbox.rescue_expired(OnUncertain.HOLD, 3, found, grace_seconds=60)
+        rescued = await outbox.recover_expired(OnUncertain.HOLD, 3, found, grace_seconds=60)
 
     assert [email.email_id for email in rescued] == [old.email_id]
     assert books.row(old.email_id)["was_uncertain"]

@@ -1,4 +1,4 @@
-"""A connection on which one statement runs altered: what the product sends stays as it is."""
+"""A connection that replaces one statement by a mutant; the product's code is unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.store.queries import query
 
 @dataclass(frozen=True)
 class Mutant:
-    """A named statement in which one passage is another."""
+    """A named statement with one passage replaced."""
 
     name: str
     passage: str
@@ -22,14 +22,14 @@ class Mutant:
 
     @property
     def texts(self) -> tuple[bytes, bytes]:
-        """The statement before and after."""
+        """The original and the mutated statement."""
         text = query(self.name).decode()
         assert text.count(self.passage) == 1, f"{self.name} has {text.count(self.passage)} times: {self.passage}"
         return text.encode(), text.replace(self.passage, self.replacement).encode()
 
 
 def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
-    """Connections that run the mutant in the statement's place."""
+    """A connection class that executes the mutant instead of the original statement."""
     original, altered = mutant.texts if mutant else (b"", b"")
 
     class Altered(psycopg.AsyncConnection[TupleRow]):

@@ -1,4 +1,4 @@
-"""The tables as a test arranges and reads them, behind the product's back."""
+"""Reads and writes the tables directly, without the product's code."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _numbers = itertools.count(1)
 
 
 def email(key: str = "key-1", **fields: Any) -> Email:
-    """An email that breaks no rule; fields as `Email` takes them."""
+    """A valid email; `fields` are fields of `Email`."""
     given = {"sender": "shop@example.com", "to": "ann@example.org", "subject": "Receipt", "text": "Thank you."}
     return Email(message_key=key, **{**given, **fields})
 
 
 class Books:
-    """What stands in one database."""
+    """Direct access to the tables of one database."""
 
     def __init__(self, connection: psycopg.Connection) -> None:
         """
@@ -39,16 +39,16 @@ class Books:
         self.connection = connection
 
     def enqueue(self, count: int = 1, **fields: Any) -> list[UUID]:
-        """The ids of so many new emails, in their order; their keys were never used before."""
+        """Enqueues `count` emails with new keys; returns their ids in order."""
         answers = enqueue_many(self.connection, [email(f"key-{next(_numbers)}", **fields) for _ in range(count)])
         return [answer.email_id for answer in answers]
 
     def enqueue_one(self, **fields: Any) -> UUID:
-        """The id of one new email."""
+        """Enqueues one email; returns its id."""
         return self.enqueue(1, **fields)[0]
 
     def key(self, email_id: UUID) -> str:
-        """Its message key."""
+        """The email's message key."""
         return str(self.row(email_id)["message_key"])
 
     def keys(self, email_ids: list[UUID]) -> dict[UUID, str]:
@@ -56,7 +56,7 @@ class Books:
         return {row["email_id"]: row["message_key"] for row in self.rows() if row["email_id"] in email_ids}
 
     def row(self, email_id: UUID) -> Row:
-        """Its row of `email_log`."""
+        """The email's row in `email_log`."""
         (row,) = self.select("select * from email_log where email_id = %s", email_id)
         return row
 
@@ -65,46 +65,46 @@ class Books:
         return self.select("select * from email_log order by email_id")
 
     def status(self, email_id: UUID) -> str:
-        """Its status."""
+        """The email's status."""
         return str(self.row(email_id)["status"])
 
     def statuses(self) -> Counter[str]:
-        """How many emails there are in each status."""
+        """The number of emails by status."""
         rows = self.select("select status, count(*) from email_log group by status")
         return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """Its rows of `email_attempt`, in their order; of one attempt, as they were written."""
-        # Not as they lie in the table: a vacuum makes room for later ones before earlier ones.
+        """The email's rows in `email_attempt`, by attempt number; rows of one attempt in the order of writing."""
+        # Not in physical order: after a vacuum, later rows may be stored before earlier ones.
         statement = "select * from email_attempt where email_id = %s order by attempt_number, xmin::text::bigint"
         return self.select(statement, email_id)
 
     def outcomes(self, email_id: UUID) -> list[str]:
-        """The outcomes of its attempts, in their order."""
+        """The outcomes of the email's attempts, in order."""
         return [attempt["outcome"] for attempt in self.attempts(email_id)]
 
     def hourly(self) -> dict[str, int]:
-        """`email_hourly`, over all hours, providers and slots: emails by outcome."""
+        """The sum of `email_hourly` over all hours, providers and slots, by outcome."""
         found = self.select("select outcome, sum(email_count)::bigint as emails from email_hourly group by outcome")
         return {row["outcome"]: row["emails"] for row in found}
 
     def completed_at(self, email_id: UUID) -> Any:
-        """When its message key was completed."""
+        """When the email's message key was completed; None if it was not."""
         (row,) = self.select("select completed_at from email_idempotency where email_id = %s", email_id)
         return row["completed_at"]
 
     def change(self, email_id: UUID, **columns: Any) -> None:
-        """Writes columns of its row, as nobody in the product would."""
+        """Sets columns of the email's row."""
         names = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns]
         statement = sql.SQL("update email_log set {} where email_id = %s").format(sql.SQL(", ").join(names))
         self.connection.execute(statement, [*columns.values(), email_id])
 
     def lock(self, email_id: UUID) -> None:
-        """Locks its row until the end of this connection's transaction."""
+        """Locks the email's row until this connection's transaction ends."""
         self.connection.execute("select from email_log where email_id = %s for update", [email_id])
 
     def count(self, table: str) -> int:
-        """How many rows a table has."""
+        """The number of rows in a table."""
         counted = sql.SQL("select count(*) as found from {}").format(sql.Identifier(table))
         with self.connection.cursor(row_factory=dict_row) as cursor:
             row = cursor.execute(counted).fetchone()
@@ -118,17 +118,17 @@ class Books:
         )
 
     def other_sessions(self) -> list[Row]:
-        """Every session of this database but this one."""
+        """All other sessions of this database."""
         return self.select(
             "select * from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
         )
 
     def waiting_for_a_lock(self, name: str) -> bool:
-        """Whether one of those sessions is held up by a lock."""
+        """Whether one of these sessions waits for a lock."""
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
     def terminate(self, name: str, *, waiting: bool = False) -> int:
-        """Ends those sessions, or those of them that wait for a lock; returns how many there were."""
+        """Terminates these sessions, or only those that wait for a lock; returns their number."""
         found = self.select(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = %s and datname = current_database() "
@@ -139,14 +139,14 @@ class Books:
         return len(found)
 
     def select(self, statement: str, *values: Any) -> list[Row]:
-        """What a statement returns."""
+        """Executes a statement and returns its rows."""
         with self.connection.cursor(row_factory=dict_row) as cursor:
             return cursor.execute(statement.encode(), values).fetchall()
 
 
 @contextlib.contextmanager
 def frozen_sessions(books: Books, name: str) -> Iterator[None]:
-    """PostgreSQL's processes for these sessions are stopped: they end no session, and let go of nothing."""
+    """Stops PostgreSQL's processes for these sessions: they neither end their session nor release locks."""
     pids = [row["pid"] for row in books.sessions(name)]
     assert pids
     for pid in pids:

@@ -1,4 +1,4 @@
-"""Rows that PostgreSQL cannot read any more, as a bad disk leaves them, or that it refuses to change."""
+"""Makes rows unreadable for PostgreSQL, as after a disk error, or makes it refuse to change them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TOAST_TABLES = """
 
 @contextmanager
 def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
-    """Loses what is stored out of line for the rows that are written to this table within.
+    """Destroys the out-of-line values of the rows that the block writes to this table.
 
-    Reading such a value is an error from then on: XX001, "missing chunk number 0 for toast value …".
+    Reading such a value then fails: XX001, "missing chunk number 0 for toast value …".
 
     Args:
         connection: In autocommit, of a superuser.
@@ -32,19 +32,19 @@ def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
     lost = 0
     for oid, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
         with connection.transaction():
-            # As long as it is a TOAST table, PostgreSQL lets nobody write to it.
+            # PostgreSQL allows no writes to a TOAST table.
             connection.execute("update pg_class set relkind = 'r' where oid = %s", (oid,))
             delete = sql.SQL("delete from pg_toast.{} where chunk_id > %s").format(sql.Identifier(name))
             lost += connection.execute(delete, (before,)).rowcount
             connection.execute("update pg_class set relkind = 't' where oid = %s", (oid,))
-        # Until then a reader of the value still finds them.
+        # Before this, a reader still finds the values.
         connection.execute(sql.SQL("vacuum pg_toast.{}").format(sql.Identifier(name)))
     assert lost > 0, "nothing was stored out of line"
 
 
 @contextmanager
 def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iterator[None]:
-    """PostgreSQL refuses to change this email's row in that way."""
+    """Makes PostgreSQL refuse this kind of change to the email's row."""
     connection.execute("""
         create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
     """)
@@ -62,12 +62,12 @@ def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iter
 
 
 def noise(characters: int) -> str:
-    """A text that cannot be compressed by much."""
+    """A text that hardly compresses."""
     return random.Random(1).randbytes(characters // 2).hex()
 
 
 def _last_chunk(connection: psycopg.Connection, table: str) -> int:
-    """The highest id of a value in the table's TOAST tables."""
+    """The highest value id in the table's TOAST tables."""
     ids = [0]
     for _, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
         statement = sql.SQL("select max(chunk_id) from pg_toast.{}").format(sql.Identifier(name))

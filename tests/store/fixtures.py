@@ -1,6 +1,7 @@
-"""A migrated database that is emptied instead of cloned anew: a hundredth of the time, for tests that only add rows.
+"""A migrated database that is emptied between tests, which is a hundred times faster than a new clone.
 
-A folder's conftest.py takes from here what its tests need; tests that change tables ask for `database_url` instead.
+For tests that only add rows. A folder's conftest.py imports the fixtures that its tests need. Tests that change the
+schema use `database_url` instead.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tests.store.steered_clock import SEARCH_PATH, SteeredClock
 from tests.waiting import wait_until
 
 DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
-"""The identity of that database, for ledgers that tests write."""
+"""The database's identity, for ledgers that tests write."""
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
@@ -41,7 +42,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
     name = f"kept_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(f"create database {name} template {template_database}".encode())
-        # For what tests write themselves; our own sessions wait for the disk, and a test says so.
+        # For the tests' own writes. The product's sessions wait for the disk; another test asserts that.
         administration.execute(f"alter database {name} set synchronous_commit = off".encode())
         url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with psycopg.connect(url) as connection:
@@ -52,20 +53,20 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
 
 @pytest.fixture
 def tables_url(kept_database_url: str) -> Iterator[str]:
-    """A migrated database, empty, with no session but this test's."""
+    """A migrated, empty database without sessions of other tests."""
     with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
         cleaner.execute("set dispatcher.prune_audit = 'on'")
         for (table,) in cleaner.execute(_TABLES).fetchall():
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
         yield kept_database_url
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
-        # They end a moment later, and until then hold locks and names that the next test would find.
+        # Terminated sessions end a moment later. Until then the next test would find their locks and names.
         wait_until(lambda: cleaner.execute(f"select {_OTHERS}".encode()).fetchone() is None)
 
 
 @pytest.fixture
 def clock(tables_url: str) -> Iterator[SteeredClock]:
-    """PostgreSQL's clock, for sessions of `tables_url` that begin after this: a test names it before what has some."""
+    """PostgreSQL's clock, for sessions of `tables_url` that begin later. Name it before fixtures that open sessions."""
     name = urlsplit(tables_url).path.removeprefix("/")
     with psycopg.connect(tables_url, autocommit=True) as administration:
         clock = SteeredClock(tables_url)
@@ -76,14 +77,14 @@ def clock(tables_url: str) -> Iterator[SteeredClock]:
 
 @pytest.fixture
 def books(tables_url: str) -> Iterator[Books]:
-    """What stands in `tables_url`."""
+    """Direct access to the tables of `tables_url`."""
     with psycopg.connect(tables_url, autocommit=True) as opened:
         yield Books(opened)
 
 
 @pytest.fixture
 async def pool(tables_url: str) -> AsyncIterator[Pool]:
-    """Sessions of a worker called `worker-1`."""
+    """The session pool of the worker `worker-1`."""
     opened = make_pool(tables_url, name="worker-1", size=2, keeps_plans=True)
     await opened.open()
     yield opened
@@ -92,7 +93,7 @@ async def pool(tables_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def store(pool: Pool) -> LeaseStore:
-    """The statements of a worker called `worker-1` in the slot `slot-1`."""
+    """The statements of the worker `worker-1` in the slot `slot-1`."""
     return LeaseStore(pool, worker="worker-1", slot="slot-1")
 
 

@@ -1,4 +1,4 @@
-"""A plain model of one email: what must stand in the tables after each thing that may happen to it."""
+"""A simple model of one email: the expected table contents after each event."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.status import OnUncertain, Status
-from dispatcher.store.leases import MOST_LETTER_REPLAYS, Lease, LetterVerdict
+from dispatcher.store.leases import MAX_DEAD_LETTER_REPLAYS, DeadLetterVerdict, Lease
 from dispatcher.store.replays import ItemOutcome
 
 MORTUARY: Final = (Status.FAILED, Status.HELD)
@@ -16,14 +16,14 @@ MORTUARY: Final = (Status.FAILED, Status.HELD)
 
 @dataclass
 class Known:
-    """One email.
+    """The expected state of one email.
 
     Attributes:
-        expired_at: The end of its lease, once that is past.
-        expiries: How many ends its lease has had: each is another one, as the statements see to.
-        due_since: The step at which it became due to be published; None while it is not. Its dead letter likewise.
-        leases: All that there ever were of it, with the worker of each: most are lost.
-        rows: Its attempts, as number, outcome and worker.
+        expired_at: The end of its lease, if that has passed.
+        expiries: How many ends its lease has had; the statements make each end different.
+        due_since: The step at which it became due to be published; None if it is not due. The dead letter likewise.
+        leases: All leases that it ever had, each with its worker; most are lost.
+        rows: Its attempts: number, outcome and worker.
         rescue_of: Worker, token and doubt of the lease that a rescue took away when it held the email.
     """
 
@@ -49,33 +49,33 @@ class Known:
 
     @property
     def is_dead(self) -> bool:
-        """Whether only a person or evidence can move it."""
+        """Whether only an operator or evidence can change it."""
         return self.status in MORTUARY
 
     def is_under(self, lease: Lease) -> bool:
-        """Whether that lease is the row's."""
+        """Whether the row has this lease."""
         return self.status is Status.SENDING and self.token == lease.token
 
     def lease(self, worker: str) -> None:
-        """It is a worker's."""
+        """A worker leases the email."""
         self.status, self.owner, self.due_since, self.expiries = Status.SENDING, worker, None, 0
         self.token += 1
         self.attempts += 1
 
     def close(self, status: Status, step: int) -> None:
-        """Its lease ends, or the status does without one."""
+        """The email gets a status without a lease."""
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
 
     def release(self, step: int, *, token_moves: bool) -> None:
-        """Its lease is given back, the attempt not burnt."""
+        """The lease is returned, and the attempt is not counted."""
         self.close(Status.PENDING, step)
         self.attempts -= 1
         self.token += token_moves
 
     def crash(self, step: int, most_crashes: int) -> None:
-        """A worker died while it rendered it."""
+        """A worker died while it rendered the email."""
         self.release(step, token_moves=True)
         self.crashes += 1
         if self.crashes >= most_crashes:
@@ -83,13 +83,13 @@ class Known:
 
     @property
     def rescued_token(self) -> int | None:
-        """The token of the lease that a rescue took away, if it holds the email and nobody has touched it since."""
+        """The token of the lease that recovery took away, if recovery holds the email and it has not changed since."""
         token = self.rescue_of[1] if self.rescue_of else None
         is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
         return token if self.status is Status.HELD and is_untouched else None
 
     def recover(self, step: int) -> None:
-        """The rescue is undone: nothing was accepted."""
+        """The recovery is reverted: nothing was accepted."""
         assert self.rescue_of is not None
         self.was_uncertain = self.rescue_of[2]
         self.close(Status.PENDING, step)
@@ -97,7 +97,7 @@ class Known:
         self._confirm_rescue()
 
     def record_after_rescue(self, status: Status, outcome: str, step: int) -> None:
-        """An attempt's result is written whose lease a rescue has taken away."""
+        """A worker records a result under a lease that recovery has taken away."""
         assert self.rescue_of is not None
         if outcome != "uncertain":
             self.was_uncertain = self.rescue_of[2]
@@ -109,7 +109,7 @@ class Known:
             self.rescue_of = (self.rescue_of[0], None, self.rescue_of[2])
 
     def record(self, status: Status, outcome: str, step: int) -> None:
-        """An attempt's result is written."""
+        """A worker records a result under its lease."""
         self.was_uncertain |= outcome == "uncertain"
         self._confirm_rescue()
         if status is Status.SENDING:
@@ -118,7 +118,7 @@ class Known:
             self.close(status, step)
 
     def rescue(self, default: OnUncertain, max_attempts: int, step: int) -> None:
-        """Its lease ran out, and nobody says what came of it."""
+        """The lease expired without a result, and recovery takes the email."""
         resends = (self.policy or default) is OnUncertain.RESEND and self.attempts - self.attempt_base < max_attempts
         self.rescue_of = None if resends else (self.owner, self.token, self.was_uncertain)
         self.close(Status.PENDING if resends else Status.HELD, step)
@@ -126,12 +126,12 @@ class Known:
         self.was_uncertain = True
 
     def replay(self, step: int) -> None:
-        """A person sends it again."""
+        """An operator replays the email."""
         self.close(Status.PENDING, step)
         self.attempt_base, self.crashes, self.is_discarded = self.attempts, 0, False
 
     def replay_outcome(self, *, include_held: bool) -> ItemOutcome:
-        """What a replay makes of it."""
+        """The expected outcome of a replay."""
         if self.status is Status.SENT:
             return ItemOutcome.ALREADY_SENT
         if not self.is_dead:
@@ -140,10 +140,10 @@ class Known:
             return ItemOutcome.MAY_HAVE_ARRIVED
         return ItemOutcome.REPLAYED
 
-    def letter_verdict(self, attempts: int) -> LetterVerdict:
-        """What becomes of a dead letter of so many attempts that is put back."""
+    def dead_letter_verdict(self, attempts: int) -> DeadLetterVerdict:
+        """The expected verdict if a dead letter with `attempts` is moved back to the send queue."""
         if not self.is_dead or attempts != self.attempts:
-            return LetterVerdict.STALE
-        if self.status is Status.HELD or self.was_uncertain or self.letter_replays >= MOST_LETTER_REPLAYS:
-            return LetterVerdict.REFUSED
-        return LetterVerdict.REPLAYED
+            return DeadLetterVerdict.STALE
+        if self.status is Status.HELD or self.was_uncertain or self.letter_replays >= MAX_DEAD_LETTER_REPLAYS:
+            return DeadLetterVerdict.REFUSED
+        return DeadLetterVerdict.REPLAYED

@@ -1,9 +1,9 @@
-"""The store's statements in any order, on two emails at a time, against a plain model of each (`known`).
+"""Executes the store's statements in any order on two emails, and compares with a model of each (`known`).
 
-Each step brings one email to where it is about something, so that lease, loss, another lease and a late write by the
-first owner meet all the time; whatever else happened to both before is chance. The tables must hold what the model says
-after every step. Leases end by a write of the test, not by waiting; their ends are the same for each lease, as where a
-clock is set back.
+Each step first brings one email into the state that it needs. So leases, lost leases, new leases and late writes by the
+first owner meet often; everything else that happened to both emails before is random. After every step the tables must
+match the model. Leases expire by a write of the test, not by waiting. All leases get the same end, as if the clock had
+been set back.
 """
 
 from __future__ import annotations
@@ -26,15 +26,21 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
-from dispatcher.store.failures import announce_again, confirm_held, discard_dead, find_announced, release_held
-from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict
+from dispatcher.store.failures import (
+    confirm_held,
+    discard_dead,
+    find_dead_lettered,
+    release_held,
+    republish_dead_letters,
+)
+from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.replays import ItemOutcome, create_replay, replay_next
 from dispatcher.store.settlement import (
     FoundLease,
     find_expiring,
     find_leases,
-    find_rescued,
+    find_recovered,
     note_crashes,
     release_found,
 )
@@ -63,12 +69,13 @@ STATUS: Final = st.sampled_from(Status)
 
 
 Write = Callable[["Machine", Known, str, Lease, Status], None]
-"""A statement in a worker's name, about an email and a lease that it has or had; to that status if it takes one."""
+"""A worker's statement about an email and a lease that it has or had; with the new status, if it takes one."""
 
 
 WRITES: Final = (
     "_renew",
-    "_record_as_seen",  # before what ends a lease of today, or proves that it was sent: nothing is left to settle then
+    # Before statements that end the current lease or prove that the email was sent: these leave nothing to settle.
+    "_record_as_seen",
     "_release_as_seen",
     "_rescue_as_seen",
     "_release",
@@ -84,12 +91,12 @@ WRITES: Final = (
 
 @dataclass(frozen=True)
 class Loss:
-    """What happens between a worker's lease and its next word: a loss, mostly.
+    """What happens between a worker's lease and its next statement, mostly the loss of the lease.
 
     Attributes:
         number: Which of the two emails.
-        is_expired: The lease runs out and the relay sees it, before anything else.
-        is_leased_again: By the next worker, if it is free then.
+        is_expired: The lease expires and the relay finds it, before anything else.
+        is_leased_again: The next worker leases the email, if it is then pending.
     """
 
     number: int
@@ -103,7 +110,7 @@ class Loss:
 
 
 class Sessions:
-    """What every run uses; commits wait for no disk, because no process dies here."""
+    """The sessions that all runs share. Commits do not wait for the disk, because no process dies here."""
 
     def __init__(self, url: str, books: Books, mutant: Mutant | None = None) -> None:
         self.loop = asyncio.new_event_loop()
@@ -115,22 +122,22 @@ class Sessions:
         self.relay: AsyncSession = self.run(connection_class(mutant).connect(url, autocommit=True))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What the coroutine returns."""
+        """Runs the coroutine and returns its result."""
         return self.loop.run_until_complete(coroutine)
 
     def store(self, worker: str) -> LeaseStore:
-        """A worker's statements."""
+        """The statements of one worker."""
         return LeaseStore(self.pool, worker=worker, slot=worker)
 
     def close(self) -> None:
-        """Ends them."""
+        """Closes the sessions."""
         self.run(self.relay.close())
         self.run(self.pool.close())
         self.loop.close()
 
 
 class Machine(RuleBasedStateMachine):
-    """One run, in tables that are empty when it begins."""
+    """One run. The tables are empty at its start."""
 
     def __init__(self, sessions: Sessions) -> None:
         super().__init__()
@@ -149,7 +156,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, policy: OnUncertain | None) -> None:
         self.two = [self._enqueued(policy), self._enqueued(None)]
 
-    # What brings an email about.
+    # Bring an email into a state.
 
     def _enqueued(self, policy: OnUncertain | None) -> Known:
         email_id = self.books.enqueue_one(on_uncertain=policy)
@@ -160,8 +167,8 @@ class Machine(RuleBasedStateMachine):
         self.instant += 1
         return self.instant
 
-    def _brought(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
-        """One of the two in that status; another email in its place where it was sent already."""
+    def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
+        """One of the two emails, brought into that status. If it was sent already, a new email replaces it."""
         known = self.two[number]
         if known.status is status:
             return known
@@ -175,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             self._record(known, *known.leases[-1], status)
         return known
 
-    # What is done in a worker's name, under a lease that it has or had.
+    # Statements of a worker, under a lease that it has or had.
 
     def _lease(self, asked: list[Known], worker: str, key: str | None = None) -> None:
         keys = {known.email_id: key or known.key for known in asked}
@@ -235,7 +242,7 @@ class Machine(RuleBasedStateMachine):
             self.counted[closing.outcome] += 1
             known.record_after_rescue(status, closing.outcome, self._now())
 
-    # What the relay does about workers that are dead or frozen.
+    # Statements of the relay about dead or frozen workers.
 
     def _give_back(self, _: Known, worker: str, __: Lease, ___: Status) -> None:
         gone = [known for known in self.known.values() if known.owner == worker]
@@ -249,10 +256,10 @@ class Machine(RuleBasedStateMachine):
         gone = [
             k for k in self.known.values() if k.rescued_token is not None and k.rescue_of and k.rescue_of[0] == worker
         ]
-        found = self.run(find_rescued(self.relay, worker))
+        found = self.run(find_recovered(self.relay, worker))
         assert found == {known.email_id: known.rescued_token for known in gone}
         if found:
-            assert self.run(self.stores[RELAY].recover(found)) == set(found)
+            assert self.run(self.stores[RELAY].revert_recovery(found)) == set(found)
         for known in gone:
             known.recover(self._now())
 
@@ -278,7 +285,7 @@ class Machine(RuleBasedStateMachine):
                 known.release(self._now(), token_moves=True)
 
     def _rescue_as_seen(self, *_: object) -> None:
-        rescued = self.run(self.outbox.rescue_expired(OnUncertain.RESEND, 5, self.expired))
+        rescued = self.run(self.outbox.recover_expired(OnUncertain.RESEND, 5, self.expired))
         wanted = [known for lease in self.expired for known in self._as_seen(lease)]
         assert {row.email_id for row in rescued} == {known.email_id for known in wanted}
         for known in wanted:
@@ -314,12 +321,12 @@ class Machine(RuleBasedStateMachine):
             known.email_id: bool(known.expired_at) for known in leased
         }
         gone = [known for known in leased if known.expired_at and not grace_seconds]
-        rescue = self.outbox.rescue_expired(default, max_attempts, found, grace_seconds=grace_seconds)
+        rescue = self.outbox.recover_expired(default, max_attempts, found, grace_seconds=grace_seconds)
         assert {row.email_id for row in self.run(rescue)} == {known.email_id for known in gone}
         for known in gone:
             known.rescue(default, max_attempts, self._now())
 
-    # What a person does.
+    # Statements of an operator.
 
     def _replay(self, known: Known, *, include_held: bool) -> None:
         way: dict[str, Any] = {"source": "ids", "selection": {}, "per_second": None, "force": False, **PERSON}
@@ -332,8 +339,8 @@ class Machine(RuleBasedStateMachine):
     # The steps.
 
     def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
-        """An email and a lease of it to which something happened since, and which is leased anew, perhaps."""
-        known = self._brought(loss.number, Status.SENDING, loss.worker)
+        """An email and one of its leases, to which something happened; the email may be leased again."""
+        known = self._prepared(loss.number, Status.SENDING, loss.worker)
         owner, lease = known.leases[-1]
         if loss.is_expired:
             self._expire(known)
@@ -341,7 +348,7 @@ class Machine(RuleBasedStateMachine):
             self._look(owner)
         loss.happen(self, known, owner, lease, loss.status)
         if loss.is_leased_again:
-            self._brought(loss.number, Status.SENDING, loss.next_worker)
+            self._prepared(loss.number, Status.SENDING, loss.next_worker)
         if loss.is_expired_again:
             self._expire(known)
         self.tables_are_as_known()
@@ -363,7 +370,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(loss=losses, first=st.sampled_from(WRITES), status=STATUS, is_proved=st.booleans())
     def write_late(self, loss: Loss, first: str, status: Status, is_proved: bool) -> None:
-        """Everything that can be written about a lease that was lost finds nothing, but for evidence."""
+        """No statement under a lost lease changes the email, except by evidence."""
         known, owner, lease = self._lost(loss)
         for name in (first, *WRITES):
             getattr(self, name)(known, owner, lease, status)
@@ -378,27 +385,27 @@ class Machine(RuleBasedStateMachine):
         status=st.sampled_from([Status.SENT, Status.FAILED]),
     )
     def settle_late(self, number: int, happen: Write, is_expired_again: bool, settle: Write, status: Status) -> None:
-        """The relay settles what it saw, and the lease came to something since."""
+        """The relay settles a lease that changed after the relay read it."""
         worker = WORKERS[0]
         loss = Loss(number, worker, True, happen, status, True, worker, is_expired_again)
         settle(self, *self._lost(loss), status)
 
     @rule(number=NUMBER, then=st.sampled_from([_renew, _release_unanswered, _give_back]))
     def defer(self, number: int, then: Write) -> None:
-        known = self._brought(number, Status.SENDING)
+        known = self._prepared(number, Status.SENDING)
         self._record(known, *known.leases[-1], Status.SENDING)
         then(self, known, *known.leases[-1], Status.SENDING)
 
     @rule(number=NUMBER, worker=WORKER, status=STATUS, is_expired=st.booleans(), key=st.sampled_from([None, "another"]))
     def lease(self, number: int, worker: str, status: Status, is_expired: bool, key: str | None) -> None:
-        known = self._brought(number, status)
+        known = self._prepared(number, status)
         if is_expired:
             self._expire(known)
         self._lease(self.two, worker, key)
 
     @rule(number=NUMBER, status=STATUS)
     def enqueue_again(self, number: int, status: Status) -> None:
-        known = self._brought(number, status)
+        known = self._prepared(number, status)
         same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy))
         assert same.email_id == known.email_id
         with pytest.raises(MessageKeyConflict):
@@ -411,7 +418,7 @@ class Machine(RuleBasedStateMachine):
         assert {row.email_id for row in due} == {known.email_id for known in wanted}
         looked = self._now()
         if is_late:
-            known = self._brought(number, Status.SENDING)
+            known = self._prepared(number, Status.SENDING)
             self._release(known, *known.leases[-1], known.status)
         if due:
             self.run(self.outbox.mark_published({row.email_id: row.due_at for row in due}))
@@ -420,12 +427,12 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def announce(self, number: int, status: Status, is_late: bool) -> None:
-        known = self._brought(number, Status.PENDING)
+        known = self._prepared(number, Status.PENDING)
         due_at = self.books.row(known.email_id)["publish_due_at"] or EXPIRED
         if is_late:
-            self._brought(number, Status.SENDING)
+            self._prepared(number, Status.SENDING)
             self._release(known, *known.leases[-1], status)
-        self.run(self.drafts.mark_announced({known.email_id: due_at}))
+        self.run(self.drafts.mark_published({known.email_id: due_at}))
         if not is_late:
             known.due_since = None
 
@@ -439,7 +446,7 @@ class Machine(RuleBasedStateMachine):
         is_older=st.booleans(),
         is_discarded=st.booleans(),
     )
-    def come_back(
+    def owner_returns(
         self,
         number: int,
         is_in_doubt: bool,
@@ -450,8 +457,8 @@ class Machine(RuleBasedStateMachine):
         is_older: bool,
         is_discarded: bool,
     ) -> None:
-        """The owner of a lease, or of an older one, comes back after a rescue, perhaps after a person's decision."""
-        known = self._brought_in_doubt(number, Status.SENDING, is_in_doubt)
+        """The owner of this or an older lease returns after a recovery, possibly after an operator's decision."""
+        known = self._prepared_after_doubt(number, Status.SENDING, is_in_doubt)
         owner, lease = known.leases[0 if is_older else -1]
         self._expire(known)
         self._rescue(default=OnUncertain.HOLD)
@@ -459,7 +466,7 @@ class Machine(RuleBasedStateMachine):
             self._discard(known)
         if touch is not None and known.is_dead:
             self._replay(known, include_held=True)
-            self._brought(number, touch, _other(owner))
+            self._prepared(number, touch, _other(owner))
         self._release_unanswered(known, _other(owner), lease, status)
         self.tables_are_as_known()
         write(self, known, owner, lease, status)
@@ -468,14 +475,14 @@ class Machine(RuleBasedStateMachine):
 
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
-        known = self._brought(number, status)
+        known = self._prepared(number, status)
         due = self.run(self.outbox.find_dead_letter_due(100))
         wanted = [known for known in self.known.values() if known.dead_letter_since]
         assert {row.email_id for row in due} == {known.email_id for known in wanted}
         looked = self._now()
         if is_late:
-            self._brought(number, Status.PENDING)
-            self._brought(number, Status.FAILED)
+            self._prepared(number, Status.PENDING)
+            self._prepared(number, Status.FAILED)
         if due:
             self.run(self.outbox.mark_dead_lettered({row.email_id: row.failed_at for row in due}))
         for known in wanted:
@@ -504,27 +511,27 @@ class Machine(RuleBasedStateMachine):
         grace_seconds: float,
     ) -> None:
         if is_replayed:
-            self._brought(number, Status.FAILED)
-        known = self._brought(number, Status.SENDING, worker)
+            self._prepared(number, Status.FAILED)
+        known = self._prepared(number, Status.SENDING, worker)
         if is_expired:
             self._expire(known)
         self._rescue(default=default, max_attempts=max_attempts, here=here, grace_seconds=grace_seconds)
 
     @rule(number=NUMBER, status=STATUS, is_out=st.booleans(), age_seconds=st.sampled_from([0.0, 1e6]))
-    def publish_again_what_vanished(self, number: int, status: Status, is_out: bool, age_seconds: float) -> None:
-        self._brought(number, status)
+    def republish_vanished_emails(self, number: int, status: Status, is_out: bool, age_seconds: float) -> None:
+        self._prepared(number, status)
         if is_out:
             self.publish(number, is_late=False)
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
-        assert self.run(self.outbox.has_vanished(age_seconds)) == bool(gone)
-        assert self.run(self.outbox.republish_vanished(age_seconds, 100, OnUncertain.HOLD, 5)) == (len(gone), [])
+        assert self.run(self.outbox.has_lost_messages(age_seconds)) == bool(gone)
+        assert self.run(self.outbox.republish_lost(age_seconds, 100, OnUncertain.HOLD, 5)) == (len(gone), [])
         for known in gone:
             known.due_since = self._now()
 
     @rule(number=NUMBER, status=STATUS, decide=st.sampled_from([confirm_held, release_held]))
-    def decide_about_a_held_one(self, number: int, status: Status, decide: Callable[..., Any]) -> None:
-        known = self._brought(number, status)
+    def decide_on_a_held_email(self, number: int, status: Status, decide: Callable[..., Any]) -> None:
+        known = self._prepared(number, status)
         decided = self.run(decide(self.relay, known.email_id, **PERSON))
         assert decided == (known.status is Status.HELD)
         if decided and decide is confirm_held:
@@ -533,30 +540,32 @@ class Machine(RuleBasedStateMachine):
         elif decided:
             known.replay(self._now())
 
-    def _brought_in_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
-        """As `_brought`, an attempt before that may have arrived, or not."""
+    def _prepared_after_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
+        """As `_prepared`, possibly after an uncertain attempt."""
         if is_in_doubt:
-            known = self._brought(number, Status.SENDING)
+            known = self._prepared(number, Status.SENDING)
             self._record(known, *known.leases[-1], Status.PENDING)
-        return self._brought(number, status)
+        return self._prepared(number, status)
 
     @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), include_held=st.booleans())
     def replay(self, number: int, status: Status, is_in_doubt: bool, include_held: bool) -> None:
-        self._replay(self._brought_in_doubt(number, status, is_in_doubt), include_held=include_held)
+        self._replay(self._prepared_after_doubt(number, status, is_in_doubt), include_held=include_held)
 
     @rule(number=NUMBER, status=STATUS, is_in_doubt=st.booleans(), fewer=st.sampled_from([0, 0, 1]))
-    def put_a_dead_letter_back(self, number: int, status: Status, is_in_doubt: bool, fewer: int) -> None:
-        known = self._brought_in_doubt(number, status, is_in_doubt)
+    def move_a_dead_letter_back(self, number: int, status: Status, is_in_doubt: bool, fewer: int) -> None:
+        known = self._prepared_after_doubt(number, status, is_in_doubt)
         attempts = known.attempts - fewer
-        verdict = known.letter_verdict(attempts)
-        assert self.run(self.stores[WORKERS[0]].replay_letters({known.email_id: attempts})) == {known.email_id: verdict}
-        if verdict is LetterVerdict.REPLAYED:
+        verdict = known.dead_letter_verdict(attempts)
+        assert self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts})) == {
+            known.email_id: verdict
+        }
+        if verdict is DeadLetterVerdict.REPLAYED:
             known.letter_replays += 1
             known.replay(self._now())
 
     @rule(number=NUMBER, status=STATUS)
     def discard_a_dead_letter(self, number: int, status: Status) -> None:
-        known = self._brought(number, status)
+        known = self._prepared(number, status)
         for _ in range(2):
             self._discard(known)
 
@@ -573,15 +582,15 @@ class Machine(RuleBasedStateMachine):
         is_out=st.booleans(),
         fewer=st.sampled_from([0, 0, 1]),
     )
-    def miss_a_dead_letter(self, number: int, status: Status, is_discarded: bool, is_out: bool, fewer: int) -> None:
-        known = self._brought(number, status)
+    def lose_a_dead_letter(self, number: int, status: Status, is_discarded: bool, is_out: bool, fewer: int) -> None:
+        known = self._prepared(number, status)
         if is_discarded:
             self.discard_a_dead_letter(number, status)
         if is_out:
             self.publish_dead_letters(number, status, is_late=False)
         is_missed = known.is_dead and not known.dead_letter_since and not known.is_discarded
-        assert (known.email_id in self.run(find_announced(self.relay))) == is_missed
-        again = self.run(announce_again(self.relay, {known.email_id: known.attempts - fewer}))
+        assert (known.email_id in self.run(find_dead_lettered(self.relay))) == is_missed
+        again = self.run(republish_dead_letters(self.relay, {known.email_id: known.attempts - fewer}))
         assert bool(again) == (is_missed and not fewer)
         if again:
             known.dead_letter_since = self._now()
@@ -593,7 +602,7 @@ class Machine(RuleBasedStateMachine):
             assert _told(rows[known.email_id]) == _expected(known)
 
     @invariant()
-    def the_books_beside_it_agree(self) -> None:
+    def other_tables_agree(self) -> None:
         completed = self.books.select("select email_id from email_idempotency where completed_at is not null")
         sent = {known.email_id for known in self.known.values() if known.status is Status.SENT}
         assert {row["email_id"] for row in completed} == sent

@@ -18,7 +18,7 @@ _OUTCOMES = {
 
 
 def result(lease: Lease, status: Status, **fields: Any) -> Result:
-    """What became of a lease's attempt; the outcome fits the status unless it is given."""
+    """The result of an attempt under a lease. The outcome follows from the status unless it is given."""
     now = datetime.now(UTC)
     plain = Result(
         email_id=lease.email_id,

@@ -1,4 +1,4 @@
-"""Our statements as PostgreSQL's PREPARE takes them."""
+"""The named statements in the form that PostgreSQL's PREPARE accepts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _NO_STATEMENT = re.compile(r"(listen|create|drop|set|grant)\b")
 
 
 def prepared(name: str, text: str) -> bytes | None:
-    """A statement with numbered parameters, in the order in which their names come; None for one of another kind."""
+    """A statement with numbered parameters, in the order of first use; None if PREPARE does not accept its kind."""
     numbers: dict[str, str] = {}
     for parameter in re.findall(r"%\((\w+)\)[sb]", text):
         numbers.setdefault(parameter, f"${len(numbers) + 1}")

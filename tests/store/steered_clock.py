@@ -1,8 +1,8 @@
-"""PostgreSQL's clock, set by a test: sessions that connect by its URL get `now()` and its kin from functions of ours.
+"""A PostgreSQL clock that a test sets: sessions that connect by its URL use replacements for `now()` and its relatives.
 
-The functions live in a schema of their own, which the URL names in search_path before pg_catalog. They add to the true
-time what a table says, so a step is one committed update, and every steered session sees it in its next statement.
-A column's default is bound to PostgreSQL's own function when its table is made: `created_at` keeps the true time.
+The functions are in a separate schema, which the URL puts before pg_catalog in search_path. They add to the real
+time an offset from a table. So a clock step is one committed update, and every session sees it in its next statement.
+Column defaults are bound to PostgreSQL's own functions when the table is created: `created_at` keeps the real time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import psycopg
 
 SCHEMA: Final = "steered"
 SEARCH_PATH: Final = f"dispatcher,{SCHEMA},pg_catalog"
-"""New tables go to the first schema; a function is taken from the first schema that has it."""
+"""PostgreSQL creates tables in the first schema, and takes a function from the first schema that has it."""
 
 _INSTALL: Final = f"""
     drop schema if exists {SCHEMA} cascade;
@@ -33,29 +33,29 @@ _INSTALL: Final = f"""
 
 
 class SteeredClock:
-    """The clock of one database, as sessions by `url` see it.
+    """The clock of one database, for sessions that connect by `url`.
 
     Attributes:
-        url: The database's URL; whoever connects by it goes by this clock.
+        url: The database's URL; sessions that connect by it use this clock.
     """
 
     def __init__(self, database_url: str) -> None:
-        """Installs the functions in a migrated database, anew if they are there; the clock is right at first."""
+        """Installs the functions in a migrated database, or replaces them. The clock starts at the real time."""
         self._database_url = database_url
         self.url = steered(database_url)
         with psycopg.connect(database_url, autocommit=True) as connection:
             connection.execute(_INSTALL.encode())
 
     def set(self, ahead_seconds: float) -> None:
-        """Sets it so far ahead of the true time; a negative number sets it behind."""
+        """Sets the clock ahead of the real time; a negative number sets it behind."""
         statement = f"update {SCHEMA}.clock set ahead = %s * interval '1 second'"  # noqa: S608
         with psycopg.connect(self._database_url, autocommit=True) as connection:
             connection.execute(statement.encode(), [ahead_seconds])
 
 
 def steered(database_url: str) -> str:
-    """The URL of the same database for sessions that go by the steered clock."""
+    """The URL of the same database for sessions that use this clock."""
     parts = urlsplit(database_url)
     query = [*parse_qsl(parts.query), ("options", f"-csearch_path={SEARCH_PATH}")]
-    # A plus sign is no space to libpq.
+    # libpq does not decode a plus sign as a space.
     return urlunsplit(parts._replace(query=urlencode(query).replace("+", "%20")))

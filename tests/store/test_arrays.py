@@ -1,4 +1,4 @@
-"""Lists arrive at PostgreSQL as they were, whatever they hold."""
+"""PostgreSQL receives lists unchanged, whatever they contain."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ AN_INSTANT = datetime(2026, 5, 4, 3, 2, 1, 987654, UTC)
 
 @pytest.fixture
 def connection(tables_url: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that dumps lists our way."""
+    """A connection that uses `BatchDumper`."""
     with psycopg.connect(tables_url, autocommit=True) as opened:
         opened.adapters.register_dumper(list, BatchDumper)
         yield opened
 
 
-def there_and_back(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> Any:
-    """What PostgreSQL makes of a list, read from it by psycopg."""
+def round_trip(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> Any:
+    """The list after a round trip through PostgreSQL."""
     (row,) = connection.execute(f"select %s::{kind}", [items]).fetchall()
     return row[0]
 
@@ -50,21 +50,23 @@ def there_and_back(connection: psycopg.Connection[Any], items: list[Any], kind: 
         ([["a", "b"], ["c", "d"]], "text[]"),
     ],
 )
-def test_every_kind_comes_back(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> None:
-    assert there_and_back(connection, items, kind) == items
+def test_every_kind_of_list_survives_a_round_trip(
+    connection: psycopg.Connection[Any], items: list[Any], kind: str
+) -> None:
+    assert round_trip(connection, items, kind) == items
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(items=st.lists(st.none() | TEXTS, max_size=8))
-def test_every_text_comes_back(connection: psycopg.Connection[Any], items: list[str | None]) -> None:
-    assert there_and_back(connection, items, "text[]") == items
+def test_every_text_survives_a_round_trip(connection: psycopg.Connection[Any], items: list[str | None]) -> None:
+    assert round_trip(connection, items, "text[]") == items
 
 
-def test_a_nul_is_a_refused_value_and_not_a_shorter_text(connection: psycopg.Connection[Any]) -> None:
+def test_a_nul_is_refused_and_does_not_truncate_the_text(connection: psycopg.Connection[Any]) -> None:
     with pytest.raises(ValueRefused), translated():
-        there_and_back(connection, ["a\0b"], "text[]")
+        round_trip(connection, ["a\0b"], "text[]")
 
 
-def test_a_mixture_is_left_to_psycopg(connection: psycopg.Connection[Any]) -> None:
+def test_psycopg_dumps_a_list_of_mixed_types(connection: psycopg.Connection[Any]) -> None:
     with pytest.raises(psycopg.DataError, match="mixed"):
-        there_and_back(connection, ["a", 1], "text[]")
+        round_trip(connection, ["a", 1], "text[]")

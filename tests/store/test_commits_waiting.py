@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def own_database_url(tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A PostgreSQL of this test's own: its commits are about to wait."""
+    """A PostgreSQL server for this test alone, because its commits will wait."""
     monkeypatch.delenv("DISPATCHER_DATABASE_URL", raising=False)
     monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
     monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
@@ -29,8 +29,8 @@ def own_database_url(tmp_path: Path, servers: Servers, monkeypatch: pytest.Monke
 
 
 @contextmanager
-def standby_away(connection: psycopg.Connection) -> Iterator[None]:
-    """Commits of other sessions wait for a standby that is not there."""
+def missing_standby(connection: psycopg.Connection) -> Iterator[None]:
+    """Makes commits of other sessions wait for a missing standby."""
     connection.execute("set synchronous_commit = local")
     for command in ("alter system set synchronous_standby_names = 'away'", "select pg_reload_conf()"):
         connection.execute(command.encode())
@@ -42,7 +42,7 @@ def standby_away(connection: psycopg.Connection) -> Iterator[None]:
             connection.execute(command.encode())
 
 
-async def test_rows_that_a_waiting_commit_locks_blame_the_standby_and_not_its_session(
+async def test_rows_locked_by_a_commit_that_waits_for_a_standby_are_reported_as_such(
     own_database_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with psycopg.connect(own_database_url, autocommit=True) as connection:
@@ -58,14 +58,14 @@ async def test_rows_that_a_waiting_commit_locks_blame_the_standby_and_not_its_se
                 session.execute("update email_log set tenant_id = tenant_id")
 
         worker = threading.Thread(target=record)
-        with standby_away(connection):
+        with missing_standby(connection):
             worker.start()
             waiting = (
                 "select from pg_stat_activity where application_name = 'worker-2' and wait_event = 'SyncRep' "
                 f"and xact_start < clock_timestamp() - {BATCH_LOCK_SECONDS} * interval '1 second'"
             )
             wait_until(lambda: connection.execute(waiting.encode()).fetchone() is not None)
-            locked = await store.locked.among([email_id], is_busy=True)
+            locked = await store.locked.find_locked([email_id], is_busy=True)
         worker.join()
         await pool.close()
 

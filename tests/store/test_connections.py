@@ -1,4 +1,4 @@
-"""Sessions that are fit for the protocol, and PostgreSQL's errors in our words."""
+"""Session settings, translated errors, and sessions of frozen, restarted or read-only servers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatcher.errors import (
     ValueRefused,
 )
 from dispatcher.store.connections import (
-    DOUBT_SECONDS,
+    PROBE_SECONDS,
     Pool,
     TimedSession,
     connect_async,
@@ -35,7 +35,7 @@ from tests.store.books import Books
 from tests.waiting import DEADLINE_SECONDS, until
 
 
-async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables_url: str) -> None:
+async def test_a_commit_waits_for_the_disk_and_every_other_wait_has_a_timeout(tables_url: str) -> None:
     opened = await connect_async(tables_url, name="some name")
 
     async def show(setting: str) -> str:
@@ -50,8 +50,8 @@ async def test_a_session_waits_for_the_disk_and_for_nothing_else_for_ever(tables
     await opened.close()
 
 
-async def test_a_plan_made_while_there_are_few_emails_does_not_read_all_of_them(tables_url: str, books: Books) -> None:
-    """It would be kept while there come to be a million."""
+async def test_a_plan_made_for_few_emails_does_not_scan_the_table(tables_url: str, books: Books) -> None:
+    """The plan would be kept while the table grows to a million emails."""
     (email_id, *_) = books.enqueue(20)
     opened = await connect_async(tables_url, name="some name")
     await opened.execute("analyze email_log")
@@ -66,7 +66,7 @@ async def test_a_plan_made_while_there_are_few_emails_does_not_read_all_of_them(
     assert "Seq Scan on email_log" not in plan
 
 
-async def test_letters_arrive_as_they_are_whatever_encoding_the_environment_names(
+async def test_text_arrives_unchanged_whatever_encoding_the_environment_sets(
     tables_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
@@ -80,7 +80,7 @@ async def test_letters_arrive_as_they_are_whatever_encoding_the_environment_name
     assert plain == ("日本",)
 
 
-async def test_the_server_is_told_to_notice_a_client_that_vanished(tables_url: str, pool: Pool) -> None:
+async def test_the_server_is_set_to_notice_a_vanished_client(tables_url: str, pool: Pool) -> None:
     async with session(pool) as opened:
         rows = await (
             await opened.execute("select name, setting::integer from pg_settings where name like 'tcp\\_%'")
@@ -94,12 +94,12 @@ async def test_the_server_is_told_to_notice_a_client_that_vanished(tables_url: s
     }
 
 
-def test_nobody_at_the_address_is_an_outage() -> None:
+def test_a_refused_connection_is_store_unavailable() -> None:
     with pytest.raises(StoreUnavailable, match="not available"), connected("postgresql://nobody@127.0.0.1:1/nothing"):
         pass
 
 
-def test_a_wrong_password_is_an_outage_and_is_not_told(tables_url: str) -> None:
+def test_a_wrong_password_is_store_unavailable_and_is_not_repeated(tables_url: str) -> None:
     url = tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1)
 
     with pytest.raises(StoreUnavailable) as told, connected(url):
@@ -108,7 +108,7 @@ def test_a_wrong_password_is_an_outage_and_is_not_told(tables_url: str) -> None:
     assert "wrong" not in str(told.value)
 
 
-async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
+async def test_a_pool_with_an_unreachable_server_raises_in_time() -> None:
     pool = make_pool("postgresql://nobody@127.0.0.1:1/nothing", name="x", size=1)
     pool.timeout = 0.2
     await pool.open()
@@ -120,12 +120,12 @@ async def test_a_pool_whose_server_is_away_says_so_in_time() -> None:
     await pool.close()
 
 
-async def test_a_pool_that_the_server_refuses_says_why_and_what_to_do(tables_url: str) -> None:
+async def test_a_pool_whose_login_is_refused_raises_the_cause_and_a_remedy(tables_url: str) -> None:
     pool = make_pool(tables_url.replace(":", ":wrong", 2).replace(":wrong", ":", 1), name="x", size=1)
     pool.timeout = 1
     await pool.open()
 
-    with pytest.raises(StoreRefused, match=r"password authentication failed.*Correct user and password"):
+    with pytest.raises(StoreRefused, match=r"password authentication failed.*Correct the user and password"):
         async with session(pool):
             pass
 
@@ -149,7 +149,7 @@ async def test_a_pool_that_the_server_refuses_says_why_and_what_to_do(tables_url
         ("do $$ begin raise sqlstate '58030'; end $$", StatementRefused),
     ],
 )
-def test_every_fault_of_the_server_is_translated(tables_url: str, statement: str, fault: type[DispatcherError]) -> None:
+def test_every_server_error_is_translated(tables_url: str, statement: str, fault: type[DispatcherError]) -> None:
     parts = [statement] if statement.startswith("do") else statement.split("; ")
     with connected(tables_url) as connection:
         for part in parts[:-1]:
@@ -162,7 +162,7 @@ def test_every_fault_of_the_server_is_translated(tables_url: str, statement: str
     assert "not a number" not in str(raised.value)
 
 
-def test_what_the_client_library_refuses_is_translated_without_its_values(tables_url: str) -> None:
+def test_errors_of_the_client_library_are_translated_without_values(tables_url: str) -> None:
     with connected(tables_url) as connection, pytest.raises(DispatcherError) as raised, translated():
         connection.execute("select %s::text", ["ann@example.org\0"])
 
@@ -170,7 +170,7 @@ def test_what_the_client_library_refuses_is_translated_without_its_values(tables
     assert "ann" not in str(raised.value)
 
 
-async def test_a_pool_recovers_from_the_end_of_all_its_sessions(store: LeaseStore, books: Books) -> None:
+async def test_a_pool_recovers_after_all_its_sessions_were_terminated(store: LeaseStore, books: Books) -> None:
     keys = books.keys(books.enqueue(1))
     faults: list[StoreUnavailable] = []
 
@@ -187,7 +187,7 @@ async def test_a_pool_recovers_from_the_end_of_all_its_sessions(store: LeaseStor
     assert len(faults) <= 2
 
 
-async def test_a_block_of_several_statements_finds_the_end_of_all_sessions_once(tables_url: str, books: Books) -> None:
+async def test_only_one_block_fails_after_all_sessions_were_terminated(tables_url: str, books: Books) -> None:
     async with make_pool(tables_url, name="several", size=4) as pool:
         await until(lambda: len(books.sessions("several")) == 4)
         assert books.terminate("several") == 4
@@ -200,7 +200,7 @@ async def test_a_block_of_several_statements_finds_the_end_of_all_sessions_once(
                 assert await fetch(opened, "list_migrations")
 
 
-async def test_a_statement_that_waits_too_long_for_a_lock_is_an_outage(
+async def test_a_lock_timeout_is_store_unavailable(
     store: LeaseStore, books: Books, tables_url: str, pool: Pool
 ) -> None:
     (email_id,) = books.enqueue(1)
@@ -216,7 +216,7 @@ async def test_a_statement_that_waits_too_long_for_a_lock_is_an_outage(
     assert books.status(email_id) == "pending"
 
 
-async def test_a_task_that_is_cancelled_while_the_pool_hands_it_a_session_ends(tables_url: str) -> None:
+async def test_a_task_cancelled_while_it_gets_a_session_from_the_pool_ends(tables_url: str) -> None:
     pool = make_pool(tables_url, name="busy", size=1)
     await pool.open(wait=True)
 
@@ -237,13 +237,13 @@ async def test_a_task_that_is_cancelled_while_the_pool_hands_it_a_session_ends(t
         assert waiting.cancelled(), f"it forgot its cancellation, {steps_between} steps after the hand-over began"
         await giving_back
 
-    # The moment is one of these: it lasts some steps of the loop.
+    # Tries each step of the loop, because the critical moment lasts only a few steps.
     for steps in range(30):
         await cancel_while_handing_over(steps)
     await pool.close()
 
 
-async def test_a_server_that_stands_without_a_word_is_an_outage_in_the_end(tables_url: str) -> None:
+async def test_a_silent_server_is_store_unavailable_after_the_deadline(tables_url: str) -> None:
     async with Proxy(tables_url) as server:
         opened = await connect_async(server.url, name="patient")
         assert isinstance(opened, TimedSession)
@@ -256,14 +256,14 @@ async def test_a_server_that_stands_without_a_word_is_an_outage_in_the_end(table
         assert opened.closed
 
 
-async def test_a_frozen_server_is_an_outage_as_soon_as_it_answers_nobody(tables_url: str) -> None:
+async def test_a_frozen_server_is_store_unavailable_as_soon_as_a_probe_fails(tables_url: str) -> None:
     async with Proxy(tables_url) as server:
         opened = await connect_async(server.url, name="patient")
         assert isinstance(opened, TimedSession)
-        opened.doubt_seconds = 0.2
+        opened.probe_seconds = 0.2
         server.freeze_node()
 
-        async with asyncio.timeout(10):  # it would wait for `answer_seconds`
+        async with asyncio.timeout(10):  # without the probe, it would wait for `answer_seconds`
             with pytest.raises(StoreUnavailable), translated():
                 await opened.execute("select 1")
 
@@ -275,7 +275,7 @@ async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(table
         await pool.open(wait=True)
         server.freeze_node()
 
-        async with asyncio.timeout(2.5 * DOUBT_SECONDS):
+        async with asyncio.timeout(2.5 * PROBE_SECONDS):
             with pytest.raises(StoreUnavailable):
                 async with session(pool) as opened:
                     await opened.execute("select 1")
@@ -286,17 +286,17 @@ async def test_a_frozen_server_is_given_up_once_for_all_sessions_of_a_pool(table
         await pool.close()
 
 
-async def test_a_slow_statement_of_a_server_that_answers_is_waited_for(tables_url: str) -> None:
+async def test_a_slow_statement_continues_while_the_server_answers_probes(tables_url: str) -> None:
     opened = await connect_async(tables_url, name="patient")
     assert isinstance(opened, TimedSession)
-    opened.doubt_seconds = 0.1
+    opened.probe_seconds = 0.1
 
     await opened.execute("select pg_sleep(0.5)")
 
     await opened.close()
 
 
-async def test_of_several_hosts_the_one_that_answers_serves(tables_url: str) -> None:
+async def test_with_several_hosts_in_the_url_the_one_that_answers_is_used(tables_url: str) -> None:
     place = urlsplit(tables_url).netloc.rpartition("@")[2]
     several = f"{tables_url.replace(place, f'127.0.0.1:1,{place}')}?target_session_attrs=read-write"
     pool = make_pool(several, name="several", size=1)
@@ -311,7 +311,7 @@ async def test_of_several_hosts_the_one_that_answers_serves(tables_url: str) -> 
         simple.execute("select 1")
 
 
-async def test_a_session_of_the_pool_that_stands_without_a_word_is_replaced(tables_url: str) -> None:
+async def test_a_silent_session_of_the_pool_is_replaced(tables_url: str) -> None:
     async with Proxy(tables_url) as server:
         pool = make_pool(server.url, name="patient", size=1)
         await pool.open(wait=True)
@@ -329,7 +329,7 @@ async def test_a_session_of_the_pool_that_stands_without_a_word_is_replaced(tabl
         await pool.close()
 
 
-async def test_a_task_that_is_cancelled_while_the_pool_looks_at_its_sessions_ends(tables_url: str) -> None:
+async def test_a_task_cancelled_while_the_pool_checks_its_sessions_ends(tables_url: str) -> None:
     pool = make_pool(tables_url, name="cut", size=2)
     await pool.open(wait=True)
     looking, forever = asyncio.Event(), asyncio.Event()
@@ -357,7 +357,7 @@ async def test_a_task_that_is_cancelled_while_the_pool_looks_at_its_sessions_end
 
 
 @pytest.mark.parametrize("is_translated_within", [False, True])
-async def test_a_session_that_began_while_its_server_was_read_only_is_not_kept(
+async def test_a_session_opened_while_the_server_was_read_only_is_not_kept(
     tables_url: str, is_translated_within: bool
 ) -> None:
     pool = make_pool(tables_url, name="demoted", size=1)
@@ -369,7 +369,7 @@ async def test_a_session_that_began_while_its_server_was_read_only_is_not_kept(
                 await opened.execute("delete from email_log")
 
     async with session(pool) as opened:
-        await opened.execute("set default_transaction_read_only = on")  # as its server or its database said then
+        await opened.execute("set default_transaction_read_only = on")  # as the server or the database was set then
 
     with pytest.raises(StoreUnavailable, match="read-only"):
         await write()
@@ -379,6 +379,6 @@ async def test_a_session_that_began_while_its_server_was_read_only_is_not_kept(
 
 
 async def take_steps(count: int) -> None:
-    """Lets everything that is ready run, so many times."""
+    """Lets the event loop run `count` steps."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The rights that `dispatcher topology grants` prints are those that the statements use, and no others."""
+"""`dispatcher topology grants` prints exactly the rights that the statements need."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _USES = {
 
 
 def used_by(names: set[str]) -> dict[str, set[str]]:
-    """By table or function, what statements do with it."""
+    """The rights that the statements need, by table or function."""
     used: dict[str, set[str]] = defaultdict(set)
     for name in names:
         text = all_queries()[name].decode()
@@ -39,19 +39,19 @@ def used_by(names: set[str]) -> dict[str, set[str]]:
                 used[found[found.lastindex or 0]].add(right)
     for rights in used.values():
         if rights & {"update", "delete"}:
-            rights.add("select")  # what `where` reads
+            rights.add("select")  # columns that `where` reads
     return dict(used)
 
 
 def role_named(name: str, role: str) -> Role:
-    """A kind of role under a name."""
+    """A kind of role with a name."""
     names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
     (found,) = [each for each in roles_of(**names) if each.role == role]
     return found
 
 
 def granted_to(role: str) -> dict[str, set[str]]:
-    """By table or function, what a role may do with it, or with some of its columns."""
+    """The rights of a role, by table or function; also rights on single columns."""
     granted: dict[str, set[str]] = defaultdict(set)
     for grant in role_named("somebody", role).grants:
         rights = re.match(r"grant (.+?) on ", grant)
@@ -61,24 +61,24 @@ def granted_to(role: str) -> dict[str, set[str]]:
     return dict(granted)
 
 
-def test_the_dispatchers_role_may_do_what_its_statements_need_and_no_more() -> None:
+def test_the_dispatcher_role_has_exactly_the_rights_that_its_statements_need() -> None:
     assert granted_to("dispatcher") == used_by(set(all_queries()) - OWNERS)
 
 
-def test_the_producers_role_may_do_what_enqueueing_needs_and_no_more() -> None:
+def test_the_producer_role_has_exactly_the_rights_that_enqueueing_needs() -> None:
     used = used_by(PRODUCERS)
-    used["email_log"].add("select")  # `returning` some of its columns
+    used["email_log"].add("select")  # because `returning` reads some columns
 
     assert granted_to("producer") == used
 
 
 @pytest.mark.parametrize("name", ["", "two\nlines", "nul\0", "x" * 64, "\N{SNOWMAN}" * 22])
-def test_an_invalid_name_of_a_role_is_refused(name: str) -> None:
+def test_an_invalid_role_name_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="not a valid name for a role"):
         role_named(name, "reader")
 
 
-def test_every_name_of_a_role_is_quoted() -> None:
+def test_every_role_name_is_quoted() -> None:
     assert role_named('x"; drop  table {y}', "reader").grants[0] == (
         'grant usage on schema dispatcher to "x""; drop  table {y}"'
     )

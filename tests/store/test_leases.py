@@ -1,4 +1,4 @@
-"""Leases: who gets an email, for how long, and how it is given back. Time and order are PostgreSQL's."""
+"""Leasing, renewing and releasing emails, with real time and order of PostgreSQL."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
     return lease
 
 
-async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -> None:
+async def test_a_lease_contains_the_whole_email(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(
         store,
         books,
@@ -63,7 +63,7 @@ async def test_a_lease_brings_the_whole_email(store: LeaseStore, books: Books) -
 
 
 @pytest.mark.parametrize("is_known", [True, False], ids=["size stored", "written by the release before"])
-async def test_large_content_and_attachments_are_read_apart_from_the_lease(
+async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     store: LeaseStore, books: Books, *, is_known: bool
 ) -> None:
     files = (
@@ -91,7 +91,7 @@ async def test_large_content_and_attachments_are_read_apart_from_the_lease(
 
 
 def stored(files: Iterable[Attachment]) -> tuple[OutgoingAttachment, ...]:
-    """Files as an adapter gets them."""
+    """Attachments as an adapter receives them."""
     return tuple(OutgoingAttachment(file.filename, file.content_type, file.content) for file in files)
 
 
@@ -106,7 +106,7 @@ async def test_attachments_stay_with_their_email_and_in_order(store: LeaseStore,
     assert {email_id: email and email.attachments for email_id, email in found.items()} == wanted
 
 
-async def test_a_leased_row_says_by_whom_and_until_when_and_is_no_longer_due(store: LeaseStore, books: Books) -> None:
+async def test_a_leased_row_has_its_owner_and_its_end_and_is_not_due(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
     row = books.row(lease.email_id)
@@ -117,7 +117,7 @@ async def test_a_leased_row_says_by_whom_and_until_when_and_is_no_longer_due(sto
     assert row["published_at"] is not None
 
 
-async def test_the_first_instant_of_publication_is_kept(store: LeaseStore, books: Books) -> None:
+async def test_the_first_publication_time_is_kept(store: LeaseStore, books: Books) -> None:
     email_id = books.enqueue_one()
     books.change(email_id, published_at=EXPIRED)
 
@@ -127,7 +127,7 @@ async def test_the_first_instant_of_publication_is_kept(store: LeaseStore, books
 
 
 @pytest.mark.parametrize("status", sorted(set(Status) - {Status.PENDING}))
-async def test_only_pending_emails_are_leased_whatever_their_old_lock_says(
+async def test_only_pending_emails_are_leased_whatever_lock_the_row_has(
     store: LeaseStore, books: Books, status: Status
 ) -> None:
     email_id = books.enqueue_one()
@@ -139,7 +139,7 @@ async def test_only_pending_emails_are_leased_whatever_their_old_lock_says(
     assert books.row(email_id) == before
 
 
-async def test_a_wrong_key_or_an_unknown_id_leases_nothing_and_its_neighbours_are_leased(
+async def test_a_wrong_key_or_an_unknown_id_is_left_out_and_the_others_are_leased(
     store: LeaseStore, books: Books
 ) -> None:
     right, wrong = books.enqueue(2)
@@ -149,11 +149,11 @@ async def test_a_wrong_key_or_an_unknown_id_leases_nothing_and_its_neighbours_ar
 
     assert [lease.email_id for lease in leases] == [right]
     assert books.status(wrong) == "pending"
-    standing = await store.find_standing([right, wrong, unknown, foreign])
+    standing = await store.find_unleased([right, wrong, unknown, foreign])
     assert set(standing) == {right, wrong}
 
 
-async def test_of_two_workers_that_race_each_email_goes_to_one(
+async def test_two_racing_workers_never_lease_the_same_email(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
     keys = books.keys(books.enqueue(200))
@@ -165,7 +165,7 @@ async def test_of_two_workers_that_race_each_email_goes_to_one(
     assert {lease.token for leases in answers for lease in leases} == {1}
 
 
-async def test_a_lease_waits_for_who_holds_the_row_and_then_believes_what_it_finds(
+async def test_a_lease_waits_for_a_locked_row_and_then_reads_its_new_state(
     store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     held, free = books.enqueue(2)
@@ -179,7 +179,7 @@ async def test_a_lease_waits_for_who_holds_the_row_and_then_believes_what_it_fin
     assert [lease.email_id for lease in await leasing] == [free]
 
 
-async def test_the_token_ascends_and_attempts_are_counted_from_lease_to_lease(store: LeaseStore, books: Books) -> None:
+async def test_each_lease_raises_the_token_and_the_attempt_count(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books, on_uncertain="resend")
     keys = books.keys([lease.email_id])
     await store.record([result(lease, Status.PENDING)])
@@ -192,7 +192,7 @@ async def test_the_token_ascends_and_attempts_are_counted_from_lease_to_lease(st
     assert (third.token, third.attempt_number) == (3, 2)
 
 
-async def test_content_that_was_deleted_leaves_a_lease_without_email(store: LeaseStore, books: Books) -> None:
+async def test_a_lease_of_an_email_with_deleted_content_has_no_email(store: LeaseStore, books: Books) -> None:
     email_id, neighbour = books.enqueue(2)
     books.connection.execute("delete from email_content where email_id = %s", [email_id])
 
@@ -202,7 +202,7 @@ async def test_content_that_was_deleted_leaves_a_lease_without_email(store: Leas
     assert leases[neighbour].email is not None
 
 
-async def test_renewing_prolongs_what_is_ours_and_tells_what_is_not(store: LeaseStore, books: Books) -> None:
+async def test_renew_extends_our_leases_and_leaves_out_lost_ones(store: LeaseStore, books: Books) -> None:
     keys = books.keys(books.enqueue(4))
     ours, lost, done, expired = await store.lease(keys, 1)
     books.change(lost.email_id, lease_token=lost.token + 1)
@@ -219,7 +219,7 @@ async def test_renewing_prolongs_what_is_ours_and_tells_what_is_not(store: Lease
         assert books.row(lease.email_id) == before[lease.email_id]
 
 
-async def test_releasing_gives_back_what_is_ours_with_its_attempt_and_makes_it_due(
+async def test_release_returns_our_leases_with_the_attempt_and_makes_the_emails_due(
     store: LeaseStore, books: Books
 ) -> None:
     ours, lost, done = await store.lease(books.keys(books.enqueue(3)), 60)
@@ -236,7 +236,7 @@ async def test_releasing_gives_back_what_is_ours_with_its_attempt_and_makes_it_d
     assert {lease.email_id: books.row(lease.email_id) for lease in (lost, done)} == before
 
 
-async def test_an_email_may_be_released_to_become_due_later(store: LeaseStore, books: Books) -> None:
+async def test_a_released_email_may_become_due_later(store: LeaseStore, books: Books) -> None:
     now, later = await store.lease(books.keys(books.enqueue(2)), 60)
 
     await store.release({lease.email_id: lease.token for lease in (now, later)}, {later.email_id: 60.0})
@@ -249,9 +249,7 @@ async def test_an_email_may_be_released_to_become_due_later(store: LeaseStore, b
     assert [row["email_id"] for row in books.select(due, *seconds[2:])] == [later.email_id]
 
 
-async def test_what_was_released_can_be_leased_at_once(
-    store: LeaseStore, other_store: LeaseStore, books: Books
-) -> None:
+async def test_a_released_email_can_be_leased_at_once(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
     await store.release({lease.email_id: lease.token})
 
@@ -260,7 +258,7 @@ async def test_what_was_released_can_be_leased_at_once(
     assert (again.token, again.attempt_number) == (2, 1)
 
 
-async def test_a_lease_whose_answer_was_lost_is_given_back_if_it_is_ours_and_open(
+async def test_a_lease_whose_answer_was_lost_is_returned_if_it_is_still_ours(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
     ours, theirs, done, untouched, unnamed = books.enqueue(5)

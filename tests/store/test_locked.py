@@ -1,4 +1,4 @@
-"""What is locked by somebody is found without a wait, and left out; nothing is asked while nothing is locked."""
+"""Locked emails are found without waiting and left out; while nothing is locked, no query is made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.store.books import Books
 
 @pytest.fixture
 async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
-    """A worker's statements, which wait for no lock for long."""
+    """A worker's statements with a short lock timeout."""
     pool = make_pool(tables_url, name="worker-1", size=2, lock_seconds=0.1)
     await pool.open()
     yield LeaseStore(pool, worker="worker-1", slot="slot-1")
@@ -26,40 +26,40 @@ async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
 
 
 @contextmanager
-def somebody(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
-    """Has an open transaction that holds the email's row in that table."""
-    with psycopg.connect(tables_url, application_name="somebody") as connection:
+def lock_holder(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
+    """Opens a transaction that locks the email's row in that table."""
+    with psycopg.connect(tables_url, application_name="other-session") as connection:
         connection.execute(f"select from {locks} where email_id = %s for update".encode(), (email_id,))
         yield
         connection.rollback()
 
 
 async def lease(store: LeaseStore, books: Books, email_ids: list[UUID]) -> tuple[set[UUID], set[UUID]]:
-    """What was leased, and what is locked."""
+    """The leased emails, and the locked ones."""
     keys = books.keys(email_ids)
-    around = await store.locked.around(keys, lambda free: store.lease({i: keys[i] for i in free}, 60))
-    return {each.email_id for leases in around.answers for each in leases}, around.locked
+    outcome = await store.locked.execute_unlocked(keys, lambda free: store.lease({i: keys[i] for i in free}, 60))
+    return {each.email_id for leases in outcome.answers for each in leases}, outcome.locked
 
 
 @pytest.mark.parametrize("table", ["email_log", "email_idempotency"])
-async def test_an_email_is_locked_by_its_row_or_its_keys(
+async def test_a_lock_on_the_row_or_on_its_keys_row_locks_an_email(
     store: LeaseStore, books: Books, tables_url: str, table: str
 ) -> None:
     held, free = books.enqueue(2)
 
-    with somebody(tables_url, locks=table, email_id=held):
-        assert await store.locked.among([held, free, uuid4()], is_busy=True) == {held}
+    with lock_holder(tables_url, locks=table, email_id=held):
+        assert await store.locked.find_locked([held, free, uuid4()], is_busy=True) == {held}
 
-    assert await store.locked.among([held, free]) == set()
+    assert await store.locked.find_locked([held, free]) == set()
 
 
-async def test_a_batch_is_executed_without_what_is_locked_and_for_that_when_the_lock_is_gone(
+async def test_a_locked_email_is_left_out_until_its_lock_is_released(
     store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     held, *others = books.enqueue(3)
     later = books.enqueue(1)
 
-    with somebody(tables_url, locks="email_log", email_id=held):
+    with lock_holder(tables_url, locks="email_log", email_id=held):
         first = await lease(store, books, [held, *others])
         second = await lease(store, books, [held, *later])
         alone = await lease(store, books, [held])
@@ -70,26 +70,26 @@ async def test_a_batch_is_executed_without_what_is_locked_and_for_that_when_the_
     assert len(store.locked) == 0
 
 
-async def test_who_may_hold_it_is_told_once_without_a_word_of_what_they_do(
+async def test_possible_lock_holders_are_logged_once_without_their_statements(
     store: LeaseStore, books: Books, tables_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = books.enqueue_one()
 
-    with somebody(tables_url, locks="email_log", email_id=held):
+    with lock_holder(tables_url, locks="email_log", email_id=held):
         for _ in range(3):
-            await store.locked.among([held], is_busy=True)
+            await store.locked.find_locked([held], is_busy=True)
 
-    told = capsys.readouterr().out
-    assert told.count("email.locked") == 1
-    assert str(held) in told
-    # Nobody is named whose transaction is younger than our patience.
-    ages = [int(age) for age in re.findall(r"somebody.*?its transaction (\d+) s old", told)]
-    assert len(ages) == told.count("somebody")
+    logged = capsys.readouterr().out
+    assert logged.count("email.locked") == 1
+    assert str(held) in logged
+    # A transaction younger than the lock timeout is not named.
+    ages = [int(age) for age in re.findall(r"other-session.*?its transaction (\d+) s old", logged)]
+    assert len(ages) == logged.count("other-session")
     assert all(age >= BATCH_LOCK_SECONDS for age in ages)
-    assert "for update" not in told
+    assert "for update" not in logged
 
 
-async def test_a_wait_for_something_else_than_these_rows_is_still_a_fault(
+async def test_a_wait_for_a_lock_other_than_these_rows_still_raises(
     store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     email_id = books.enqueue_one()
@@ -97,4 +97,4 @@ async def test_a_wait_for_something_else_than_these_rows_is_still_a_fault(
     with psycopg.connect(tables_url) as somebody_else:
         somebody_else.execute("lock table email_log in access exclusive mode")
         with pytest.raises(StoreBusy):
-            await store.locked.around([email_id], lambda free: store.lease(dict.fromkeys(free, "key"), 60))
+            await store.locked.execute_unlocked([email_id], lambda free: store.lease(dict.fromkeys(free, "key"), 60))

@@ -1,7 +1,7 @@
-"""The real statements do to every row what the protocol says, in any order; each fence in them is needed for that.
+"""In any order, the real statements change each row as the protocol says. Each condition in them is necessary.
 
-Not among the mutants is what another clause of the same statement covers: `locked_until < now()` in `lease`, say, where
-only what is pending can be leased and nothing pending is locked.
+There is no mutant for a condition that another clause of the statement makes redundant, such as `locked_until < now()`
+in `lease`: only pending emails can be leased, and no pending email has a lock.
 """
 
 from __future__ import annotations
@@ -33,154 +33,164 @@ _EXPIRED: Final = (
 )
 
 MUTANTS: Final = {
-    "lease_by_another_key": Mutant(
+    "lease_with_another_key": Mutant(
         "lease", _WANTED, "(e.email_id, e.status) in (\n                select w.email_id, 'pending'"
     ),
-    "lease_of_what_is_finished": Mutant(
+    "lease_of_a_finished_email": Mutant(
         "lease", _WANTED, "(e.email_id, e.message_key) in (\n                select w.email_id, w.message_key"
     ),
-    "lease_of_what_has_expired": Mutant(
+    "lease_of_an_expired_email": Mutant(
         "lease",
         "w.message_key, 'pending'",
         "w.message_key, case when e.status = 'sending' then e.status else 'pending' end",
     ),
-    "lease_under_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
-    "lease_that_leaves_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
-    "standing_of_anybodys_lease": Mutant("find_standing", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
-    "renew_by_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
-    "renew_of_what_was_given_back": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
-    "renew_that_shortens": Mutant("renew", "greatest(", "least("),
-    "renew_that_keeps_the_end": Mutant("renew", "e.locked_until + interval '1 microsecond'", "e.locked_until"),
-    "release_by_any_token": Mutant("release", "e.lease_token = w.lease_token and ", ""),
+    "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
+    "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
+    "state_with_another_workers_lease": Mutant("find_unleased", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
+    "renewal_with_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
+    "renewal_of_a_released_email": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
+    "renewal_that_shortens_a_lease": Mutant("renew", "greatest(", "least("),
+    "renewal_that_keeps_the_end": Mutant("renew", "e.locked_until + interval '1 microsecond'", "e.locked_until"),
+    "release_with_any_token": Mutant("release", "e.lease_token = w.lease_token and ", ""),
     "release_twice": Mutant("release", " and e.status = 'sending') is true", ") is true"),
-    "release_that_burns_the_attempt": Mutant("release", "e.attempt_count - 1", "e.attempt_count"),
-    "record_by_any_token": Mutant(
+    "release_that_counts_the_attempt": Mutant("release", "e.attempt_count - 1", "e.attempt_count"),
+    "record_with_any_token": Mutant(
         "record", "(e.status = 'sending' and e.lease_token = r.lease_token)", "(e.status = 'sending')"
     ),
-    "record_of_what_was_given_back": Mutant(
+    "record_of_a_released_email": Mutant(
         "record", "(e.status = 'sending' and e.lease_token = r.lease_token)", "(e.lease_token = r.lease_token)"
     ),
     "record_without_late_evidence": Mutant("record", "(r.status = 'sent' and e.status <> 'sent')", "false"),
-    "record_of_evidence_twice": Mutant("record", "(r.status = 'sent' and e.status <> 'sent')", "r.status = 'sent'"),
-    "record_for_another_under_any_token": Mutant(
+    "record_that_counts_evidence_twice": Mutant(
+        "record", "(r.status = 'sent' and e.status <> 'sent')", "r.status = 'sent'"
+    ),
+    "record_for_another_worker_with_any_token": Mutant(
         "record", "e.lease_token = r.lease_token and e.locked_until = r.expired_at", "e.locked_until = r.expired_at"
     ),
-    "record_for_another_at_any_end": Mutant(
+    "record_for_another_worker_with_any_end": Mutant(
         "record", "e.lease_token = r.lease_token and e.locked_until = r.expired_at", "e.lease_token = r.lease_token"
     ),
-    "record_for_another_in_vain": Mutant(
+    "record_for_another_worker_that_stores_a_lost_attempt": Mutant(
         "record", "where expired_at is null\n        or email_id in (select email_id from closed)", ""
     ),
-    "record_that_confirms_no_rescue": Mutant("record", "        rescued_token = null,\n"),
-    "record_of_a_rescue_in_doubt": Mutant(
+    "record_that_confirms_no_recovery": Mutant("record", "        rescued_token = null,\n"),
+    "record_after_a_recovery_that_loses_doubt": Mutant(
         "record", "when r.outcome = 'uncertain' then 'held'", "when false then 'held'"
     ),
-    "record_of_a_rescue_that_keeps_a_lease": Mutant(
+    "record_after_a_recovery_that_keeps_a_lease": Mutant(
         "record", "when r.status = 'sending' then 'pending'", "when false then ''"
     ),
-    "recovery_by_any_token": Mutant(
-        "recover_rescued",
+    "revert_with_any_token": Mutant(
+        "revert_recovery",
         "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
         "(e.email_id, e.status) in (\n                select w.email_id, 'held'",
     ),
-    "recovery_of_what_is_not_held": Mutant(
-        "recover_rescued",
+    "revert_of_an_email_that_is_not_held": Mutant(
+        "revert_recovery",
         "(e.email_id, e.rescued_token, e.status) in (\n                select w.email_id, w.lease_token, 'held'",
         "(e.email_id, e.rescued_token) in (\n                select w.email_id, w.lease_token",
     ),
-    "recovery_that_forgets_doubt": Mutant("recover_rescued", "e.rescued_in_doubt", "false"),
-    "recovery_of_what_was_discarded": Mutant("recover_rescued", "and e.dead_letter_discarded_at is null", ""),
-    "record_after_a_rescue_that_was_discarded": Mutant("record", "and e.dead_letter_discarded_at is null", ""),
-    "recovery_that_burns_the_attempt": Mutant("recover_rescued", "e.attempt_base + 1", "e.attempt_base"),
-    "standing_of_anybodys_rescue": Mutant("find_standing", " and rescued_from = %(worker)s"),
+    "revert_that_loses_doubt": Mutant("revert_recovery", "e.rescued_in_doubt", "false"),
+    "revert_of_a_discarded_email": Mutant("revert_recovery", "and e.dead_letter_discarded_at is null", ""),
+    "record_after_a_recovery_of_a_discarded_email": Mutant("record", "and e.dead_letter_discarded_at is null", ""),
+    "revert_that_counts_the_attempt": Mutant("revert_recovery", "e.attempt_base + 1", "e.attempt_base"),
+    "state_with_another_workers_recovery": Mutant("find_unleased", " and rescued_from = %(worker)s"),
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
-    "record_that_forgets_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
+    "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
-    "published_since_another_instant": Mutant(
+    "published_with_another_due_mark": Mutant(
         "mark_published",
         "(email_id, publish_due_at) in (\n                select t.email_id, t.due_at",
         "(email_id) in (\n                select t.email_id",
     ),
-    "dead_letter_since_the_look": Mutant(
+    "dead_letter_with_another_due_mark": Mutant(
         "mark_dead_lettered",
         "(email_id, dead_letter_due_at) in (\n            select t.email_id, t.due_at",
         "(email_id) in (\n            select t.email_id",
     ),
-    "rescue_under_any_token": Mutant(
-        "rescue_expired",
+    "recovery_with_any_token": Mutant(
+        "recover_expired",
         _SEEN,
         "(email_id, locked_until, status) in (\n                select w.email_id, w.expired_at, 'sending'",
     ),
-    "rescue_of_what_was_renewed": Mutant(
-        "rescue_expired",
+    "recovery_of_a_renewed_lease": Mutant(
+        "recover_expired",
         _SEEN,
         "(email_id, lease_token, status) in (\n                select w.email_id, w.lease_token, 'sending'",
     ),
-    "rescue_of_what_has_not_expired": Mutant(
-        "rescue_expired", "locked_until < now()", "now() < now() + interval '1 s'"
+    "recovery_of_a_lease_that_has_not_expired": Mutant(
+        "recover_expired", "locked_until < now()", "now() < now() + interval '1 s'"
     ),
-    "rescue_without_grace": Mutant("rescue_expired", "%(grace_seconds)s *", "0 * %(grace_seconds)s *"),
-    "rescue_where_the_host_lives": Mutant(
+    "recovery_without_grace": Mutant("recover_expired", "%(grace_seconds)s *", "0 * %(grace_seconds)s *"),
+    "recovery_of_leases_of_this_host": Mutant(
         "find_expiring",
         "(locked_by = any(%(workers)s)) = %(is_theirs)s",
         "%(workers)s::text[] is not null and %(is_theirs)s is not null",
     ),
-    "rescue_under_the_same_token": Mutant("rescue_expired", "e.lease_token + 1", "e.lease_token"),
-    "rescue_that_resends_for_ever": Mutant(
-        "rescue_expired", "attempt_count - attempt_base < %(max_attempts)s", "%(max_attempts)s > 0"
+    "recovery_with_the_same_token": Mutant("recover_expired", "e.lease_token + 1", "e.lease_token"),
+    "recovery_that_resends_for_ever": Mutant(
+        "recover_expired", "attempt_count - attempt_base < %(max_attempts)s", "%(max_attempts)s > 0"
     ),
-    "rescue_that_counts_what_was_replayed": Mutant("rescue_expired", "attempt_count - attempt_base", "attempt_count"),
-    "rescue_against_its_policy": Mutant(
-        "rescue_expired", "coalesce(on_uncertain, %(on_uncertain)s)", "%(on_uncertain)s"
+    "recovery_that_counts_attempts_before_a_replay": Mutant(
+        "recover_expired", "attempt_count - attempt_base", "attempt_count"
     ),
-    "rescue_that_forgets_doubt": Mutant("rescue_expired", "        was_uncertain = true,\n"),
-    "expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(), ", "true, "),
-    "expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "(1e9 + %(within_seconds)s) *"),
-    "expired_released_by_any_token": Mutant(
+    "recovery_against_the_emails_policy": Mutant(
+        "recover_expired", "coalesce(on_uncertain, %(on_uncertain)s)", "%(on_uncertain)s"
+    ),
+    "recovery_that_loses_doubt": Mutant("recover_expired", "        was_uncertain = true,\n"),
+    "lease_found_expired_before_its_end": Mutant("find_expiring", "locked_until < clock_timestamp(), ", "true, "),
+    "lease_found_expiring_at_any_time": Mutant("find_expiring", "%(within_seconds)s *", "(1e9 + %(within_seconds)s) *"),
+    "expired_lease_released_with_any_token": Mutant(
         "release_found",
         _EXPIRED,
         "(e.email_id, e.locked_until, e.status) in (\n            select w.email_id, w.expired_at, 'sending'",
     ),
-    "expired_released_at_any_end": Mutant("release_found", _EXPIRED, _OURS),
-    "expired_released_under_the_same_token": Mutant("release_found", "e.lease_token + 1", "e.lease_token"),
-    "dead_workers_and_others_leases": Mutant("find_leases", "locked_by = %(worker)s", "%(worker)s <> ''"),
-    "blame_by_any_token": Mutant(
+    "expired_lease_released_with_any_end": Mutant("release_found", _EXPIRED, _OURS),
+    "expired_lease_released_with_the_same_token": Mutant("release_found", "e.lease_token + 1", "e.lease_token"),
+    "leases_of_other_workers_found": Mutant("find_leases", "locked_by = %(worker)s", "%(worker)s <> ''"),
+    "crash_with_any_token": Mutant(
         "note_crashes",
         "(email_id, lease_token, status, locked_by) in (\n                select w.email_id, w.lease_token,",
         "(email_id, status, locked_by) in (\n                select w.email_id,",
     ),
-    "blame_of_a_living_worker": Mutant("note_crashes", "'sending', %(worker)s::text", "'sending', locked_by"),
-    "blame_under_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
-    "vanished_just_now": Mutant("find_vanished_ids", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
-    "confirm_of_what_is_not_held": Mutant("confirm_held", "\n        and status = 'held'"),
-    "confirm_that_leaves_the_letter": Mutant(
+    "crash_of_another_worker": Mutant("note_crashes", "'sending', %(worker)s::text", "'sending', locked_by"),
+    "crash_with_the_same_token": Mutant("note_crashes", "e.lease_token + 1", "e.lease_token"),
+    "lost_immediately_after_publishing": Mutant("find_lost_message_ids", "%(age_seconds)s *", "0 * %(age_seconds)s *"),
+    "confirmation_of_an_email_that_is_not_held": Mutant("confirm_held", "\n        and status = 'held'"),
+    "confirmation_that_keeps_the_dead_letter": Mutant(
         "confirm_held", "dead_letter_due_at = null", "dead_letter_due_at = dead_letter_due_at"
     ),
-    "release_of_what_is_not_held": Mutant("release_held", "        and e.status = 'held'\n"),
-    "replay_of_what_may_have_arrived": Mutant("replay_next", "s.may_have_arrived and not i.include_held", "false"),
-    "replay_of_what_came_in_doubt": Mutant("replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"),
+    "release_of_an_email_that_is_not_held": Mutant("release_held", "        and e.status = 'held'\n"),
+    "replay_of_an_email_that_may_have_arrived": Mutant(
+        "replay_next", "s.may_have_arrived and not i.include_held", "false"
+    ),
+    "replay_of_a_failed_uncertain_email": Mutant(
+        "replay_next", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
+    ),
     "replay_that_counts_old_attempts": Mutant("replay_next", "        attempt_base = e.attempt_count,\n"),
-    "letter_of_an_older_failure": Mutant(
-        "replay_letters",
+    "dead_letter_of_an_older_failure": Mutant(
+        "replay_dead_letters",
         "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempts",
         "(e.email_id) in (\n            select w.email_id",
     ),
-    "letter_of_what_is_not_dead": Mutant("replay_letters", "\n        and e.status in ('failed', 'held')"),
-    "letter_of_what_may_have_arrived": Mutant(
-        "replay_letters", "may_have_arrived or not has_content", "not has_content"
+    "dead_letter_of_an_email_that_is_not_dead": Mutant(
+        "replay_dead_letters", "\n        and e.status in ('failed', 'held')"
     ),
-    "letter_of_what_came_in_doubt": Mutant(
-        "replay_letters", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
+    "dead_letter_of_an_email_that_may_have_arrived": Mutant(
+        "replay_dead_letters", "may_have_arrived or not has_content", "not has_content"
     ),
-    "discard_of_what_is_not_dead": Mutant("discard_dead", "        and status in ('failed', 'held')\n"),
+    "dead_letter_of_a_failed_uncertain_email": Mutant(
+        "replay_dead_letters", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
+    ),
+    "discard_of_an_email_that_is_not_dead": Mutant("discard_dead", "        and status in ('failed', 'held')\n"),
     "discard_twice": Mutant("discard_dead", "\n        and dead_letter_discarded_at is null"),
-    "announced_again_since": Mutant(
-        "announce_again",
+    "republished_after_a_change": Mutant(
+        "republish_dead_letters",
         "(e.email_id, e.attempt_count) in (\n            select w.email_id, w.attempt_count",
         "(e.email_id) in (\n            select w.email_id",
     ),
-    "announced_again_while_it_lives": Mutant("announce_again", "    and e.status in ('failed', 'held')\n"),
-    "announced_again_though_discarded": Mutant("announce_again", "    and e.dead_letter_discarded_at is null\n"),
+    "republished_although_not_dead": Mutant("republish_dead_letters", "    and e.status in ('failed', 'held')\n"),
+    "republished_although_discarded": Mutant("republish_dead_letters", "    and e.dead_letter_discarded_at is null\n"),
 }
 
 
@@ -188,11 +198,11 @@ MUTANTS: Final = {
 def open_sessions(tables_url: str, books: Books) -> Iterator[Callable[[Mutant | None], Sessions]]:
     opened: list[Sessions] = []
 
-    def open_them(mutant: Mutant | None = None) -> Sessions:
+    def opened_sessions(mutant: Mutant | None = None) -> Sessions:
         opened.append(Sessions(tables_url, books, mutant))
         return opened[-1]
 
-    yield open_them
+    yield opened_sessions
     for sessions in opened:
         sessions.close()
 
@@ -218,27 +228,29 @@ def driven(sessions: Sessions, *, runs: int = 50, steps: int = 10, shrinks: bool
     )
 
 
-def test_the_statements_do_to_every_row_what_the_protocol_says(
+def test_the_statements_change_every_row_as_the_protocol_says(
     open_sessions: Callable[[Mutant | None], Sessions],
 ) -> None:
     driven(open_sessions(None))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_every_mutant_is_one_of_todays_statements(name: str) -> None:
+def test_every_mutant_changes_an_existing_statement(name: str) -> None:
     before, after = MUTANTS[name].texts
 
     assert before != after
 
 
 @pytest.mark.slow
-def test_the_statements_do_so_for_long(open_sessions: Callable[[Mutant | None], Sessions]) -> None:
+def test_the_statements_do_so_in_long_runs(open_sessions: Callable[[Mutant | None], Sessions]) -> None:
     driven(open_sessions(None), runs=500, steps=30)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_statement_without_its_fence_is_caught(name: str, open_sessions: Callable[[Mutant | None], Sessions]) -> None:
+def test_a_statement_without_one_of_its_conditions_is_caught(
+    name: str, open_sessions: Callable[[Mutant | None], Sessions]
+) -> None:
     sessions = open_sessions(MUTANTS[name])
     with pytest.raises(AssertionError):
         driven(sessions, runs=400, shrinks=False)

@@ -1,4 +1,4 @@
-"""Tables appear once, whoever asks and however often; a database that is not ours to touch is left alone."""
+"""Migrations are applied once; databases of another release, encoding or application are refused."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_an_empty_database_gets_every_table_and_its_partitions(empty_database_ur
 
     partitions = len(PARTITIONED) * (WEEKS_AHEAD + 1)
     assert changes == [
-        "made the schema dispatcher",
+        "created schema dispatcher",
         *[f"applied migration {migration.number:04} {migration.name}" for migration in all_migrations()],
-        f"made {partitions} partitions",
+        f"created {partitions} partitions",
     ]
     assert {*PARTITIONED, *(f"{name}_default" for name in PARTITIONED), "email_idempotency"} <= made
 
@@ -48,7 +48,7 @@ def test_a_second_call_changes_nothing(database_url: str) -> None:
         assert tables(connection) == before
 
 
-def test_two_at_once_migrate_once(empty_database_url: str) -> None:
+def test_concurrent_calls_migrate_once(empty_database_url: str) -> None:
     def run(_: int) -> list[str]:
         with connected(empty_database_url) as connection:
             return migrate(connection)
@@ -88,13 +88,13 @@ def test_a_database_of_a_later_release_is_refused(database_url: str) -> None:
         connection.execute("insert into dispatcher_migration (number, name, checksum) values (9999, 'later', 'x')")
 
         for check in (migrate, verify_schema):
-            with pytest.raises(SchemaError, match="9999 later, which this release does not know"):
+            with pytest.raises(SchemaError, match="9999 later, which this release does not have"):
                 check(connection)
 
 
-def test_a_database_that_was_never_migrated_is_told_from_one_that_is_behind(empty_database_url: str) -> None:
+def test_an_unmigrated_and_an_older_database_are_refused_with_a_remedy(empty_database_url: str) -> None:
     with connected(empty_database_url) as connection:
-        with pytest.raises(SchemaError, match=r"lacks \d+ of this release's migrations") as never:
+        with pytest.raises(SchemaError, match=r"lacks \d+ migrations of this release") as never:
             verify_schema(connection)
         migrate(connection)
         connection.execute("delete from dispatcher_migration where number = 1")
@@ -104,7 +104,7 @@ def test_a_database_that_was_never_migrated_is_told_from_one_that_is_behind(empt
     assert never.value.remedy == behind.value.remedy == "Run `dispatcher init`."
 
 
-def test_a_database_that_cannot_hold_every_letter_is_refused(servers: Servers) -> None:
+def test_a_database_with_another_encoding_than_utf8_is_refused(servers: Servers) -> None:
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(

@@ -1,4 +1,4 @@
-"""What is due: found in order, marked only as of the look at it, and returned when its owner is gone."""
+"""Due emails are found in order and marked only if unchanged; expired leases are recovered."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.named_locks import acquire
 from dispatcher.store.outbox import Outbox
-from dispatcher.store.turns import take
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until, until_answer
@@ -26,7 +26,7 @@ HOLD, RESEND = OnUncertain.HOLD, OnUncertain.RESEND
 
 @pytest.fixture
 async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
-    """The relay's one session."""
+    """The relay's session."""
     opened = await connect_async(tables_url, name="relay")
     yield opened
     await opened.close()
@@ -38,7 +38,7 @@ def outbox(session: AsyncSession) -> Outbox:
     return Outbox(session)
 
 
-async def test_an_enqueued_email_is_due_with_all_that_its_message_needs(outbox: Outbox, books: Books) -> None:
+async def test_an_enqueued_email_is_due_with_all_data_for_its_message(outbox: Outbox, books: Books) -> None:
     traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     answer = enqueue(books.connection, email("order-17", correlation_id="request-1"), traceparent=traceparent)
 
@@ -47,7 +47,7 @@ async def test_an_enqueued_email_is_due_with_all_that_its_message_needs(outbox: 
     assert (due.correlation_id, due.traceparent) == ("request-1", traceparent)
 
 
-async def test_the_longest_due_come_first_and_no_more_than_asked_for(outbox: Outbox, books: Books) -> None:
+async def test_the_longest_due_emails_come_first_up_to_the_limit(outbox: Outbox, books: Books) -> None:
     email_ids = books.enqueue(5)
     for number, email_id in enumerate(email_ids):
         books.change(email_id, publish_due_at=EXPIRED - timedelta(hours=number))
@@ -57,7 +57,7 @@ async def test_the_longest_due_come_first_and_no_more_than_asked_for(outbox: Out
     assert [row.email_id for row in due] == email_ids[:1:-1]
 
 
-async def test_a_look_that_goes_on_finds_what_is_due_since_that_instant_or_later(outbox: Outbox, books: Books) -> None:
+async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outbox: Outbox, books: Books) -> None:
     email_ids = books.enqueue(5)
     for number, email_id in enumerate(email_ids):
         books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
@@ -67,9 +67,7 @@ async def test_a_look_that_goes_on_finds_what_is_due_since_that_instant_or_later
     assert [row.email_id for row in due] == email_ids[2:4]
 
 
-async def test_emails_that_are_enqueued_together_are_due_since_instants_of_their_own(
-    outbox: Outbox, books: Books
-) -> None:
+async def test_emails_enqueued_together_are_due_at_different_instants(outbox: Outbox, books: Books) -> None:
     books.enqueue(100)
 
     instants = {row.due_at for row in await outbox.find_publish_due(100)}
@@ -77,13 +75,13 @@ async def test_emails_that_are_enqueued_together_are_due_since_instants_of_their
     assert len(instants) > 1
 
 
-async def test_what_will_be_due_is_not_yet(outbox: Outbox, books: Books) -> None:
+async def test_an_email_due_in_the_future_is_not_found(outbox: Outbox, books: Books) -> None:
     books.change(books.enqueue_one(), publish_due_at=datetime.now(UTC) + timedelta(minutes=4))
 
     assert await outbox.find_publish_due(10) == []
 
 
-async def test_only_what_was_published_is_marked(outbox: Outbox, books: Books) -> None:
+async def test_only_published_emails_are_marked(outbox: Outbox, books: Books) -> None:
     published, unroutable = books.enqueue(2)
     due = {row.email_id: row.due_at for row in await outbox.find_publish_due(10)}
 
@@ -94,7 +92,7 @@ async def test_only_what_was_published_is_marked(outbox: Outbox, books: Books) -
     assert books.row(unroutable)["published_at"] is None
 
 
-async def test_what_became_due_again_after_the_look_stays_due(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+async def test_an_email_that_became_due_again_stays_due(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     email_id = books.enqueue_one()
     (looked,) = await outbox.find_publish_due(10)
     (lease,) = await store.lease(books.keys([email_id]), 60)
@@ -105,7 +103,7 @@ async def test_what_became_due_again_after_the_look_stays_due(outbox: Outbox, st
     assert [row.email_id for row in await outbox.find_publish_due(10)] == [email_id]
 
 
-async def test_marking_what_a_worker_has_already_leased_changes_nothing(
+async def test_marking_an_email_that_is_already_leased_changes_nothing(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
     email_id = books.enqueue_one()
@@ -118,7 +116,9 @@ async def test_marking_what_a_worker_has_already_leased_changes_nothing(
     assert books.row(email_id) == before
 
 
-async def test_an_enqueue_that_commits_after_the_look_stays_due(outbox: Outbox, books: Books, tables_url: str) -> None:
+async def test_an_enqueue_that_commits_after_the_search_stays_due(
+    outbox: Outbox, books: Books, tables_url: str
+) -> None:
     early = books.enqueue_one()
     with psycopg.connect(tables_url) as application:
         late = Books(application).enqueue_one()
@@ -129,7 +129,7 @@ async def test_an_enqueue_that_commits_after_the_look_stays_due(outbox: Outbox, 
     assert [row.email_id for row in await outbox.find_publish_due(10)] == [late]
 
 
-async def test_a_dead_letter_tells_all_that_a_replay_needs(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+async def test_a_dead_letter_contains_all_that_a_replay_needs(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     email_id = books.enqueue_one(correlation_id="request-1", tenant_id="tenant-1")
     (lease,) = await store.lease(books.keys([email_id]), 60)
     await store.record([result(lease, Status.FAILED, error_type="refused", error="550 no")])
@@ -143,7 +143,7 @@ async def test_a_dead_letter_tells_all_that_a_replay_needs(outbox: Outbox, store
     assert (due.created_at, due.failed_at) == (row["created_at"], row["dead_letter_due_at"])
 
 
-async def test_a_dead_letter_that_was_confirmed_is_due_no_more(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+async def test_a_confirmed_dead_letter_is_not_due_any_more(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     leases = await store.lease(books.keys(books.enqueue(2)), 60)
     await store.record([result(lease, Status.HELD) for lease in leases])
     due = await outbox.find_dead_letter_due(10)
@@ -153,7 +153,7 @@ async def test_a_dead_letter_that_was_confirmed_is_due_no_more(outbox: Outbox, s
     assert [row.email_id for row in await outbox.find_dead_letter_due(10)] == [due[1].email_id]
 
 
-async def test_a_dead_letter_of_an_email_that_proved_to_be_sent_is_not_published(
+async def test_the_dead_letter_of_an_email_proven_sent_is_not_published(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
     (lease,) = await store.lease(books.keys(books.enqueue(1)), 60)
@@ -167,26 +167,26 @@ async def test_a_dead_letter_of_an_email_that_proved_to_be_sent_is_not_published
     ("own", "default", "status"),
     [(None, HOLD, "held"), (None, RESEND, "pending"), (HOLD, RESEND, "held"), (RESEND, HOLD, "pending")],
 )
-async def test_an_expired_lease_is_judged_by_the_emails_policy_or_else_by_the_hosts(
+async def test_an_expired_lease_is_recovered_by_the_emails_policy_or_else_the_hosts(
     outbox: Outbox, store: LeaseStore, books: Books, own: OnUncertain | None, default: OnUncertain, status: str
 ) -> None:
     email_id = books.enqueue_one(on_uncertain=own)
     (lease,) = await store.lease(books.keys([email_id]), 60)
     books.change(email_id, locked_until=EXPIRED)
 
-    (rescued,) = await outbox.rescue_expired(default, 5, await outbox.find_expiring())
+    (rescued,) = await outbox.recover_expired(default, 5, await outbox.find_expiring())
 
     assert (rescued.email_id, rescued.status, rescued.attempt_count) == (email_id, status, 1)
     row = books.row(email_id)
     assert (row["status"], row["error_type"], row["locked_by"]) == (status, "outcome_unknown", None)
     assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")
     assert await store.renew({email_id: lease.token}, 60) == set()
-    # Its owner comes back with a definite no: evidence about what is held, and nothing to what goes on by now.
+    # Its owner returns with a rejection: evidence for a held email, but without effect on one that was made due.
     assert await store.record([result(lease, Status.FAILED)]) == set()
     assert books.status(email_id) == ("failed" if status == "held" else "pending")
 
 
-async def test_an_email_without_attempts_left_is_held_even_if_it_may_be_resent(
+async def test_an_email_without_attempts_left_is_held_even_under_resend(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
     email_id = books.enqueue_one(on_uncertain="resend")
@@ -195,13 +195,13 @@ async def test_an_email_without_attempts_left_is_held_even_if_it_may_be_resent(
     for _ in range(3):
         await store.lease(books.keys([email_id]), 60)
         books.change(email_id, locked_until=EXPIRED)
-        await outbox.rescue_expired(RESEND, 3, await outbox.find_expiring())
+        await outbox.recover_expired(RESEND, 3, await outbox.find_expiring())
         statuses.append(books.status(email_id))
 
     assert statuses == ["pending", "pending", "held"]
 
 
-async def test_only_expired_leases_are_rescued(outbox: Outbox, store: LeaseStore, books: Books) -> None:
+async def test_only_expired_leases_are_recovered(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     live, pending, failed = books.enqueue(3)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([live, failed]), 60)}
     await store.record([result(leases[failed], Status.FAILED)])
@@ -222,39 +222,37 @@ async def test_a_lease_that_is_being_recorded_is_left_alone(
     with psycopg.connect(tables_url) as worker:
         Books(worker).lock(email_ids[0])
 
-        rescued = await outbox.rescue_expired(HOLD, 5, await outbox.find_expiring())
+        rescued = await outbox.recover_expired(HOLD, 5, await outbox.find_expiring())
 
     assert [email.email_id for email in rescued] == email_ids[1:]
 
 
-async def test_one_session_of_a_database_is_the_relay_until_it_ends(
+async def test_one_session_of_a_database_leads_as_relay_until_it_ends(
     session: AsyncSession, books: Books, tables_url: str
 ) -> None:
     other = await connect_async(tables_url, name="relay 2")
 
-    assert await take(session, "relay")
-    assert not await take(other, "relay")
+    assert await acquire(session, "relay")
+    assert not await acquire(other, "relay")
     await session.close()
 
     await until(lambda: not books.sessions("relay"))
-    assert await take(other, "relay")
+    assert await acquire(other, "relay")
     await other.close()
 
 
-async def test_a_relay_that_is_frozen_does_not_stay_the_one_relay(
-    outbox: Outbox, session: AsyncSession, tables_url: str
-) -> None:
+async def test_a_frozen_relay_loses_the_leadership(outbox: Outbox, session: AsyncSession, tables_url: str) -> None:
     other = await connect_async(tables_url, name="relay 2")
-    assert await take(session, "relay", idle_seconds=0.2)
+    assert await acquire(session, "relay", idle_seconds=0.2)
 
-    await until_answer(lambda: take(other, "relay"))
+    await until_answer(lambda: acquire(other, "relay"))
 
     with pytest.raises(StoreUnavailable):
         await outbox.find_publish_due(10)
     await other.close()
 
 
-async def test_a_commit_wakes_who_listens_and_a_rollback_does_not(
+async def test_a_commit_wakes_the_listener_and_a_rollback_does_not(
     outbox: Outbox, books: Books, tables_url: str
 ) -> None:
     await outbox.listen()
@@ -268,8 +266,8 @@ async def test_a_commit_wakes_who_listens_and_a_rollback_does_not(
     assert await outbox.wait(10)
 
 
-async def test_partitions_are_made_ahead_once(outbox: Outbox, session: AsyncSession) -> None:
-    await outbox.make_partitions()  # a week may have ended since the tables were made
+async def test_partitions_are_created_ahead_once(outbox: Outbox, session: AsyncSession) -> None:
+    await outbox.make_partitions()  # a week may have ended since the tables were created
 
     assert await outbox.make_partitions() == []
 

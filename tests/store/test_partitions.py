@@ -1,4 +1,4 @@
-"""A row stands in the partition of its id's week, or in the default one until that partition is made."""
+"""A row is stored in the partition of its id's week, or in the default partition until that one is created."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def place(connection: psycopg.Connection, table: str, email_id: UUID) -> str:
 
 @pytest.fixture
 def books(connection: psycopg.Connection) -> Books:
-    """A database of this test's own: partitions stay."""
+    """A separate database, because the test creates partitions."""
     return Books(connection)
 
 
-def test_a_new_email_stands_in_the_partition_of_its_week(books: Books) -> None:
+def test_a_new_email_is_stored_in_the_partition_of_its_week(books: Books) -> None:
     email_id = books.enqueue_one()
 
     made_at = time_of(email_id)
@@ -59,7 +59,7 @@ def test_a_new_email_stands_in_the_partition_of_its_week(books: Books) -> None:
     assert place(books.connection, "email_content", email_id) == f"email_content_p{monday:%Y%m%d}"
 
 
-def test_an_id_of_a_week_without_partition_is_kept_by_the_default_one(connection: psycopg.Connection) -> None:
+def test_an_id_of_a_week_without_a_partition_goes_to_the_default_partition(connection: psycopg.Connection) -> None:
     email_id = lowest_id_at(FAR)
 
     insert(connection, email_id)
@@ -67,7 +67,7 @@ def test_an_id_of_a_week_without_partition_is_kept_by_the_default_one(connection
     assert {place(connection, table, email_id) for table in INSERTS} == {f"{t}_default" for t in INSERTS}
 
 
-def test_a_partition_that_is_made_later_takes_its_rows_out_of_the_default_one(connection: psycopg.Connection) -> None:
+def test_a_partition_created_later_takes_its_rows_from_the_default_partition(connection: psycopg.Connection) -> None:
     inside, before, after = (lowest_id_at(FAR + timedelta(days=days)) for days in (0, -7, 7))
     for email_id in (inside, before, after):
         insert(connection, email_id)
@@ -94,13 +94,13 @@ def test_the_first_and_last_id_of_a_week_belong_to_it(connection: psycopg.Connec
         assert place(connection, "email_log", email_id) == f"email_log_{name}"
 
 
-def test_partitions_are_made_once(connection: psycopg.Connection) -> None:
+def test_partitions_are_created_once(connection: psycopg.Connection) -> None:
     assert len(make(connection, FAR, weeks_ahead=2)) == 3 * len(INSERTS)
     assert make(connection, FAR, weeks_ahead=2) == []
     assert len(make(connection, FAR, weeks_ahead=3)) == len(INSERTS)
 
 
-def test_two_at_once_make_each_partition_once(database_url: str) -> None:
+def test_concurrent_calls_create_each_partition_once(database_url: str) -> None:
     def run(_: int) -> list[str]:
         with psycopg.connect(database_url, autocommit=True) as connection:
             return make(connection, FAR, weeks_ahead=2)
@@ -114,9 +114,7 @@ def test_two_at_once_make_each_partition_once(database_url: str) -> None:
 WAITING_HERE = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 
 
-def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_and_moved(
-    database_url: str, books: Books
-) -> None:
+def test_creating_a_partition_waits_for_an_open_enqueue_and_moves_its_row(database_url: str, books: Books) -> None:
     email_id = lowest_id_at(FAR)
     with psycopg.connect(database_url) as application, ThreadPoolExecutor(1) as threads:
         insert(application, email_id)
@@ -130,7 +128,7 @@ def test_an_enqueue_that_is_under_way_into_the_default_partition_is_waited_for_a
     assert place(books.connection, "email_log", email_id) == f"email_log_{FAR_WEEK}"
 
 
-def test_the_hot_table_has_room_on_its_pages_and_a_keen_autovacuum(connection: psycopg.Connection) -> None:
+def test_the_hot_table_has_a_low_fillfactor_and_an_eager_autovacuum(connection: psycopg.Connection) -> None:
     options = connection.execute(
         "select relname, reloptions from pg_class where relname like 'email_log%' and relkind = 'r'"
     ).fetchall()
@@ -146,7 +144,7 @@ def test_the_hot_table_has_room_on_its_pages_and_a_keen_autovacuum(connection: p
     }
 
 
-def test_message_keys_are_vacuumed_long_before_a_fifth_of_them_is_dead(connection: psycopg.Connection) -> None:
+def test_message_keys_are_vacuumed_before_a_fifth_of_the_rows_is_dead(connection: psycopg.Connection) -> None:
     (options,) = connection.execute(
         "select reloptions from pg_class where oid = 'email_idempotency'::regclass"
     ).fetchone() or ([],)

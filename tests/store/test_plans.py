@@ -1,7 +1,7 @@
-"""Statements of workers and relay find their emails by an index, whatever the tables held when PostgreSQL planned them.
+"""The statements of workers and relay use an index, whatever the tables contained when PostgreSQL planned them.
 
-A plan is kept, and may be far older than what it is executed for. That it reads nothing but the emails of a batch tell
-PostgreSQL's own counters: rows that index and table scans came upon.
+A plan is kept, and may be much older than the rows that it reads. PostgreSQL's own counters of rows read by index and
+table scans show that it reads only the emails of a batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.store.results import result
 from tests.waiting import until, wait_until
 
 RUNS = 12
-"""psycopg prepares a statement at its sixth execution; PostgreSQL plans it anew five times, then may keep a plan."""
+"""psycopg prepares a statement at its sixth execution. PostgreSQL plans it five more times, then may keep a plan."""
 BATCH = 20
 EMAILS = 5_000
 
@@ -47,15 +47,15 @@ def found_small(books: Books) -> None:
 
 
 async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
-    """Every statement of a worker that names its emails; returns how many of these were sent in the end."""
+    """Executes every worker statement that names its emails; returns how many emails were sent."""
     ids = list(keys)
     leases = await store.lease(keys, 60)
     tokens = {lease.email_id: lease.token for lease in leases} or dict.fromkeys(ids, 1)
     await store.renew(tokens, 60)
     await store.release(tokens)
-    await store.find_standing(ids)
-    await store.locked.among(ids, is_busy=True)
-    await store.replay_letters(dict.fromkeys(ids, 1))
+    await store.find_unleased(ids)
+    await store.locked.find_locked(ids, is_busy=True)
+    await store.replay_dead_letters(dict.fromkeys(ids, 1))
     leases = await store.lease(keys, 60) or [Lease(email_id, None, 1, 1, None, None) for email_id in ids]
     results = [result(lease, Status.SENT) for lease in leases]
     recorded = await store.record(results)
@@ -64,7 +64,7 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
 
 
 def rows_read(connection: psycopg.Connection) -> int:
-    """By all sessions that have ended, since the statistics began."""
+    """The rows read by all ended sessions since the statistics were reset."""
     row = connection.execute(
         "select (select sum(idx_tup_read) from pg_stat_user_indexes)"
         " + (select sum(seq_tup_read) from pg_stat_user_tables)"
@@ -74,10 +74,10 @@ def rows_read(connection: psycopg.Connection) -> int:
 
 
 async def reads_few_rows(database_url: str, work: Awaitable[int], end: Callable[[], Awaitable[object]]) -> bool:
-    """Whether work for a batch, on the only session besides ours, came upon far fewer rows than there are.
+    """Whether the work for a batch, on the only other session, read far fewer rows than the tables have.
 
     Args:
-        end: Ends that session, which counts what it did when it ends.
+        end: Ends that session. A session reports its counters when it ends.
     """
     with psycopg.connect(database_url, autocommit=True) as connection:
         wait_until(lambda: len(Books(connection).other_sessions()) == 1)
@@ -90,7 +90,7 @@ async def reads_few_rows(database_url: str, work: Awaitable[int], end: Callable[
 
 @pytest.mark.parametrize("keeps_plans", [True, False])
 @pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
-async def test_statements_that_were_planned_for_small_tables_read_no_range_of_large_ones(
+async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -108,10 +108,10 @@ async def test_statements_that_were_planned_for_small_tables_read_no_range_of_la
     assert await reads_few_rows(database_url, do_all(store, keys), pool.close)
 
 
-async def do_all_of_the_relay(outbox: Outbox, due: dict[UUID, datetime]) -> int:
-    """What a relay does all the time; returns how many emails it marked.
+async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
+    """Executes the statements that a relay repeats; returns how many emails it marked.
 
-    Not its look for vanished messages, each ten seconds: that is through all that are pending.
+    Leaves out the search for lost messages every ten seconds, which reads all pending emails.
     """
     await outbox.find_publish_due(BATCH)
     left = await outbox.mark_published(due)
@@ -120,13 +120,13 @@ async def do_all_of_the_relay(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     await outbox.find_expiring()
     await outbox.find_expiring()
     leases = [FoundLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
-    await outbox.rescue_expired(OnUncertain.HOLD, 3, leases)
+    await outbox.recover_expired(OnUncertain.HOLD, 3, leases)
     return len(due) - len(left)
 
 
 @pytest.mark.parametrize("keeps_plans", [True, False])
 @pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
-async def test_a_relays_statements_that_were_planned_for_small_tables_do_not_read_large_ones(
+async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
     database_url: str, keeps_plans: bool, prepare: Callable[[Books], None]
 ) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
@@ -135,16 +135,16 @@ async def test_a_relays_statements_that_were_planned_for_small_tables_do_not_rea
         session = await connect_async(database_url, name="planned", keeps_plans=keeps_plans)
         outbox = Outbox(session)
         for _ in range(RUNS):
-            await do_all_of_the_relay(outbox, dict.fromkeys(new_email_ids(BATCH), datetime.now(UTC)))
+            await do_all_relay_work(outbox, dict.fromkeys(new_email_ids(BATCH), datetime.now(UTC)))
 
         books.enqueue(EMAILS)
         rows = books.select("select email_id, publish_due_at from email_log where publish_due_at is not null")
         due = {row["email_id"]: row["publish_due_at"] for row in rows[:: len(rows) // BATCH][:BATCH]}
 
-    assert await reads_few_rows(database_url, do_all_of_the_relay(outbox, due), session.close)
+    assert await reads_few_rows(database_url, do_all_relay_work(outbox, due), session.close)
 
 
-async def test_a_look_for_due_emails_does_not_read_those_that_wait_for_a_provider(database_url: str) -> None:
+async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         books.enqueue(EMAILS)
@@ -160,7 +160,7 @@ async def test_a_look_for_due_emails_does_not_read_those_that_wait_for_a_provide
 
 
 @pytest.mark.parametrize("weeks", [0, 8, 60])
-async def test_all_sessions_at_once_can_lease_without_running_out_of_locks(database_url: str, weeks: int) -> None:
+async def test_all_sessions_can_lease_at_once_without_running_out_of_locks(database_url: str, weeks: int) -> None:
     with (
         psycopg.connect(database_url, autocommit=True) as connection,
         psycopg.connect(database_url) as other,
@@ -195,34 +195,34 @@ VALUES = {"uuid[]": f"'{{{UUID(int=0)},{UUID(int=2**128 - 1)}}}'", "lowest_id": 
 
 
 def plan_of(connection: psycopg.Connection, statement: str) -> dict[str, Any]:
-    """The plan that PostgreSQL would keep for a statement about emails of all partitions."""
+    """The generic plan of a statement about emails in all partitions."""
     names = list(dict.fromkeys(PARAMETER.findall(statement)))
     numbered = PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
-    connection.execute(f"prepare looked_at as {numbered}".encode())
+    connection.execute(f"prepare explained as {numbered}".encode())
     (types,) = connection.execute("select parameter_types::text[] from pg_prepared_statements").fetchone() or ([],)
     values = {**VALUES, "highest_id": f"'{UUID(int=2**128 - 1)}'"}
     given = ", ".join(values.get(type_, values.get(name, "null")) for name, type_ in zip(names, types, strict=True))
-    execute = f"explain (format json) execute looked_at ({given})".replace("()", "")
+    execute = f"explain (format json) execute explained ({given})".replace("()", "")
     row = connection.execute(execute.encode()).fetchone()
-    connection.execute("deallocate looked_at")
+    connection.execute("deallocate explained")
     assert row is not None
     return dict(row[0][0]["Plan"])
 
 
-def selects_partitions_while_it_runs(plan: dict[str, Any], *, locks: bool = False) -> bool:
-    """Whether the part of a plan that locks or changes rows looks up an email by a value from another row."""
+def prunes_partitions_at_run_time(plan: dict[str, Any], *, locks: bool = False) -> bool:
+    """Whether the locking or changing part of a plan finds an email by a value from another row."""
     locks = locks or plan["Node Type"] in {"LockRows", "ModifyTable"}
     below = plan.get("Plans", [])
     conditions = " ".join(str(each.get("Index Cond", "")) for each in below)
     is_found = plan["Node Type"] in {"Append", "Merge Append"} and re.search(
         r"email_id = (\w+\.|\(InitPlan)", conditions
     )
-    return bool(locks and is_found) or any(selects_partitions_while_it_runs(each, locks=locks) for each in below)
+    return bool(locks and is_found) or any(prunes_partitions_at_run_time(each, locks=locks) for each in below)
 
 
 @pytest.mark.parametrize("name", [name for name, text in all_queries().items() if LOCKING.search(text.decode())])
-def test_a_statement_that_changes_emails_selects_no_partitions_while_it_runs(database_url: str, name: str) -> None:
-    """PostgreSQL 18 up to 18.5 crashes in such a statement once another transaction has changed a row of it."""
+def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(database_url: str, name: str) -> None:
+    """PostgreSQL 18 up to 18.5 crashes in such a statement if another transaction has changed one of its rows."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("set plan_cache_mode = force_generic_plan")
-        assert not selects_partitions_while_it_runs(plan_of(connection, all_queries()[name].decode()))
+        assert not prunes_partitions_at_run_time(plan_of(connection, all_queries()[name].decode()))

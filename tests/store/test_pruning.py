@@ -1,6 +1,6 @@
-"""A statement that names its emails looks into the partitions of their weeks and no others, however it was planned.
+"""Partition pruning: a statement that names its emails reads only their weeks' partitions, however it was planned.
 
-What PostgreSQL looked into, its own counters tell: each index or table scan that began, by partition.
+PostgreSQL's own counters of index and table scans by partition show what was read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.store.results import result
 from tests.waiting import wait_until
 
 RUNS = 12
-"""PostgreSQL plans a prepared statement anew five times, then may keep one plan for all values; psycopg prepares a
+"""PostgreSQL plans a prepared statement five times, then may keep one plan for all values. psycopg prepares a
 statement at its sixth execution."""
 
 
@@ -31,7 +31,7 @@ def weeks(email_ids: list[UUID]) -> set[str]:
 
 
 def scanned(database_url: str) -> set[str]:
-    """The names of the partitions that were scanned since the statistics began, without their tables' names."""
+    """The suffixes of the partitions that were scanned since the statistics were reset."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         wait_until(lambda: not Books(connection).sessions("planned"))
         rows = connection.execute(
@@ -41,13 +41,13 @@ def scanned(database_url: str) -> set[str]:
 
 
 @pytest.mark.parametrize("plans", ["auto", "force_generic_plan", "force_custom_plan"])
-async def test_the_workers_statements_stay_in_the_partitions_of_their_emails(database_url: str, plans: str) -> None:
+async def test_the_workers_statements_scan_only_the_partitions_of_their_emails(database_url: str, plans: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
         email_ids = books.enqueue(5 * RUNS, attachments=[])
         connection.execute(f"alter database {connection.info.dbname} set plan_cache_mode = {plans}".encode())
         keys = books.keys(email_ids)
-    with psycopg.connect(database_url, autocommit=True) as connection:  # a session counts what it did when it ends
+    with psycopg.connect(database_url, autocommit=True) as connection:  # a session reports its counters when it ends
         wait_until(lambda: not Books(connection).other_sessions())
         connection.execute("select pg_stat_reset()")
     pool = make_pool(database_url, name="planned", size=1)
@@ -60,7 +60,7 @@ async def test_the_workers_statements_stay_in_the_partitions_of_their_emails(dat
         tokens = {lease.email_id: lease.token for lease in leases}
         assert len(tokens) == 5
         await store.renew(tokens, 60)
-        await store.find_standing(batch)
+        await store.find_unleased(batch)
         await store.release_unanswered(batch[:1])
         await store.release({batch[1]: tokens[batch[1]]})
         results = [result(lease, Status.SENT) for lease in leases if lease.email_id in batch[2:]]

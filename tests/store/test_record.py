@@ -1,4 +1,4 @@
-"""Results: each is written once, under its own lease; an acceptance is believed whoever holds the lease."""
+"""Each result is recorded once, under its lease. An acceptance counts under any lease."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def lease_one(store: LeaseStore, books: Books) -> Lease:
     return (await lease_some(store, books, 1))[0]
 
 
-async def test_sent_closes_the_lease_and_completes_the_key(store: LeaseStore, books: Books) -> None:
+async def test_a_sent_result_closes_the_lease_and_completes_the_key(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
     ours = await store.record([result(lease, Status.SENT, provider_message_id="queued as 7")])
@@ -47,7 +47,7 @@ async def test_sent_closes_the_lease_and_completes_the_key(store: LeaseStore, bo
 
 
 @pytest.mark.parametrize(("status", "reason"), [(Status.FAILED, "refused"), (Status.HELD, "outcome_unknown")])
-async def test_failed_and_held_close_the_lease_and_make_the_dead_letter_due(
+async def test_failed_and_held_results_close_the_lease_and_make_the_dead_letter_due(
     store: LeaseStore, books: Books, status: Status, reason: str
 ) -> None:
     lease = await lease_one(store, books)
@@ -62,7 +62,7 @@ async def test_failed_and_held_close_the_lease_and_make_the_dead_letter_due(
     assert books.completed_at(lease.email_id) is None
 
 
-async def test_a_deferral_prolongs_the_lease_for_the_next_attempt(store: LeaseStore, books: Books) -> None:
+async def test_a_deferral_extends_the_lease_for_the_next_attempt(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
     ours = await store.record([result(lease, Status.SENDING, lease_seconds=300.0, error_type="throttled")])
@@ -75,7 +75,7 @@ async def test_a_deferral_prolongs_the_lease_for_the_next_attempt(store: LeaseSt
     assert (row["publish_due_at"], row["dead_letter_due_at"]) == (None, None)
 
 
-async def test_what_may_be_sent_again_is_pending_and_due(store: LeaseStore, books: Books) -> None:
+async def test_an_email_to_be_resent_is_pending_and_due(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
     await store.record([result(lease, Status.PENDING)])
@@ -86,7 +86,7 @@ async def test_what_may_be_sent_again_is_pending_and_due(store: LeaseStore, book
     assert (await store.lease(books.keys([lease.email_id]), 60))[0].attempt_number == 2
 
 
-async def test_every_attempt_is_on_record_with_all_that_was_told(store: LeaseStore, books: Books) -> None:
+async def test_every_attempt_is_stored_with_all_its_fields(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
     began = datetime(2026, 11, 2, 3, 4, 5, 678901, UTC)
     first = result(
@@ -118,7 +118,7 @@ async def test_every_attempt_is_on_record_with_all_that_was_told(store: LeaseSto
 
 
 @pytest.mark.parametrize("status", sorted(set(Status) - {Status.SENT}))
-async def test_a_result_without_its_lease_overwrites_nothing_and_its_attempt_is_kept(
+async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attempt(
     store: LeaseStore, books: Books, status: Status
 ) -> None:
     lease = await lease_one(store, books)
@@ -148,7 +148,7 @@ async def test_a_result_does_not_reopen_a_finished_email_even_under_its_token(
 
 
 @pytest.mark.parametrize("standing", ["pending", "failed", "held", "leased by another"])
-async def test_an_acceptance_that_comes_late_proves_that_the_email_was_sent(
+async def test_a_late_acceptance_proves_that_the_email_was_sent(
     store: LeaseStore, other_store: LeaseStore, books: Books, standing: str
 ) -> None:
     lease = await lease_one(store, books)
@@ -169,7 +169,7 @@ async def test_an_acceptance_that_comes_late_proves_that_the_email_was_sent(
     assert await other_store.renew({lease.email_id: row["lease_token"]}, 60) == set()
 
 
-async def test_a_second_acceptance_is_on_record_and_counted_once(
+async def test_a_second_acceptance_is_stored_but_not_counted(
     store: LeaseStore, other_store: LeaseStore, books: Books
 ) -> None:
     lease = await lease_one(store, books)
@@ -183,7 +183,9 @@ async def test_a_second_acceptance_is_on_record_and_counted_once(
     assert books.hourly() == {"accepted": 1}
 
 
-async def test_the_hourly_counts_equal_the_books(store: LeaseStore, other_store: LeaseStore, books: Books) -> None:
+async def test_the_hourly_counts_equal_the_recorded_results(
+    store: LeaseStore, other_store: LeaseStore, books: Books
+) -> None:
     wanted = [Status.SENT] * 5 + [Status.FAILED] * 4 + [Status.HELD] * 3 + [Status.SENDING] * 2
     for number, each in enumerate((store, other_store)):
         leases = await lease_some(each, books, len(wanted))
@@ -198,13 +200,13 @@ async def test_the_hourly_counts_equal_the_books(store: LeaseStore, other_store:
     assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
     counts = count_emails(books.connection)
     assert counts.emails == {**dict.fromkeys(Status, 0), **{Status(name): n for name, n in statuses.items()}}
-    # Whoever asks goes on as before: a later transaction of his sees what others commit meanwhile.
+    # The transaction reads as of its snapshot; a later one sees the other commits.
     with books.connection.transaction():
         assert books.select("show transaction_isolation") == [{"transaction_isolation": "read committed"}]
     assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}
 
 
-async def test_two_workers_record_at_once_without_waiting_for_each_others_counts(
+async def test_two_workers_record_at_once_without_waiting_for_each_other(
     store: LeaseStore, other_store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     mine, theirs = await lease_one(store, books), await lease_one(other_store, books)
@@ -247,7 +249,7 @@ async def test_results_of_a_batch_do_not_mix(store: LeaseStore, books: Books) ->
         assert row["provider_message_id"] == f"<{lease.email_id}>"
 
 
-async def test_an_email_that_fails_after_an_attempt_in_doubt_says_that_it_may_have_arrived(
+async def test_an_email_that_fails_after_an_uncertain_attempt_is_marked_uncertain(
     store: LeaseStore, books: Books
 ) -> None:
     doubtful, plain = await lease_some(store, books, 2)
@@ -273,12 +275,12 @@ async def test_a_batch_whose_answer_was_lost_is_recognised(
     assert await store.is_recorded(failed)
     assert not await store.is_recorded(result(unrecorded, Status.SENT))
     assert not await store.is_recorded(sent._replace(attempt_number=2))
-    # A first attempt again, after a replay.
+    # The attempt number is 1 again after a replay.
     assert not await store.is_recorded(result(recorded, Status.SENT))
     assert not await other_store.is_recorded(sent)
 
 
-async def test_a_record_that_was_cut_off_wrote_all_or_nothing(
+async def test_an_interrupted_record_statement_wrote_all_or_nothing(
     pool: Pool, store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     leases = await lease_some(store, books, 3)
@@ -299,7 +301,7 @@ async def test_a_record_that_was_cut_off_wrote_all_or_nothing(
     assert books.hourly() == {"accepted": 3}
 
 
-async def test_no_statement_moves_an_email_otherwise_than_the_table_of_transitions_says(
+async def test_every_status_change_is_in_the_table_of_transitions(
     store: LeaseStore, books: Books, pool: Pool, tables_url: str
 ) -> None:
     allowed = {(before, after) for (before, _), after in TRANSITIONS.items()}
@@ -323,7 +325,7 @@ async def test_no_statement_moves_an_email_otherwise_than_the_table_of_transitio
                 await release_found(session, await find_leases(session, "worker-1"))
             case "rescue":
                 outbox = Outbox(session)
-                await outbox.rescue_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+                await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
             case status:
                 await store.record([result(lease, Status(status))])
         seen.add((before, Status(books.status(lease.email_id))))

@@ -1,4 +1,4 @@
-"""One row that PostgreSQL cannot read or change stops neither the relay's publishing nor what it does for others."""
+"""A row that PostgreSQL cannot read or change does not stop the relay's work on other rows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def outbox(tables_url: str) -> AsyncIterator[Outbox]:
         yield Outbox(session)
 
 
-async def test_what_is_due_is_found_without_a_row_that_cannot_be_read(
+async def test_due_emails_are_found_without_an_unreadable_row(
     outbox: Outbox, books: Books, capsys: pytest.CaptureFixture[str]
 ) -> None:
     culprit, *others = books.enqueue(OTHERS + 1)
@@ -38,7 +38,7 @@ async def test_what_is_due_is_found_without_a_row_that_cannot_be_read(
     assert capsys.readouterr().out.count("email.statement_failed") == 1
 
 
-async def test_a_dead_letter_goes_without_the_words_that_cannot_be_read(outbox: Outbox, books: Books) -> None:
+async def test_a_dead_letter_is_published_without_unreadable_texts(outbox: Outbox, books: Books) -> None:
     culprit, *others = books.enqueue(OTHERS + 1)
     for email_id in (culprit, *others):
         books.change(email_id, status="failed", dead_letter_due_at=LONG_AGO, last_error="no")
@@ -51,7 +51,7 @@ async def test_a_dead_letter_goes_without_the_words_that_cannot_be_read(outbox: 
     assert (letters[culprit].error, letters[culprit].status, letters[others[0]].error) == (None, "failed", "no")
 
 
-async def test_marks_are_made_but_for_a_row_that_cannot_be_changed(outbox: Outbox, books: Books) -> None:
+async def test_due_marks_are_cleared_except_on_an_unchangeable_row(outbox: Outbox, books: Books) -> None:
     culprit, *_ = books.enqueue(OTHERS + 1)
     due = {row.email_id: row.due_at for row in await outbox.find_publish_due(100)}
 
@@ -61,7 +61,7 @@ async def test_marks_are_made_but_for_a_row_that_cannot_be_changed(outbox: Outbo
     assert [row.email_id for row in await outbox.find_publish_due(100)] == [culprit]
 
 
-async def test_expired_leases_are_rescued_but_for_a_row_that_cannot_be_changed(
+async def test_expired_leases_are_recovered_except_on_an_unchangeable_row(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
     culprit, *others = books.enqueue(OTHERS + 1)
@@ -70,20 +70,18 @@ async def test_expired_leases_are_rescued_but_for_a_row_that_cannot_be_changed(
         books.change(email_id, locked_until=LONG_AGO)
 
     with refused(books.connection, culprit, "new.status = 'held'"):
-        rescued = await outbox.rescue_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+        rescued = await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
 
     assert {each.email_id for each in rescued} == set(others)
     assert books.statuses() == {"held": OTHERS, "sending": 1}
 
 
-async def test_vanished_messages_are_due_again_but_for_a_row_that_cannot_be_changed(
-    outbox: Outbox, books: Books
-) -> None:
+async def test_lost_messages_are_due_again_except_on_an_unchangeable_row(outbox: Outbox, books: Books) -> None:
     culprit, *others = books.enqueue(OTHERS + 1)
     for email_id in (culprit, *others):
         books.change(email_id, publish_due_at=None, published_at=LONG_AGO)
 
     with refused(books.connection, culprit, "new.publish_due_at is not null"):
-        assert await outbox.republish_vanished(1, 100, OnUncertain.HOLD, 5) == (OTHERS, [])
+        assert await outbox.republish_lost(1, 100, OnUncertain.HOLD, 5) == (OTHERS, [])
 
     assert {row.email_id for row in await outbox.find_publish_due(100)} == set(others)

@@ -1,4 +1,4 @@
-"""What is old is forgotten: content first, then emails by whole weeks, keys last; never what is unfinished."""
+"""Pruning deletes content first, then emails by whole weeks, keys last; never unfinished emails."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.errors import DispatcherError, StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.store.connections import TimedSession, connect_async
 from dispatcher.store.queries import query
-from dispatcher.store.retention import Failed, Pruned, Pruning, Retention, count_expiring
+from dispatcher.store.retention import FailedStep, PrunedStep, Pruner, Retention, count_expiring
 from tests.store.books import Books
 from tests.waiting import until
 
 
 def week_of(at: datetime) -> str:
-    """How its week's partitions are called, after their tables' names."""
+    """The suffix of the partitions of a week."""
     return f"p{(at - timedelta(days=at.weekday())).date():%Y%m%d}"
 
 
@@ -33,30 +33,30 @@ OLD = NOW - timedelta(days=100)
 OLD_WEEK = week_of(OLD)
 FOR_EVER = Retention(0, 0, 0)
 SHORT = Retention(30, 60, 0, undecided_days=90)
-"""An undecided email of a hundred days ago has reached its limit; one of eighty days ago has not."""
+"""An undecided email from a hundred days ago is past its limit; one from eighty days ago is not."""
 
-Prune = Callable[[Retention], Awaitable[list[Pruned | Failed]]]
+Prune = Callable[[Retention], Awaitable[list[PrunedStep | FailedStep]]]
 
 
 @pytest.fixture
 def books(connection: psycopg.Connection) -> Books:
-    """A database of this test's own: partitions go."""
+    """A separate database, because the tests drop partitions."""
     return Books(connection)
 
 
 @pytest.fixture
 async def prune(database_url: str) -> AsyncIterator[Prune]:
-    """Prunes, and returns every step."""
+    """Prunes, and returns all steps."""
     async with await connect_async(database_url, name="test") as session:
 
-        async def prune(retention: Retention) -> list[Pruned | Failed]:
-            return [step async for step in Pruning(session, retention).prune()]
+        async def prune(retention: Retention) -> list[PrunedStep | FailedStep]:
+            return [step async for step in Pruner(session, retention).prune()]
 
         yield prune
 
 
 def enqueue_long_ago(books: Books, status: str, *, at: datetime = OLD, number: int = 0, partition: bool = True) -> UUID:
-    """An email of a hundred days ago, or of another time, in its week's partition or in the default one."""
+    """Enqueues an email as of a hundred days ago or another time, in its week's or in the default partition."""
     if partition:
         books.connection.execute("select email_partitions_make(%s, 0)", [at])
     new = books.enqueue_one()
@@ -69,14 +69,14 @@ def enqueue_long_ago(books: Books, status: str, *, at: datetime = OLD, number: i
     return old
 
 
-def dropped(steps: list[Pruned | Failed]) -> list[str]:
-    """The partitions that went, in their order."""
-    return [step.name for step in steps if isinstance(step, Pruned) and step.name]
+def dropped(steps: list[PrunedStep | FailedStep]) -> list[str]:
+    """The dropped partitions, in order."""
+    return [step.name for step in steps if isinstance(step, PrunedStep) and step.name]
 
 
-def failed(steps: list[Pruned | Failed]) -> dict[str, type[DispatcherError]]:
-    """What did not come to its end, with the kind of fault."""
-    return {step.what: type(step.fault) for step in steps if isinstance(step, Failed)}
+def failed(steps: list[PrunedStep | FailedStep]) -> dict[str, type[DispatcherError]]:
+    """The failed parts, with the type of their error."""
+    return {step.what: type(step.fault) for step in steps if isinstance(step, FailedStep)}
 
 
 def has(books: Books, table: str, email_id: UUID) -> bool:
@@ -85,12 +85,12 @@ def has(books: Books, table: str, email_id: UUID) -> bool:
 
 
 def discard(books: Books, email_id: UUID) -> None:
-    """As `dispatcher dlq discard` does."""
+    """Discards like `dispatcher dlq discard`."""
     books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
 
 
 @pytest.mark.parametrize("status", ["sent", "failed", "held"])
-async def test_a_week_of_finished_and_decided_emails_loses_its_content_and_keeps_its_emails(
+async def test_a_week_of_finished_and_decided_emails_loses_its_content_only(
     books: Books, prune: Prune, status: str
 ) -> None:
     email_id = enqueue_long_ago(books, status)
@@ -104,7 +104,7 @@ async def test_a_week_of_finished_and_decided_emails_loses_its_content_and_keeps
 
 
 @pytest.mark.parametrize("status", ["pending", "sending"])
-async def test_a_week_with_an_unfinished_email_stays_and_only_the_others_lose_their_content(
+async def test_a_week_with_an_unfinished_email_stays_and_the_others_lose_content(
     books: Books, prune: Prune, status: str
 ) -> None:
     unfinished = enqueue_long_ago(books, status)
@@ -112,7 +112,7 @@ async def test_a_week_with_an_unfinished_email_stays_and_only_the_others_lose_th
 
     steps = await prune(Retention(30, 60, 90))
 
-    assert steps == [Pruned("content", 1)]
+    assert steps == [PrunedStep("content", 1)]
     assert has(books, "email_content", unfinished)
     assert has(books, "email_log", sent)
     assert not has(books, "email_content", sent)
@@ -128,7 +128,7 @@ async def test_an_undecided_email_keeps_its_content_and_its_row_for_ever(
 
     steps = await prune(Retention(30, 60, 90))
 
-    assert steps == [Pruned("content", 1)]
+    assert steps == [PrunedStep("content", 1)]
     assert has(books, "email_content", undecided)
     assert has(books, "email_log", undecided)
     assert not has(books, "email_content", decided)
@@ -136,7 +136,7 @@ async def test_an_undecided_email_keeps_its_content_and_its_row_for_ever(
 
 @pytest.mark.parametrize("status", ["failed", "held"])
 @pytest.mark.parametrize("partition", [True, False])
-async def test_an_undecided_email_leaves_after_its_limit(
+async def test_an_undecided_email_is_deleted_after_its_limit(
     books: Books, prune: Prune, status: str, partition: bool
 ) -> None:
     expired = enqueue_long_ago(books, status, partition=partition)
@@ -150,7 +150,7 @@ async def test_an_undecided_email_leaves_after_its_limit(
     assert has(books, "email_log", waiting)
 
 
-async def test_a_release_that_knows_no_limit_keeps_what_is_undecided(books: Books) -> None:
+async def test_an_older_release_without_a_limit_keeps_undecided_emails(books: Books) -> None:
     enqueue_long_ago(books, "failed")
 
     pruned = books.select("select email_partition_prune('email_content', now() - interval '30 days')")
@@ -174,37 +174,37 @@ async def test_undecided_emails_are_counted_a_week_before_they_lose_their_conten
     assert expiring is not None
     assert expiring.first_in_seconds is not None
     assert expiring.emails == 2
-    assert 0 < expiring.first_in_seconds <= 86400  # the module was imported some time before
+    assert 0 < expiring.first_in_seconds <= 86400  # the module computed its time at import
 
 
-async def test_emails_leave_by_the_week_and_their_keys_after_them(books: Books, prune: Prune) -> None:
+async def test_emails_are_deleted_by_the_week_and_their_keys_later(books: Books, prune: Prune) -> None:
     email_id = enqueue_long_ago(books, "sent")
     recent = books.enqueue_one()
 
     assert dropped(await prune(Retention(30, 60, 0)))[-1] == f"email_log_{OLD_WEEK}"
     assert not has(books, "email_log", email_id)
     assert has(books, "email_idempotency", email_id)
-    assert await prune(Retention(30, 60, 90)) == [Pruned("key", 1)]
+    assert await prune(Retention(30, 60, 90)) == [PrunedStep("key", 1)]
 
     assert not has(books, "email_idempotency", email_id)
     assert has(books, "email_log", recent)
     assert has(books, "email_content", recent)
 
 
-async def test_content_in_the_default_partition_goes_by_rows(books: Books, prune: Prune) -> None:
+async def test_content_in_the_default_partition_is_deleted_by_rows(books: Books, prune: Prune) -> None:
     email_id = enqueue_long_ago(books, "sent", partition=False)
 
-    assert await prune(Retention(30, 0, 0)) == [Pruned("content", 1)]
+    assert await prune(Retention(30, 0, 0)) == [PrunedStep("content", 1)]
 
     assert has(books, "email_log", email_id)
 
 
 DAYS = next(days for days in range(60, 67) if (NOW - timedelta(days=days)).weekday() == 3)
-"""So many days ago was a Thursday: emails of the days before it are old, and their week has not ended by then."""
+"""The number of days since a Thursday. Emails before that day are old, but their week had not ended by then."""
 EARLIER_THAT_WEEK = NOW - timedelta(days=DAYS + 2)
 
 
-async def test_content_of_a_week_that_has_not_ended_waits_for_the_week(books: Books, prune: Prune) -> None:
+async def test_content_is_kept_until_its_week_has_ended(books: Books, prune: Prune) -> None:
     email_id = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK)
 
     assert await prune(Retention(DAYS, 0, 0)) == []
@@ -214,18 +214,18 @@ async def test_content_of_a_week_that_has_not_ended_waits_for_the_week(books: Bo
     assert dropped(await prune(Retention(DAYS - 7, 0, 0))) == [f"email_attachment_{week}", f"email_content_{week}"]
 
 
-async def test_content_in_the_default_partition_waits_for_no_week(books: Books, prune: Prune) -> None:
+async def test_content_in_the_default_partition_does_not_wait_for_its_week(books: Books, prune: Prune) -> None:
     sent = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK, partition=False)
     younger = enqueue_long_ago(books, "sent", at=EARLIER_THAT_WEEK + timedelta(days=3), partition=False)
 
-    assert await prune(Retention(DAYS, 0, 0)) == [Pruned("content", 1)]
+    assert await prune(Retention(DAYS, 0, 0)) == [PrunedStep("content", 1)]
 
     assert not has(books, "email_content", sent)
     assert has(books, "email_content", younger)
 
 
-async def test_a_week_is_looked_through_for_as_long_as_that_takes(books: Books, database_url: str) -> None:
-    """Longer than any other statement may last, on either side."""
+async def test_checking_a_week_may_take_longer_than_the_statement_timeout(books: Books, database_url: str) -> None:
+    """Neither the server nor the client ends the statement."""
     most_seconds = 2.0
     next_week = OLD + timedelta(days=7)
     enqueue_long_ago(books, "sent")
@@ -234,7 +234,7 @@ async def test_a_week_is_looked_through_for_as_long_as_that_takes(books: Books, 
         assert isinstance(session, TimedSession)
         await session.execute(f"set statement_timeout = '{most_seconds}s'".encode())
         session.answer_seconds = most_seconds
-        pruning = Pruning(session, Retention(30, 0, 0)).prune()
+        pruning = Pruner(session, Retention(30, 0, 0)).prune()
         first = await anext(pruning)
         with psycopg.connect(database_url) as holder:
             holder.execute(f"lock table email_log_{week_of(next_week)} in access exclusive mode".encode())
@@ -249,7 +249,7 @@ async def test_a_week_is_looked_through_for_as_long_as_that_takes(books: Books, 
     }
 
 
-async def collect(steps: AsyncIterator[Pruned | Failed]) -> list[Pruned | Failed]:
+async def collect(steps: AsyncIterator[PrunedStep | FailedStep]) -> list[PrunedStep | FailedStep]:
     return [step async for step in steps]
 
 
@@ -263,9 +263,7 @@ def is_waiting(books: Books, name: str, *, longer_than_seconds: float) -> bool:
     return bool(rows)
 
 
-async def test_what_cannot_be_dropped_keeps_nothing_from_going_but_the_rows_of_its_emails(
-    books: Books, prune: Prune
-) -> None:
+async def test_a_partition_that_cannot_be_dropped_delays_only_its_own_rows(books: Books, prune: Prune) -> None:
     replay_long_ago(books)
     enqueue_long_ago(books, "sent")
     books.connection.execute(f"create view report as table email_attachment_{OLD_WEEK}".encode())
@@ -274,16 +272,16 @@ async def test_what_cannot_be_dropped_keeps_nothing_from_going_but_the_rows_of_i
 
     assert failed(steps) == {"email_attachment": StatementRefused}
     assert dropped(steps) == [f"email_content_{OLD_WEEK}", f"email_attempt_{OLD_WEEK}"]
-    assert [step for step in steps if isinstance(step, Pruned) and not step.name] == [
-        Pruned("replayed", 1),
-        Pruned("replay", 1),
-        Pruned("act", 1),
+    assert [step for step in steps if isinstance(step, PrunedStep) and not step.name] == [
+        PrunedStep("replayed", 1),
+        PrunedStep("replay", 1),
+        PrunedStep("act", 1),
     ]
     books.connection.execute("drop view report")
     assert dropped(await prune(Retention(30, 60, 90, 90))) == [f"email_attachment_{OLD_WEEK}", f"email_log_{OLD_WEEK}"]
 
 
-async def test_a_week_that_somebody_reads_waits_as_a_whole_and_only_its_tables_wait(
+async def test_a_partition_that_is_being_read_is_postponed_with_its_week(
     books: Books, prune: Prune, database_url: str
 ) -> None:
     replay_long_ago(books)
@@ -294,32 +292,32 @@ async def test_a_week_that_somebody_reads_waits_as_a_whole_and_only_its_tables_w
         steps = await prune(Retention(30, 60, 90, 90))
 
     assert failed(steps) == {"email_attachment": StoreBusy}
-    assert [step for step in steps if isinstance(step, Pruned)] == [
-        Pruned("replayed", 1),
-        Pruned("replay", 1),
-        Pruned("act", 1),
+    assert [step for step in steps if isinstance(step, PrunedStep)] == [
+        PrunedStep("replayed", 1),
+        PrunedStep("replay", 1),
+        PrunedStep("act", 1),
     ]
     assert has(books, "email_content", email_id)
 
 
-async def test_partitions_and_acts_that_only_the_owner_may_drop_are_left_to_the_owner(
+async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
     books: Books, database_url: str, stranger: str
 ) -> None:
     replay_long_ago(books)
     email_id = enqueue_long_ago(books, "sent")
     async with await connect_async(database_url, name="test") as session:
         await session.execute(f"set role {stranger}".encode())
-        steps = [step async for step in Pruning(session, Retention(30, 60, 90, 90)).prune()]
+        steps = [step async for step in Pruner(session, Retention(30, 60, 90, 90)).prune()]
 
     weeks = ("email_attachment", "email_content", "email_attempt")
     assert failed(steps) == dict.fromkeys((*weeks, "act"), StoreUnavailable)
-    assert Pruned("replay", 1) in steps
+    assert PrunedStep("replay", 1) in steps
     assert has(books, "email_content", email_id)
 
 
 @pytest.fixture
 def stranger(books: Books) -> Iterator[str]:
-    """A user who may do everything with the tables' rows. It does not own them, and was not given `topology grants`."""
+    """A role with all rights on the rows that does not own the tables and did not get `topology grants`."""
     name = f"stranger_{secrets.token_hex(4)}"
     books.connection.execute(f"create role {name}".encode())
     books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())
@@ -329,7 +327,7 @@ def stranger(books: Books) -> Iterator[str]:
     books.connection.execute(f"drop role {name}".encode())
 
 
-async def test_nothing_is_forgotten_unless_it_is_said(books: Books, prune: Prune) -> None:
+async def test_nothing_is_pruned_unless_configured(books: Books, prune: Prune) -> None:
     email_id = enqueue_long_ago(books, "sent")
 
     assert await prune(FOR_EVER) == []
@@ -345,7 +343,7 @@ async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
     sent, receipt = books.enqueue_one(**fields), books.enqueue_one(tags=["receipt"])
     books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
 
-    assert await prune(FOR_EVER) == [Pruned("erased_after_sending", 1)]
+    assert await prune(FOR_EVER) == [PrunedStep("erased_after_sending", 1)]
 
     assert not has(books, "email_content", sent)
     assert has(books, "email_content", waiting)
@@ -353,12 +351,10 @@ async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
     assert await prune(FOR_EVER) == []
 
 
-async def test_an_email_that_a_person_is_just_releasing_keeps_its_content(
-    books: Books, prune: Prune, database_url: str
-) -> None:
+async def test_an_email_that_is_being_released_keeps_its_content(books: Books, prune: Prune, database_url: str) -> None:
     email_id = enqueue_long_ago(books, "held")
     discard(books, email_id)
-    # As `held release` does: one statement that reads the content and makes the email pending.
+    # Like `held release`: one statement reads the content and makes the email pending.
     release = """
         update email_log set status = 'pending'
         where email_id = %s and exists (select from email_content where email_id = %s)
@@ -373,7 +369,7 @@ async def test_an_email_that_a_person_is_just_releasing_keeps_its_content(
     assert has(books, "email_content", email_id)
 
 
-async def test_an_email_of_a_producer_whose_clock_is_behind_is_not_old(books: Books, prune: Prune) -> None:
+async def test_an_email_from_a_producer_with_a_slow_clock_is_not_old(books: Books, prune: Prune) -> None:
     email_id = enqueue_long_ago(books, "failed")
     books.connection.execute("update email_log set created_at = now() where email_id = %s", [email_id])
 
@@ -383,7 +379,7 @@ async def test_an_email_of_a_producer_whose_clock_is_behind_is_not_old(books: Bo
 
 
 def replay_long_ago(books: Books) -> int:
-    """A replay of a hundred days ago, with one email, and the act that is on record for it."""
+    """A replay from a hundred days ago with one email and its audit record."""
     made = "insert into email_replay (source, selection, include_held, actor, reason, created_at) "
     (row,) = books.select(f"{made} values ('filter', '{{}}', false, 'ann', 'why', %s) returning replay_id", OLD)
     replay_id = int(row["replay_id"])
@@ -400,31 +396,29 @@ def count(books: Books, table: str) -> int:
     return int(row["n"])
 
 
-async def test_a_replay_leaves_with_the_emails_of_its_time_and_the_act_stays(books: Books, prune: Prune) -> None:
+async def test_an_old_replay_is_deleted_and_its_audit_record_stays(books: Books, prune: Prune) -> None:
     replay_long_ago(books)
 
-    assert await prune(Retention(30, 60, 0)) == [Pruned("replayed", 1), Pruned("replay", 1)]
+    assert await prune(Retention(30, 60, 0)) == [PrunedStep("replayed", 1), PrunedStep("replay", 1)]
 
     assert (count(books, "email_replay"), count(books, "email_replay_item")) == (0, 0)
     assert count(books, "operator_audit") == 1
 
 
-async def test_acts_leave_when_a_setting_says_so_and_by_no_other_way(books: Books, prune: Prune) -> None:
+async def test_audit_records_are_deleted_only_if_configured(books: Books, prune: Prune) -> None:
     replay_long_ago(books)
     books.connection.execute("insert into operator_audit (actor, action) values ('ann', 'stop')")
 
-    assert await prune(Retention(0, 0, 0, 90)) == [Pruned("act", 1)]
+    assert await prune(Retention(0, 0, 0, 90)) == [PrunedStep("act", 1)]
 
     assert [row["action"] for row in books.select("select action from operator_audit")] == ["stop"]
     with pytest.raises(psycopg.errors.RaiseException, match="append-only"):
         books.connection.execute("delete from operator_audit")
 
 
-@pytest.mark.parametrize("name", ["forget_content", "forget_keys", "measure_latency"])
-async def test_who_looks_for_rows_of_an_age_reads_those_by_the_index_and_no_others(
-    database_url: str, name: str
-) -> None:
-    """A time that may change from row to row is compared with each of a million rows."""
+@pytest.mark.parametrize("name", ["delete_content", "delete_keys", "measure_latency"])
+async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str, name: str) -> None:
+    """A volatile time in the condition would be compared with each of a million rows."""
     async with await connect_async(database_url, name="test") as session:
         cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
         plan = "\n".join(row[0] for row in await cursor.fetchall())

@@ -1,4 +1,4 @@
-"""The schema of our tables: in an application's database, whatever its search_path, and beside the release before."""
+"""Our tables' schema: in an application's database, with any search_path, and next to the previous release."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.store.statements import prepared
 EMAIL = Email(message_key="key", sender="a@example.com", to="b@example.org", subject="Hello", text="It works.")
 UseSchema = Callable[[str], None]
 WORD = "order"
-"""A word of SQL, which is no name of a schema without quotes."""
+"""A reserved word of SQL, which is a valid schema name only in quotes."""
 SHADOWS = """
     create table public.email_log (mine integer);
     create table public.email_idempotency (mine integer);
@@ -45,12 +45,12 @@ SHADOWS = """
         as 'select pg_catalog.now() where public.trap()';
     create function public.current_setting(varchar) returns text language sql as 'select ''off'' where public.trap()';
 """
-"""What an application may have, and PostgreSQL could take for ours or for its own by name and types."""
+"""Objects of an application that PostgreSQL could confuse with ours or its own."""
 
 
 @pytest.fixture
 def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
-    """From a call on, DISPATCHER_DATABASE_SCHEMA names another schema; the default again after the test."""
+    """Sets DISPATCHER_DATABASE_SCHEMA when called; resets it after the test."""
 
     def use(name: str) -> None:
         monkeypatch.setenv("DISPATCHER_DATABASE_SCHEMA", name)
@@ -63,7 +63,7 @@ def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
 
 @pytest.fixture
 def old_database_url(empty_database_url: str) -> str:
-    """A database with the tables of the release before, which made them in the schema `public`."""
+    """A database with the previous release's tables, which are in the schema `public`."""
     with psycopg.connect(empty_database_url) as connection:
         connection.execute(all_queries()["create_migration_table"].replace(b"dispatcher.", b""))
         for migration in all_migrations()[:17]:
@@ -77,7 +77,7 @@ def old_database_url(empty_database_url: str) -> str:
 
 
 @pytest.mark.parametrize("path", ['"$user", public', "public", "''"])
-def test_enqueue_needs_no_search_path_and_uses_no_function_of_the_application(database_url: str, path: str) -> None:
+def test_enqueue_needs_no_search_path_and_calls_no_function_of_the_application(database_url: str, path: str) -> None:
     with psycopg.connect(database_url) as connection:
         connection.execute(SHADOWS.encode())
         connection.execute(f"set search_path = {path}".encode())
@@ -91,14 +91,14 @@ def test_enqueue_needs_no_search_path_and_uses_no_function_of_the_application(da
         assert stored == [(first.email_id,)]
 
 
-def test_all_tables_and_functions_go_into_the_schema_that_is_named(
+def test_all_tables_and_functions_are_created_in_the_configured_schema(
     empty_database_url: str, use_schema: UseSchema
 ) -> None:
     use_schema(WORD)
     with connected(empty_database_url) as connection:
         connection.execute("create table public.api_key (mine integer)")
 
-        assert migrate(connection)[0] == f"made the schema {WORD}"
+        assert migrate(connection)[0] == f"created schema {WORD}"
         assert migrate(connection) == []
 
         verify_schema(connection)
@@ -113,7 +113,7 @@ def test_all_tables_and_functions_go_into_the_schema_that_is_named(
         assert connection.execute('select message_key from "order".email_log').fetchall() == [("key",)]
 
 
-def test_every_statement_names_that_schema_and_no_other(use_schema: UseSchema) -> None:
+def test_every_statement_names_only_the_configured_schema(use_schema: UseSchema) -> None:
     ours = re.compile(rb"\bdispatcher\.|\bschema dispatcher\b")
     use_schema(WORD)
 
@@ -124,24 +124,24 @@ def test_every_statement_names_that_schema_and_no_other(use_schema: UseSchema) -
         assert statements[name].count(b'"order"') == len(ours.findall(text))
 
 
-def test_a_function_that_reads_our_tables_finds_them_whatever_the_search_path(tables_url: str) -> None:
+def test_functions_find_our_tables_with_any_search_path(tables_url: str) -> None:
     with psycopg.connect(tables_url) as connection:
         loose = connection.execute(
             "select proname from pg_proc where pronamespace = 'dispatcher'::regnamespace and prosqlbody is null "
             "and array_to_string(coalesce(proconfig, '{}'), ' ') !~ 'search_path=dispatcher, pg_temp'"
         ).fetchall()
 
-    assert loose == [("dead_emails",)]  # of the release before alone
+    assert loose == [("dead_emails",)]  # used only by the previous release
 
 
-def test_tables_of_the_release_before_are_reported_with_the_setting_that_finds_them(
+def test_tables_of_the_previous_release_are_reported_with_the_setting_to_use(
     old_database_url: str, use_schema: UseSchema
 ) -> None:
     with connected(old_database_url) as connection:
         for look in (migrate, verify_schema):
-            with pytest.raises(SchemaError, match='the schema "public" has them') as told:
+            with pytest.raises(SchemaError, match='but in the schema "public"') as refused:
                 look(connection)
-            assert "DISPATCHER_DATABASE_SCHEMA=public" in (told.value.remedy or "")
+            assert "DISPATCHER_DATABASE_SCHEMA=public" in (refused.value.remedy or "")
         assert connection.execute("select to_regnamespace('dispatcher')").fetchone() == (None,)
 
         use_schema("public")
@@ -149,14 +149,14 @@ def test_tables_of_the_release_before_are_reported_with_the_setting_that_finds_t
         verify_schema(connection)
 
 
-def test_a_temporary_table_of_somebody_else_does_not_pass_for_the_dispatchers(empty_database_url: str) -> None:
-    with psycopg.connect(empty_database_url, autocommit=True) as somebody:
-        somebody.execute("create temporary table dispatcher_migration (checksum text)")
+def test_another_sessions_temporary_table_is_not_taken_for_the_dispatchers(empty_database_url: str) -> None:
+    with psycopg.connect(empty_database_url, autocommit=True) as other:
+        other.execute("create temporary table dispatcher_migration (checksum text)")
         with connected(empty_database_url) as connection:
-            assert migrate(connection)[0] == "made the schema dispatcher"
+            assert migrate(connection)[0] == "created schema dispatcher"
 
 
-def test_the_release_before_keeps_working_beside_this_one(old_database_url: str, use_schema: UseSchema) -> None:
+def test_the_previous_release_keeps_working_next_to_this_one(old_database_url: str, use_schema: UseSchema) -> None:
     use_schema("public")
     with connected(old_database_url) as connection:
         migrate(connection)
@@ -164,7 +164,7 @@ def test_the_release_before_keeps_working_beside_this_one(old_database_url: str,
         for name, text in all_queries().items():
             of_then = text.decode().replace("dispatcher.", "").replace("find_dead_emails", "dead_emails")
             if statement := prepared(name, of_then):
-                with suppress(psycopg.errors.IndeterminateDatatype):  # a type that only the value tells
+                with suppress(psycopg.errors.IndeterminateDatatype):  # a parameter whose type only the value determines
                     connection.execute(statement, prepare=False)
         assert connection.execute("select email_partitions_make(now() + interval '9 weeks', 0)").fetchall()
         assert connection.execute("select email_partition_prune('email_log', now())").fetchall() == []
@@ -172,11 +172,11 @@ def test_the_release_before_keeps_working_beside_this_one(old_database_url: str,
 
 def test_a_second_dispatcher_in_one_database_is_refused(database_url: str, use_schema: UseSchema) -> None:
     use_schema("other")
-    with connected(database_url) as connection, pytest.raises(SchemaError, match='the schema "dispatcher" has them'):
+    with connected(database_url) as connection, pytest.raises(SchemaError, match='but in the schema "dispatcher"'):
         migrate(connection)
 
 
-def test_a_role_that_may_not_make_the_schema_is_told_who_can(empty_database_url: str) -> None:
+def test_a_role_that_cannot_create_the_schema_gets_a_remedy(empty_database_url: str) -> None:
     name = f"poor_{secrets.token_hex(4)}"
     with psycopg.connect(empty_database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create role {} login password 'poor'").format(sql.Identifier(name)))
@@ -185,19 +185,19 @@ def test_a_role_that_may_not_make_the_schema_is_told_who_can(empty_database_url:
             url = parts._replace(netloc=f"{name}:poor@{parts.hostname}:{parts.port}").geturl()
             with (
                 connected(url) as connection,
-                pytest.raises(SchemaError, match="permission denied for database") as told,
+                pytest.raises(SchemaError, match="permission denied for database") as refused,
             ):
                 migrate(connection)
         finally:
             administration.execute(sql.SQL("drop role {}").format(sql.Identifier(name)))
-    assert 'create schema "dispatcher" authorization' in (told.value.remedy or "")
+    assert 'create schema "dispatcher" authorization' in (refused.value.remedy or "")
 
 
 @pytest.mark.parametrize(
     "text",
     ["Mail", "1st", "a b", "a.b", 'a"b', "a;b", "a'b", "pg_catalog", "pg_temp", "information_schema", "é", "a" * 64],
 )
-def test_an_invalid_name_of_a_schema_is_refused(text: str) -> None:
+def test_an_invalid_schema_name_is_refused(text: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_DATABASE_SCHEMA must be"):
         load({"DISPATCHER_DATABASE_SCHEMA": text})
 
@@ -210,7 +210,7 @@ def test_an_invalid_name_of_a_schema_is_refused(text: str) -> None:
         ({"DISPATCHER_DATABASE_SCHEMA": "No; name"}, "ConfigurationError: DISPATCHER_DATABASE_SCHEMA must be"),
     ],
 )
-def test_an_application_names_the_schema_by_its_environment(environment: dict[str, str], words: str) -> None:
+def test_an_application_sets_the_schema_in_its_environment(environment: dict[str, str], words: str) -> None:
     program = "from dispatcher.store.queries import query; print(query('find_email').decode())"
 
     ended = subprocess.run(

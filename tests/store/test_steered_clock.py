@@ -1,4 +1,4 @@
-"""The clock that tests set is the one that the product's statements go by."""
+"""The product's statements use the clock that a test sets."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.store.steered_clock import SteeredClock
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=1), timedelta(hours=-1)], ids=str)
-def test_a_step_of_the_clock_is_seen_by_sessions_that_are_open(tables_url: str, books: Books, ahead: timedelta) -> None:
+def test_open_sessions_see_a_step_of_the_clock(tables_url: str, books: Books, ahead: timedelta) -> None:
     clock = SteeredClock(tables_url)
     with psycopg.connect(clock.url, autocommit=True) as connection:
         first = enqueue(connection, email("before"))

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from dispatcher.monitor import readings
+from dispatcher.monitor import server_gauges
 from dispatcher.telemetry import scrape
 from dispatcher.telemetry.meters import Histogram, Meter
 from tests.telemetry.grafana import RULES, SCHEMA, dashboard, queries
@@ -20,7 +20,7 @@ def series() -> dict[str, set[str]]:
     """All series that /metrics may have, with their labels."""
     found = {sample: set(labels) for meter in Meter.declared for sample, labels in meter.samples.items()}
     found |= {f"{meter.name}_count": set(meter.labels) for meter in Meter.declared if isinstance(meter, Histogram)}
-    found |= {reading.name: set(reading.labels) for reading in readings.READINGS}
+    found |= {reading.name: set(reading.labels) for reading in server_gauges.SERVER_GAUGES}
     return found | {scrape.SKIPPED[0]: {"reason"}}
 
 
@@ -74,7 +74,7 @@ def test_queried_labels_exist(expression: str) -> None:
 
 def test_every_metric_is_on_the_dashboard_or_an_alert() -> None:
     shown = {name for expression in expressions() for name in named(expression)}
-    meters = {each.name for each in Meter.declared} | {each.name for each in readings.READINGS}
+    meters = {each.name for each in Meter.declared} | {each.name for each in server_gauges.SERVER_GAUGES}
 
     assert {name for name in meters if not any(one.startswith(name) for one in shown)} == set()
 

@@ -31,7 +31,7 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
-from dispatcher.store.leases import Lease, LeaseStore, LetterVerdict, Result, Standing
+from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
@@ -149,19 +149,21 @@ class FakeStore(LeaseStore):
 
         return list(await self._statement("lease", keys_by_id, commit))
 
-    async def find_standing(self, email_ids: Sequence[UUID]) -> dict[UUID, Standing]:
+    async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
         rows = {i: self.rows[i] for i in email_ids if i in self.rows}
 
-        def commit() -> dict[UUID, Standing]:
+        def commit() -> dict[UUID, UnleasedEmail]:
             return {
-                i: Standing(key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None)
+                i: UnleasedEmail(
+                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None
+                )
                 for i, row in rows.items()
             }
 
-        return dict(await self._statement("find_standing", (), commit))
+        return dict(await self._statement("find_unleased", (), commit))
 
-    async def replay_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, LetterVerdict]:
-        return dict.fromkeys(attempts, LetterVerdict.STALE)
+    async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
+        return dict.fromkeys(attempts, DeadLetterVerdict.STALE)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
         return self.emails.get(email_id)

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.broker.dead_letter import decode
 from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.worker.lease import REQUEUE_SECONDS
-from tests.ops.morgue import Morgue
+from tests.ops.dead_emails import DeadEmails
 from tests.waiting import until
 from tests.worker.bench import Bench
 from tests.worker.scripted import answer
@@ -22,18 +22,18 @@ class Hand:
     """An operator who moves messages in RabbitMQ's management UI."""
 
     bench: Bench
-    morgue: Morgue
+    dead_emails: DeadEmails
 
     async def put_back(self, email_id: UUID, times: int = 1, **fields: object) -> None:
         """Publishes the email's dead letter on the send queue."""
-        body = self.morgue.letter(email_id, **fields)
+        body = self.dead_emails.dead_letter(email_id, **fields)
         for _ in range(times):
             await self.bench.rabbit.publish(self.bench.topology.queue, body)
 
 
 @pytest.fixture
 def hand(bench: Bench) -> Hand:
-    return Hand(bench, Morgue(bench.books, bench.rabbit, bench.topology))
+    return Hand(bench, DeadEmails(bench.books, bench.rabbit, bench.topology))
 
 
 async def relayed(bench: Bench, email_id: UUID) -> None:
@@ -43,12 +43,12 @@ async def relayed(bench: Bench, email_id: UUID) -> None:
 
 
 async def test_a_dead_letter_moved_back_a_hundred_times_sends_its_email_once(bench: Bench, hand: Hand) -> None:
-    (email_id,) = hand.morgue.bury()
+    (email_id,) = hand.dead_emails.create()
     for _ in range(2):
         await bench.start()
 
     await hand.put_back(email_id, times=100)
-    await until(hand.morgue.audit)
+    await until(hand.dead_emails.audit)
     await bench.deliver([email_id])  # as the relay does, unless another dead letter has replayed the email already
 
     await bench.settled({"sent": 1})
@@ -57,11 +57,11 @@ async def test_a_dead_letter_moved_back_a_hundred_times_sends_its_email_once(ben
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == {email_id: 1}
     assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4]
-    assert [act["action"] for act in hand.morgue.audit()] == ["replay_letter"]
+    assert [act["action"] for act in hand.dead_emails.audit()] == ["replay_letter"]
 
 
 async def test_a_dead_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: Hand) -> None:
-    (email_id,) = hand.morgue.bury()
+    (email_id,) = hand.dead_emails.create()
     await bench.start()
 
     await hand.put_back(email_id, attempts=2)
@@ -74,7 +74,7 @@ async def test_a_dead_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: 
 async def test_the_dead_letter_of_an_email_that_may_have_arrived_goes_back_to_the_dlq(
     bench: Bench, hand: Hand, columns: dict[str, object]
 ) -> None:
-    (email_id,) = hand.morgue.bury(**columns)  # type: ignore[arg-type]
+    (email_id,) = hand.dead_emails.create(**columns)  # type: ignore[arg-type]
     await bench.start()
 
     await hand.put_back(email_id)
@@ -86,7 +86,7 @@ async def test_the_dead_letter_of_an_email_that_may_have_arrived_goes_back_to_th
 
 
 async def test_a_shovel_that_moves_every_dead_letter_back_ends_on_the_dlq(bench: Bench, hand: Hand) -> None:
-    (email_id,) = hand.morgue.bury()
+    (email_id,) = hand.dead_emails.create()
     bench.provider.always = answer(Rejected(Reason.REFUSED, "no"))
     await bench.start()
 
@@ -103,7 +103,7 @@ async def test_a_shovel_that_moves_every_dead_letter_back_ends_on_the_dlq(bench:
 
 
 async def test_a_plain_pointer_to_a_failed_email_replays_nothing(bench: Bench, hand: Hand) -> None:
-    (email_id,) = hand.morgue.bury()
+    (email_id,) = hand.dead_emails.create()
     await bench.start()
 
     await bench.deliver([email_id])
@@ -115,7 +115,7 @@ async def test_a_plain_pointer_to_a_failed_email_replays_nothing(bench: Bench, h
 async def test_a_dead_letter_with_an_impossible_attempt_count_is_ignored_and_delays_nothing(
     bench: Bench, hand: Hand
 ) -> None:
-    (email_id,) = hand.morgue.bury()
+    (email_id,) = hand.dead_emails.create()
     await bench.start()
 
     await hand.put_back(email_id, attempts=2**40)

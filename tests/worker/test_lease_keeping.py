@@ -277,7 +277,7 @@ async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that
     bench.books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
     async with await connect_async(tables_url, name="leader") as session:
         outbox = Outbox(session)
-        await outbox.rescue_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
+        await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
     assert bench.books.statuses() == {"held": 6}
     with counted() as counts:
         bench.provider.let_go()

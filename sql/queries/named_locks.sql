@@ -1,25 +1,26 @@
--- name: try_turn
--- True: what this name stands for is this session's to do until end_turn, or until the session ends.
+-- name: try_named_lock
+-- True: this session holds the named lock until release_named_lock, or until the session ends.
 select pg_try_advisory_lock(hashtext('email_dispatcher_' || %(name)s));
 
--- name: end_turn
--- Gives the turn to whoever comes next.
+-- name: release_named_lock
+-- Releases the named lock.
 select pg_advisory_unlock(hashtext('email_dispatcher_' || %(name)s));
 
--- name: end_if_idle
--- PostgreSQL ends this session when it says nothing for so long.
+-- name: set_idle_timeout
+-- PostgreSQL ends this session after this many seconds without a statement.
 select set_config('idle_session_timeout', (%(seconds)s * 1000)::integer::text || 'ms', false);
 
--- name: share_turn
--- Until end_shared_turn, or until the session ends, find_shared_turn finds it.
+-- name: hold_shared_lock
+-- Takes a shared named lock until release_shared_lock, or until the session ends. Other sessions see it with
+-- find_other_lock_holder.
 select pg_advisory_lock_shared(hashtext('email_dispatcher_' || %(name)s));
 
--- name: end_shared_turn
--- Takes share_turn back.
+-- name: release_shared_lock
+-- Releases the lock of hold_shared_lock.
 select pg_advisory_unlock_shared(hashtext('email_dispatcher_' || %(name)s));
 
--- name: find_shared_turn
--- A row: another session has this name.
+-- name: find_other_lock_holder
+-- A row: another session holds the named lock.
 select 1
 from pg_locks
 where locktype = 'advisory'

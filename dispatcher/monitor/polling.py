@@ -1,4 +1,4 @@
-"""What the monitor knows of a server: its last answer, or why there is none. Asked at intervals, not per scrape."""
+"""Polls a server at intervals, and keeps its last answer or error. A scrape of /metrics causes no query."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from dispatcher.host.services import Periodic
 
 T = TypeVar("T")
 
-LOOK_SECONDS: Final = 5.0
+POLL_SECONDS: Final = 5.0
 ANSWER_SECONDS: Final = 15.0
-"""A server that takes longer than this has not answered."""
+"""A poll without an answer after this time fails."""
 LARGEST_SHARE: Final = 0.05
-"""Of the time that a question may be under way: what is slow to answer is asked less often."""
+"""The share of time that polls may take: a slow server is polled less often."""
 LONGEST_SECONDS: Final = 60.0
-"""Between two questions, however slow the answer: nobody should learn late that a server is well again."""
+"""The longest interval between two polls, so that a server's recovery is noticed soon."""
 
 
 class Poll(Generic[T]):
-    """Asks one question again and again.
+    """Polls one server at intervals.
 
     Attributes:
-        found: The last answer; None while there is none.
-        fault: Why there is none; None where nobody has asked yet, too.
-        interval_seconds: From the last answer to the next question.
+        found: The last poll's answer; None if the poll failed, or before the first one.
+        fault: The last poll's error; None if it succeeded, or before the first one.
+        interval_seconds: From the end of a poll to the next one.
     """
 
     def __init__(
         self,
         ask: Callable[[], Awaitable[T]],
         *,
-        seconds: float = LOOK_SECONDS,
+        seconds: float = POLL_SECONDS,
         close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """
         Args:
-            ask: Raises DispatcherError where there is no answer.
-            seconds: Between two questions.
-            close: Called when nobody asks any more.
+            ask: Queries the server; raises DispatcherError if that fails.
+            seconds: The shortest interval between two polls.
+            close: Called when the polling ends.
         """
         self._ask = ask
         self._close = close
@@ -53,11 +53,11 @@ class Poll(Generic[T]):
 
     @property
     def age_seconds(self) -> float | None:
-        """How old the answer is; None if there is none."""
+        """Seconds since the answer arrived; None if there is none."""
         return None if self._answered_at is None or self.found is None else time.monotonic() - self._answered_at
 
     async def run(self) -> None:
-        """Asks until cancelled."""
+        """Polls until cancelled."""
         try:
             await Periodic(self).run()
         finally:
@@ -65,13 +65,13 @@ class Poll(Generic[T]):
                 await self._close()
 
     async def run_once(self) -> None:
-        """Asks once, and says when to ask again."""
+        """Polls once, and sets `interval_seconds` by how long that took."""
         began_at = time.monotonic()
         await self.ask()
         self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)
 
     async def ask(self) -> None:
-        """Asks once."""
+        """Polls once."""
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 self.found, self.fault = await self._ask(), None
@@ -83,5 +83,5 @@ class Poll(Generic[T]):
 
 
 def interval_after(answer_seconds: float, *, shortest: float) -> float:
-    """How long to wait after an answer, or none, that took so long; in seconds."""
+    """The seconds to wait after a poll that took `answer_seconds`, successful or not."""
     return max(shortest, min(answer_seconds / LARGEST_SHARE, LONGEST_SECONDS))

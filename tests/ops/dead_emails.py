@@ -1,4 +1,4 @@
-"""Failed and held emails as the worker and the relay leave them, without either."""
+"""Creates failed and held emails with their dead letters, without a worker or a relay."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.store.books import Books
 PERSISTENT = 2
 
 
-class Morgue:
-    """Where this test's dead letters are."""
+class DeadEmails:
+    """Creates failed and held emails, and writes to this test's DLQ."""
 
     def __init__(self, books: Books, rabbit: Rabbit, topology: Topology) -> None:
         self.books = books
         self.rabbit = rabbit
         self.topology = topology
 
-    def bury(self, count: int = 1, *, status: str = "failed", **columns: Any) -> list[UUID]:
-        """So many emails that failed or are held, after three attempts unless said otherwise."""
+    def create(self, count: int = 1, *, status: str = "failed", **columns: Any) -> list[UUID]:
+        """Creates `count` failed or held emails, by default with three attempts; returns their ids."""
         usual = {
             "status": status,
             "attempt_count": 3,
@@ -42,8 +42,8 @@ class Morgue:
             self.books.change(email_id, **{**usual, **columns})
         return email_ids
 
-    def letter(self, email_id: UUID, **fields: Any) -> bytes:
-        """An email's dead letter, as the relay writes it."""
+    def dead_letter(self, email_id: UUID, **fields: Any) -> bytes:
+        """The email's dead letter, as the relay publishes it."""
         row = self.books.row(email_id)
         given: dict[str, Any] = {
             "email_id": email_id,
@@ -60,15 +60,15 @@ class Morgue:
         }
         return encode(DeadLetter(**{**given, **fields}))
 
-    async def announce(self, email_ids: list[UUID], **fields: Any) -> None:
-        """Puts their dead letters on the DLQ, in order."""
+    async def publish_dead_letters(self, email_ids: list[UUID], **fields: Any) -> None:
+        """Publishes the emails' dead letters to the DLQ, in order."""
         for email_id in email_ids:
-            await self.drop(self.letter(email_id, **fields))
+            await self.publish(self.dead_letter(email_id, **fields))
 
-    async def drop(self, body: bytes, **properties: Any) -> None:
-        """Puts any bytes on the DLQ."""
+    async def publish(self, body: bytes, **properties: Any) -> None:
+        """Publishes any bytes to the DLQ."""
         await self.rabbit.publish(self.topology.dlq, body, BasicProperties(delivery_mode=PERSISTENT, **properties))
 
     def audit(self) -> list[dict[str, Any]]:
-        """Every act that is on record, the first one first."""
+        """All audit records, first one first."""
         return self.books.select("select * from operator_audit order by audit_id")

@@ -1,4 +1,4 @@
-"""One email's whole story, as the database has it; `messages` finds what the DLQ holds of it."""
+"""The history of one email from the database; `messages` finds its messages on the DLQ."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
-    """What is known about an email; private only in `content`.
+class EmailHistory:
+    """Everything that the database has about an email. Only `content` is private.
 
     Attributes:
-        email: Its row, by column.
+        email: The row, by column.
+        acts: The audited operator actions on it.
+        replays: The replays that included it.
         waiting: Why the email is not sent yet; None unless it is pending or sending.
-        content: What it says and to whom, if that was asked for; None also if it was deleted.
+        content: The content and recipients; None unless requested, or if the content was deleted.
     """
 
     email: dict[str, Any]
@@ -34,20 +36,20 @@ class Story:
     content: dict[str, Any] | None = None
 
 
-async def tell(
+async def find_history(
     session: AsyncSession,
     email_id: UUID,
     *,
     providers: Collection[str] = (),
     lease_seconds: float = 0.0,
     reveal: Act | None = None,
-) -> Story | None:
-    """An email's story; None if there is no such email.
+) -> EmailHistory | None:
+    """The history of an email; None if there is no such email.
 
     Args:
-        providers: The configured providers; empty if the caller does not know them.
+        providers: The configured providers; empty if the caller does not have the settings.
         lease_seconds: The length of a lease.
-        reveal: Who wants to see its content, and why; on record before it is read.
+        reveal: Include the content. The act, with actor and reason, is audited before the content is read.
     """
     email = await emails.find_email(session, email_id)
     if email is None:
@@ -58,7 +60,7 @@ async def tell(
 
         await audit(session, "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
         content = await emails.reveal_content(session, email_id)
-    return Story(
+    return EmailHistory(
         email,
         await emails.list_attempts(session, email_id),
         await emails.list_acts(session, email_id),

@@ -1,5 +1,5 @@
 -- name: find_email
--- Everything about one email that is not private; zero rows: there is none.
+-- All columns of one email that are not private; zero rows: it does not exist.
 select
     email_id, tenant_id, message_key, status, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
     correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
@@ -8,14 +8,14 @@ from dispatcher.email_log
 where email_id = %(email_id)s;
 
 -- name: find_ids_by_key
--- The emails that hold these message keys; a key without a row is nobody's.
+-- The emails that have these message keys. A key without a row belongs to no email.
 select message_key, email_id
 from dispatcher.email_idempotency
 where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
 
 -- name: list_attempts
--- Every attempt of an email, the first one first.
+-- The attempts of an email, first one first.
 select
     attempt_number, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
 from dispatcher.email_attempt
@@ -23,14 +23,14 @@ where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_acts
--- What people did to an email, the first act first.
+-- What operators did to an email, first action first.
 select acted_at, actor, action, reason, detail
 from dispatcher.operator_audit
 where email_id = %(email_id)s
 order by audit_id;
 
 -- name: list_replays_of
--- The replays that an email was part of, the first one first.
+-- The replays that included an email, first one first.
 select r.replay_id, r.actor, r.reason, i.outcome, i.settled_at
 from dispatcher.email_replay_item as i
 join dispatcher.email_replay as r using (replay_id)
@@ -38,13 +38,13 @@ where i.email_id = %(email_id)s
 order by r.replay_id;
 
 -- name: reveal_content
--- What an email says and to whom, which is private; zero rows: it was deleted.
+-- An email's private content and recipients; zero rows: the content was deleted.
 select sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags
 from dispatcher.email_content
 where email_id = %(email_id)s;
 
 -- name: list_attachment_names
--- Its attachments, without their content.
+-- The attachments of an email, without their content.
 select filename, content_type, length(content)
 from dispatcher.email_attachment
 where email_id = %(email_id)s

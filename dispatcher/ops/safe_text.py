@@ -1,4 +1,4 @@
-"""What strangers put into a message, bytes and headers, in a form that a terminal shows and nothing obeys."""
+"""Makes untrusted bytes and headers of a message safe to print: no terminal escape sequence survives."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from typing import Any
 
 
 def safe_text(body: bytes, at_most: int) -> str:
-    """Bytes as text that a terminal shows and nothing obeys: whatever does not print is escaped."""
+    """Bytes as text that is safe to print: characters that are not printable are escaped.
+
+    Args:
+        at_most: The most octets to show; the text then ends with the number of octets left out.
+    """
     text = body[:at_most].decode("utf-8", "backslashreplace")
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} octets more)"
 
 
-def plain(value: Any) -> Any:
-    """An AMQP header's value as JSON has it."""
+def json_value(value: Any) -> Any:
+    """An AMQP header's value, converted to JSON types."""
     if isinstance(value, Mapping):
-        return {str(name): plain(inner) for name, inner in value.items()}
+        return {str(name): json_value(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [plain(inner) for inner in value]
+        return [json_value(inner) for inner in value]
     if isinstance(value, bytes | bytearray):
         return safe_text(bytes(value), 1000)
     if isinstance(value, bool) or value is None or isinstance(value, float):
         return value
     if isinstance(value, int):
         return int(value)
-    if isinstance(value, datetime):  # pika's are UTC and do not say so
+    if isinstance(value, datetime):  # pika returns UTC without a time zone
         return value.replace(tzinfo=value.tzinfo or UTC).isoformat()
     return value.isoformat() if isinstance(value, date) else safe_text(str(value).encode("utf-8", "replace"), 1000)

@@ -1,8 +1,8 @@
 """Splits a batch if PostgreSQL refuses a statement because of one of its rows.
 
 A batched statement fails as a whole if one row cannot be read or written: a damaged TOAST value, a bad block, a trigger
-that raises, a value out of range. The statement is executed for each half, and for halves of these, until only the
-culprits are left. A batch of n rows with one culprit takes about 2 log2(n) more statements.
+that raises, a value out of range. The statement is then executed for each half of the batch, and for halves of the
+halves, until each refused row is found. A batch of n rows with one refused row takes about 2 log2(n) more statements.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-async def apart(
+async def bisect_batch(
     items: Sequence[T], execute: Callable[[Sequence[T]], Awaitable[R]]
 ) -> tuple[list[R], list[tuple[T, StatementRefused]]]:
-    """Executes a batched statement, for ever smaller parts of the batch where PostgreSQL refuses it.
+    """Executes a batched statement, and bisects the batch if PostgreSQL refuses the statement.
 
     Args:
-        items: At least one.
-        execute: Executes the statement for some of them. It is called again after it raised StatementRefused.
+        items: At least one item.
+        execute: Executes the statement for some of the items. Called with smaller parts after a StatementRefused.
 
     Returns:
-        What `execute` returned for each part, in order; and each culprit with the reason.
+        What `execute` returned for each part, in order; and each refused item with its error.
     """
     try:
         return [await execute(items)], []
@@ -34,6 +34,6 @@ async def apart(
         if len(items) == 1:
             return [], [(items[0], error)]
     middle = len(items) // 2
-    answers, culprits = await apart(items[:middle], execute)
-    more_answers, more_culprits = await apart(items[middle:], execute)
+    answers, culprits = await bisect_batch(items[:middle], execute)
+    more_answers, more_culprits = await bisect_batch(items[middle:], execute)
     return answers + more_answers, culprits + more_culprits

@@ -1,4 +1,4 @@
-"""What the monitor of a host says, as another program of the host reads it."""
+"""Another program on the host reads the monitor's /readyz."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 
 from dispatcher.config.values import Listener
 from dispatcher.host.web_server import WebResponse, WebServer
-from dispatcher.monitor.asking import ask_unready
+from dispatcher.monitor.readiness_client import fetch_unready
 from tests.waiting import until
 
 
-async def told(body: bytes) -> str | None:
-    """What is read of a page with this body."""
+async def unready_of(body: bytes) -> str | None:
+    """The result for a page with this body."""
 
     async def page() -> WebResponse:
         return WebResponse(body, "application/json", HTTPStatus.SERVICE_UNAVAILABLE)
@@ -26,7 +26,7 @@ async def told(body: bytes) -> str | None:
     try:
         await until(lambda: server.address is not None)
         assert server.address is not None
-        return await ask_unready(server.address)
+        return await fetch_unready(server.address)
     finally:
         running.cancel()
         with suppress(asyncio.CancelledError):
@@ -44,15 +44,15 @@ async def told(body: bytes) -> str | None:
         ([], None),
     ],
 )
-async def test_the_reason_is_read_and_another_programs_answer_does_no_harm(body: object, unready: str | None) -> None:
-    assert await told(orjson.dumps(body)) == unready
+async def test_the_reason_is_returned_and_control_characters_are_removed(body: object, unready: str | None) -> None:
+    assert await unready_of(orjson.dumps(body)) == unready
 
 
 @pytest.mark.parametrize("body", [b"", b"not JSON", b"\xff", b" " * 1_000_000])
-async def test_an_answer_of_another_program_is_none(body: bytes) -> None:
-    assert await told(body) is None
+async def test_the_answer_of_another_program_gives_none(body: bytes) -> None:
+    assert await unready_of(body) is None
 
 
-async def test_without_a_listener_the_answer_is_none() -> None:
-    assert await ask_unready(Listener("", 0)) is None
-    assert await ask_unready(Listener("127.0.0.1", 1)) is None
+async def test_without_a_listener_the_result_is_none() -> None:
+    assert await fetch_unready(Listener("", 0)) is None
+    assert await fetch_unready(Listener("127.0.0.1", 1)) is None

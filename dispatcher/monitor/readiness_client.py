@@ -1,4 +1,4 @@
-"""Asks this host's monitor about the host's processes."""
+"""Reads the state of this host's processes from its monitor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MOST_OCTETS: Final = 65536
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a monitor may listen
 
 
-async def ask_unready(listener: Listener) -> str | None:
-    """The processes of this host that should work and do not, and why; None if all work, or if no monitor answers.
+async def fetch_unready(listener: Listener) -> str | None:
+    """Which processes of this host are not ready, and why; None if all are ready, or if no monitor answers.
 
     Args:
-        listener: Where the monitor listens.
+        listener: The address on which the monitor listens.
     """
     if not listener.host:
         return None
@@ -30,12 +30,12 @@ async def ask_unready(listener: Listener) -> str | None:
             reason: Any = said["checks"]["processes"]["reason"]
     except (OSError, TimeoutError, ValueError, LookupError, TypeError):
         return None
-    # Another program may listen there, so the text is not trusted.
+    # Another program may listen on this address, so the text is not trusted.
     return printable(reason) if isinstance(reason, str) else None
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """The body of a page of our own web server, whatever its status; the connection ends with it."""
+    """The body of a page, whatever its status. Closes the connection."""
     reader, writer = await asyncio.open_connection(host, port)
     with closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())

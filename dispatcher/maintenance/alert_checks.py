@@ -1,4 +1,4 @@
-"""Looks at the DLQ and at the flow of emails at intervals, on one host for all. `announcing` sends the alerts."""
+"""Checks the DLQ, and whether emails are being sent, at intervals on one host. `announcing` sends the notices."""
 
 from __future__ import annotations
 
@@ -15,38 +15,38 @@ from dispatcher.domain.alert import Alert, Kind
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.waiting import about, why
 from dispatcher.errors import DispatcherError
-from dispatcher.maintenance.alert_book import AlertBook
+from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import Depth
-from dispatcher.store.activity import MISSED_LOOKS
+from dispatcher.store.activity import MISSED_REPORTS
 from dispatcher.store.alerts import AlertStore, TableFindings
 
 MAX_CORRELATION_CHARACTERS: Final = 100
 LONGEST_DUE_SECONDS: Final = 60.0
-"""A dead letter reaches the DLQ within a second; one that waits for longer than this, and longer than a probe's
-interval, is growing old."""
+"""Dead letters normally reach the DLQ within a second. If one is due for longer than this, and for longer than the
+probe interval, the alert `dead_letters_unpublished` is raised."""
 
 _OF_DEAD_LETTERS: Final = frozenset({Kind.DEAD_LETTERS, Kind.DEAD_LETTERS_UNPUBLISHED, Kind.PROBE_FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """How one kind of alert stands.
+    """The state of one kind of alert.
 
     Attributes:
-        stands: None if that is unknown: nobody could see it, or it is not known to have lasted.
+        is_firing: Whether the alert is active; None if unknown: the check failed, or it has not run for long enough.
     """
 
-    stands: bool | None
+    is_firing: bool | None
     count: int | None = None
     age_seconds: float | None = None
     reason: str | None = None
 
 
-class DlqAlert:
-    """A service of each monitor; it works where the monitor has the turn.
+class AlertChecks:
+    """A service of each monitor; it checks only on the monitor that alerts.
 
     Attributes:
-        alerts: How each kind of alert stands, as far as the last look could see; empty while another monitor looks.
+        alerts: The known alerts, active or not, from the last check; empty while another monitor alerts.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class DlqAlert:
         queue: str,
         depth: Depth,
         store: AlertStore,
-        book: AlertBook,
+        alert_state: AlertState,
         *,
         host: str,
         interval_seconds: float,
@@ -63,7 +63,7 @@ class DlqAlert:
     ) -> None:
         """
         Args:
-            after_seconds: Alerts when, for so long, nothing is sent, a provider cannot be used, or a host is silent.
+            after_seconds: How long nothing must be sent, a provider be unusable or a host be silent before an alert.
             providers: The configured providers.
         """
         self.alerts: dict[Kind, Alert] = {}
@@ -71,40 +71,42 @@ class DlqAlert:
         self._queue = queue
         self._depth = depth
         self._store = store
-        self._book = book
+        self._alert_state = alert_state
         self._host = host
         self._providers = providers
-        self._lasting = Lasting(after_seconds)
-        # A host that works reports about once per interval.
-        self._silent = Lasting(max(after_seconds, MISSED_LOOKS * interval_seconds))
+        self._durations = StateDurations(after_seconds)
+        # A running host reports about once per interval.
+        self._host_silence = StateDurations(max(after_seconds, MISSED_REPORTS * interval_seconds))
         self._oldest: Sequence[str] = ()
         self._raised_at: dict[Kind, datetime] = {}
         self._listeners: list[asyncio.Event] = []
 
-    def listen(self) -> asyncio.Event:
-        """An event that is set after each look; whoever waits for it clears it."""
+    def subscribe(self) -> asyncio.Event:
+        """An event that is set after each check. The caller clears it."""
         self._listeners.append(asyncio.Event())
         return self._listeners[-1]
 
     async def run_once(self) -> None:
-        """One look, if it is ours to look."""
-        if await self._book.consult():
-            states = await self._find()
-            self.alerts = {kind: self._alert(kind, state) for kind, state in states.items() if state.stands is not None}
+        """Checks once, if this monitor is the one that alerts."""
+        if await self._alert_state.refresh():
+            states = await self._check()
+            self.alerts = {
+                kind: self._alert(kind, state) for kind, state in states.items() if state.is_firing is not None
+            }
         else:
-            self._forget_lasting()
+            self._reset_durations()
             self.alerts = {}
         for listener in self._listeners:
             listener.set()
 
-    async def _find(self) -> dict[Kind, _State]:
-        """How the kinds of alerts stand that one look could see."""
+    async def _check(self) -> dict[Kind, _State]:
+        """One check: the states of the kinds of alerts that could be determined."""
         depth = fault = tables = None
         try:
             depth = await self._depth()
         except DispatcherError as error:
             fault = scrub(str(error))
-        if not self._book.is_alone:
+        if not self._alert_state.is_alone:
             with suppress(DispatcherError):
                 tables = await self._store.find()
         oldest_seconds = tables.oldest_age_seconds if tables else None
@@ -113,46 +115,52 @@ class DlqAlert:
         if depth is not None:
             states[Kind.DEAD_LETTERS] = _State(depth > 0, depth, oldest_seconds)
         if tables is None:
-            self._forget_lasting()
+            self._reset_durations()
             return states
         due_seconds = tables.dead_letter_due_seconds
         is_growing = (due_seconds or 0.0) > max(LONGEST_DUE_SECONDS, self.interval_seconds)
         states[Kind.DEAD_LETTERS_UNPUBLISHED] = _State(is_growing, depth, due_seconds)
         states[Kind.UNDECIDED_EXPIRING] = _State(tables.expiring > 0, tables.expiring, oldest_seconds)
-        return states | self._lasting_states(tables)
+        return states | self._timed_states(tables)
 
-    def _lasting_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The kinds that count only once they have lasted. A state that changes starts again."""
+    def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
+        """The states of the kinds that need some duration. A change of the state restarts its duration."""
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
         hosts = sorted(tables.hosts.items())
-        self._lasting.note([*idle, *unusable])
-        self._silent.note(hosts)
+        self._durations.record([*idle, *unusable])
+        self._host_silence.record(hosts)
         waits = scrub(why(tables.waiting, providers=self._providers).detail) if tables.waiting else None
-        lost = [about(trouble) for state, trouble in unusable.items() if self._lasting.has_lasted([state])]
-        gone = [f"{host} last reported at {instant(at)}" for host, at in hosts if self._silent.has_lasted([(host, at)])]
+        lost = [about(trouble) for state, trouble in unusable.items() if self._durations.has_lasted([state])]
+        vanished = [
+            f"{host} last reported at {instant(at)}"
+            for host, at in hosts
+            if self._host_silence.has_lasted([(host, at)])
+        ]
         return {
-            Kind.NOTHING_SENT: _State(self._lasting.has_lasted(idle), tables.due, reason=waits),
-            Kind.PROVIDER_UNUSABLE: _State(self._lasting.has_lasted(unusable), reason=scrub(" ".join(lost)) or None),
-            Kind.HOST_VANISHED: _State(self._silent.has_lasted(hosts), reason="; ".join(gone) or None),
+            Kind.NOTHING_SENT: _State(self._durations.has_lasted(idle), tables.due, reason=waits),
+            Kind.PROVIDER_UNUSABLE: _State(self._durations.has_lasted(unusable), reason=scrub(" ".join(lost)) or None),
+            Kind.HOST_VANISHED: _State(self._host_silence.has_lasted(hosts), reason="; ".join(vanished) or None),
         }
 
-    def _forget_lasting(self) -> None:
-        self._lasting.forget()
-        self._silent.forget()
+    def _reset_durations(self) -> None:
+        self._durations.clear()
+        self._host_silence.clear()
 
     def _alert(self, kind: Kind, state: _State) -> Alert:
         now = datetime.now(UTC)
-        known_at = self._book.raised_at(kind) or self._raised_at.get(kind, now)
-        if not state.stands:
+        known_at = self._alert_state.raised_at(kind) or self._raised_at.get(kind, now)
+        if not state.is_firing:
             self._raised_at.pop(kind, None)
-            return Alert(kind, False, self._queue, known_at, self._host, state.count, is_alone=self._book.is_alone)
+            return Alert(
+                kind, False, self._queue, known_at, self._host, state.count, is_alone=self._alert_state.is_alone
+            )
         self._raised_at[kind] = known_at
         age_seconds = state.age_seconds
         if age_seconds is None and kind is Kind.DEAD_LETTERS:
-            # Messages that point to no email have no age but what we saw of it.
+            # A message that points to no email has no known age. Use the time since the alert was raised.
             age_seconds = max(0.0, (now - known_at).total_seconds())
-        # Applications choose correlation ids, and some put addresses into them.
+        # Applications choose the correlation ids, and some put addresses into them.
         named = [scrub(one)[:MAX_CORRELATION_CHARACTERS] for one in self._oldest] if kind in _OF_DEAD_LETTERS else ()
         return Alert(
             kind,
@@ -164,36 +172,36 @@ class DlqAlert:
             oldest_age_seconds=age_seconds,
             correlation_ids=tuple(named),
             reason=state.reason,
-            is_alone=self._book.is_alone,
+            is_alone=self._alert_state.is_alone,
         )
 
 
-class Lasting:
-    """Since which look each state has been found, by a steady clock. A look that does not find a state ends it."""
+class StateDurations:
+    """Measures how long each state has lasted, by the monotonic clock. A check that does not find a state ends it."""
 
     def __init__(self, seconds: float) -> None:
         """
         Args:
-            seconds: How long a state must last before it counts.
+            seconds: How long a state must last for `has_lasted`.
         """
         self._seconds = seconds
         self._began_at: float | None = None
         self._since: dict[Hashable, float] = {}
 
-    def note(self, states: Collection[Hashable]) -> None:
-        """Takes the states that a look found."""
+    def record(self, states: Collection[Hashable]) -> None:
+        """Records the states that a check found."""
         now = time.monotonic()
         if self._began_at is None:
             self._began_at = now
         self._since = {state: self._since.get(state, now) for state in states}
 
-    def forget(self) -> None:
-        """Forgets everything after a missed look: a state may have ended and begun again meanwhile."""
+    def clear(self) -> None:
+        """Deletes all states after a missed check, because a state may have ended and begun again meanwhile."""
         self._began_at = None
         self._since = {}
 
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
-        """Whether one of these states has lasted long enough; None if unknown, because the first look found it."""
+        """Whether one of these states has lasted long enough; None if it already existed at the first check."""
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:
             return True

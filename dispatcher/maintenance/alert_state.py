@@ -1,0 +1,108 @@
+"""Which notices each channel has sent. All monitors share this state in PostgreSQL; each keeps a copy in memory.
+
+One monitor alerts about a DLQ; the others are idle. While PostgreSQL is unreachable, the monitors cannot agree on one,
+so each of them alerts by its copy: ten notices are better than none. When PostgreSQL is reachable again, each monitor
+first stores the notices that it sent meanwhile, so that they are not sent again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import datetime
+from typing import NamedTuple
+
+from dispatcher.domain.alert import Kind
+from dispatcher.errors import DispatcherError
+from dispatcher.store.alerts import AlertStore, AnnouncedAlert
+from dispatcher.telemetry.log import get_log
+
+
+class _Entry(NamedTuple):
+    raised_at: datetime
+    sent_at: float  # by the monotonic clock
+
+    @property
+    def age_seconds(self) -> float:
+        return time.monotonic() - self.sent_at
+
+
+class AlertState:
+    """The notices that each channel has sent, for one event loop. Every method may be called at any time.
+
+    Attributes:
+        is_alone: PostgreSQL does not answer.
+    """
+
+    def __init__(self, store: AlertStore) -> None:
+        self.is_alone = False
+        self._store = store
+        # Both by the alert's kind and the channel. A None is a resolved alert.
+        self._sent: dict[tuple[Kind, str], _Entry] = {}
+        self._unsaved: dict[tuple[Kind, str], _Entry | None] = {}
+        self._lock = asyncio.Lock()
+
+    async def refresh(self) -> bool:
+        """Reads the shared state; returns whether this monitor is the one that checks and alerts."""
+        async with self._lock:
+            try:
+                await self._save_all()
+                is_ours, announced = await self._store.claim_alerting(), await self._store.list_announced()
+            except DispatcherError as error:
+                self._log_loss(error)
+                return True
+            if self.is_alone:
+                self.is_alone = False
+                get_log().info("store.connected")
+            now = time.monotonic()
+            self._sent = {(one.kind, one.channel): _Entry(one.raised_at, now - one.age_seconds) for one in announced}
+            # Notices that a channel sent during the query are newer than its answer.
+            for key, entry in self._unsaved.items():
+                self._set(*key, entry)
+            return is_ours
+
+    def age_seconds(self, kind: Kind, channel: str) -> float | None:
+        """Seconds since a channel last sent a notice about an alert; None if it sent none, or sent the resolution."""
+        entry = self._sent.get((kind, channel))
+        return None if entry is None else entry.age_seconds
+
+    def raised_at(self, kind: Kind) -> datetime | None:
+        """When an alert was raised, according to the notices sent; None if no notice was sent."""
+        return min((entry.raised_at for (one, _), entry in self._sent.items() if one is kind), default=None)
+
+    async def record(self, kind: Kind, channel: str, raised_at: datetime | None) -> None:
+        """Records that a channel has just sent a notice.
+
+        Args:
+            raised_at: When the alert was raised; None if the notice says that it is resolved.
+        """
+        entry = None if raised_at is None else _Entry(raised_at, time.monotonic())
+        self._set(kind, channel, entry)
+        self._unsaved[kind, channel] = entry
+        async with self._lock:
+            if self.is_alone:
+                return  # the next `refresh` stores it
+            try:
+                await self._save_all()
+            except DispatcherError as error:
+                self._log_loss(error)
+
+    def _set(self, kind: Kind, channel: str, entry: _Entry | None) -> None:
+        self._sent.pop((kind, channel), None)
+        if entry is not None:
+            self._sent[kind, channel] = entry
+
+    async def _save_all(self) -> None:
+        for key, entry in list(self._unsaved.items()):
+            if entry is None:
+                await self._store.delete_announced(*key)
+            else:
+                await self._store.save_announced(AnnouncedAlert(*key, entry.raised_at, entry.age_seconds))
+            # Keep a newer notice that the channel sent during the statement.
+            if self._unsaved.get(key) is entry:
+                del self._unsaved[key]
+
+    def _log_loss(self, error: DispatcherError) -> None:
+        if not self.is_alone:
+            get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=None)
+        self.is_alone = True

@@ -1,0 +1,178 @@
+"""Dead letters on the DLQ, compared with their emails in the database.
+
+The database is the source of truth. A dead letter is about one failure of one email, identified by the email's number
+of attempts. Every later failure has more attempts, except when evidence turns a held email into a failed one.
+A dead letter is stale once its email is no longer failed or held, has failed again, or was discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.broker.dead_letter import decode
+from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
+from dispatcher.domain.dead_letter import DeadLetter
+from dispatcher.domain.status import Status
+from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import DeadLetterEmail, discard_dead, find_dead_letter_emails
+from dispatcher.store.named_locks import named_lock
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
+
+LOCK_WAIT_SECONDS: Final = 10.0
+MAX_PASSES: Final = 100
+"""Each pass removes some messages, so this limit is not reached in practice."""
+DEAD: Final = frozenset({Status.FAILED, Status.HELD})
+
+
+class DlqEntry(NamedTuple):
+    """A message on the DLQ with its decoded dead letter and the email's row.
+
+    Attributes:
+        dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
+        email: The email's row; None if there is no such email, or it has another message key.
+        is_orphan: The message is a dead letter whose email does not exist any more: pruned, or lost in a restore.
+    """
+
+    found: Found
+    dead_letter: DeadLetter | None
+    email: DeadLetterEmail | None
+    is_orphan: bool
+
+    @property
+    def is_poison(self) -> bool:
+        """Whether the message belongs to no email in the database."""
+        return self.email is None
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the dead letter is about a failure that is over."""
+        return self.dead_letter is not None and self.email is not None and not is_current(self.dead_letter, self.email)
+
+
+def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
+    """Whether the dead letter is about its email's current failure."""
+    is_of_this_failure = dead_letter.status is email.status and dead_letter.attempts >= email.attempt_count
+    return email.status in DEAD and is_of_this_failure and not email.is_discarded
+
+
+@asynccontextmanager
+async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[Look]:
+    """Reads the DLQ, in one process of all hosts at a time: a second reader would find the queue empty.
+
+    Raises:
+        DispatcherError: another process has been reading the DLQ for too long.
+        BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
+    """
+    async with _exclusively(session, dlq), dlq.look() as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[None]:
+    async with named_lock(session, f"dlq {dlq.queue}", within_seconds=LOCK_WAIT_SECONDS) as is_ours:
+        if not is_ours:
+            raise DispatcherError(
+                f'Another command is reading the dead-letter queue "{dlq.queue}".', remedy="Try again when it is done."
+            )
+        yield
+
+
+async def classify(session: AsyncSession, batch: Sequence[Found]) -> list[DlqEntry]:
+    """Decodes messages and finds their emails' rows."""
+    dead_letters = [decoded(found) for found in batch]
+    emails = await find_dead_letter_emails(
+        session, {dead_letter.email_id for dead_letter in dead_letters if dead_letter}
+    )
+    return [
+        DlqEntry(
+            found,
+            dead_letter,
+            _email_of(dead_letter, emails),
+            dead_letter is not None and dead_letter.email_id not in emails,
+        )
+        for found, dead_letter in zip(batch, dead_letters, strict=True)
+    ]
+
+
+async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
+    """Removes stale dead letters from the DLQ, of these emails or of all; returns how many.
+
+    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the others.
+    """
+    return await remove(
+        session,
+        dlq,
+        lambda each: (
+            each.dead_letter is not None
+            and each.is_stale
+            and (email_ids is None or each.dead_letter.email_id in email_ids)
+        ),
+    )
+
+
+async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
+    """Removes the messages that `is_meant` selects, and repeats until none is left; returns how many there were.
+
+    Raises the errors of `scan`.
+    """
+    async with _exclusively(session, dlq):
+        first = removed = await _remove(session, dlq, is_meant)
+        for _ in range(MAX_PASSES):
+            if not removed:
+                return first
+            removed = await _remove(session, dlq, is_meant)
+    raise BrokerUnavailable(
+        f'RabbitMQ keeps returning messages that were removed from the queue "{dlq.queue}".', remedy="Try again later."
+    )
+
+
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
+    """Reads the DLQ once; returns how many messages it removed or tried to remove."""
+    removed = 0
+    async with dlq.look() as opened:
+        async for batch in opened.batches():
+            meant = [each.found for each in await classify(session, batch) if is_meant(each)]
+            opened.remove(meant)
+            removed += len(meant)
+    return removed
+
+
+async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) -> set[UUID]:
+    """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
+
+    Returns:
+        The emails that were discarded now. The others are not failed or held, or were discarded before. The emails keep
+        their status. A replay of a discarded email undoes the discard.
+    """
+    return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
+
+
+async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
+    """The emails with a current dead letter on the DLQ, in the queue's order, each once. Removes nothing."""
+    async with scan(session, dlq) as opened:
+        ids = [
+            each.dead_letter.email_id
+            async for batch in opened.batches()
+            for each in await classify(session, batch)
+            if each.dead_letter and not each.is_poison and not each.is_stale
+        ]
+    return list(dict.fromkeys(ids))
+
+
+def decoded(found: Found) -> DeadLetter | None:
+    """The dead letter in a message; None if the message is not a dead letter."""
+    try:
+        return decode(found.body)
+    except InvalidPointer:
+        return None
+
+
+def _email_of(dead_letter: DeadLetter | None, emails: dict[UUID, DeadLetterEmail]) -> DeadLetterEmail | None:
+    found = emails.get(dead_letter.email_id) if dead_letter else None
+    return found if dead_letter and found and found.message_key == dead_letter.message_key else None
