@@ -91,7 +91,7 @@ class FakeLocked(LockedRows):
         super().__init__(cast("Source", None))
         self._locked_ids = locked_ids
 
-    async def among(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
+    async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
         """See the real class."""
         asked = set(email_ids) if is_busy else self._seen_at.keys() & set(email_ids)
         locked = asked & self._locked_ids
