@@ -77,7 +77,7 @@ def _numbered(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _docstrings(text: str) -> Iterator[tuple[int, str]]:
-    """Strings that stand alone: docstrings of modules, classes and functions, and of constants and fields."""
+    """Docstrings of modules, classes and functions, and strings below constants and fields."""
     for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Expr(value=ast.Constant(value=str(words))):
