@@ -1,1 +1,1 @@
-"""What a host can do, measured. Every figure that the documentation quotes names the command here that printed it."""
+"""Measurements of what a host can do. Every figure in the documentation names the command here that printed it."""

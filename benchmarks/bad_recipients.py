@@ -1,12 +1,12 @@
-"""Bad recipients beside good ones: `python benchmarks/bad_recipients.py --minutes 10 --rate 20 --bad 5`.
+"""Bad recipients among good ones: `python benchmarks/bad_recipients.py --minutes 10 --rate 20 --bad 5`.
 
-Emails arrive at a steady rate. Some go to recipients that the SMTP double refuses for now at every attempt, each in
-one of six ways (see `dispatcher.dev.smtp_sink`). The bad emails must end as `failed` by their own attempts, and the
-good ones must not feel them.
+Emails arrive at a steady rate. The SMTP double temporarily refuses some recipients at every attempt, each in one of six
+ways (see `dispatcher.dev.smtp_sink`). The bad emails must end as `failed` after their own attempts, and must not delay
+the good ones.
 
-It prints the good emails' latency from the commit of the enqueue to the double's acceptance, how the bad ones of each
-kind ended, and whether the books balance. Exit code 1: an email was lost, doubled, held or left over, a good one
-failed, a bad one did not, or the good ones' p99 was above `--p99-ms`.
+It prints the good emails' latency from the commit of the enqueue to the double's acceptance, how the bad emails of each
+kind ended, and whether emails were lost or duplicated. Exit code 1: an email was lost, duplicated, held or left
+unfinished, a good one failed, a bad one did not, or the good ones' p99 exceeded `--p99-ms`.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dispatcher.dev.servers import private_servers
 from dispatcher.store.connections import connected
 
 KINDS: Final = ("busy", "limited", "unverified", "full", "closing", "hurried")
-"""What the double answers to RCPT: 450 4.2.1, 450 4.7.1, 451 4.3.0, 452 4.2.2, 421 4.3.2, 421 4.7.28."""
+"""The double's replies to RCPT: 450 4.2.1, 450 4.7.1, 451 4.3.0, 452 4.2.2, 421 4.3.2, 421 4.7.28."""
 BURST_KIND: Final = "unverified"
 DOMAINS: Final = tuple(f"{name}.example" for name in ("ash", "beech", "cedar", "elm", "fir", "larch", "oak", "pine"))
 START_SECONDS: Final = 60.0
 FINISH_SECONDS: Final = 600.0
-"""For the last bad emails' attempts, once no more arrive."""
+"""The time limit for the last attempts of bad emails after the arrivals have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,8 @@ class Arrival:
     """One enqueued email.
 
     Attributes:
-        kind: How its recipient is bad; None for a good one.
-        committed_at: When its enqueue was committed; unix seconds.
+        kind: In which way its recipient is bad; None for a good one.
+        committed_at: When its enqueue was committed; Unix seconds.
     """
 
     email_id: str
@@ -62,12 +62,12 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         p50_ms: From commit to acceptance, of good emails.
         bad: The bad emails by kind, each a count by status and number of attempts, such as `failed, 5 attempts`.
-        pauses: How often a worker stopped using the provider, by the reason that it logged.
+        pauses: How often a worker stopped using the provider, by the logged reason.
     """
 
     good: int
@@ -83,7 +83,7 @@ class Figures:
     held: int
 
     def is_fine(self, p99_ms: float) -> bool:
-        """Whether the bad emails ended by themselves, and the good ones did not feel them."""
+        """Whether the bad emails failed by themselves, and the good ones were not delayed."""
         wrong = self.good_not_sent + self.bad_not_failed + self.lost + self.duplicates + self.held
         return not wrong and self.p99_ms <= p99_ms
 
@@ -121,14 +121,14 @@ def _measure(scene: Stage, options: argparse.Namespace, console: Console) -> Fig
 
 
 def _warm_up(scene: Stage) -> None:
-    """Returns once an email has gone through: everything has started."""
+    """Return once an email was sent: all parts have started."""
     with connected(scene.database_url) as connection:
         enqueue_many(connection, [_email(-1, None, random.Random(0))])
     wait_until(lambda: bool(scene.double.acceptances()), START_SECONDS)
 
 
 def _enqueue(database_url: str, options: argparse.Namespace, arrivals: list[Arrival]) -> None:
-    """Enqueues by the clock, one commit for all that are due; the burst goes first."""
+    """Enqueue by the clock, one commit for all emails that are due; the burst comes first."""
     chance = random.Random(options.seed)
     stop, began_at, number = threading.Event(), time.monotonic(), 0
     with connected(database_url) as connection:
@@ -226,7 +226,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the recipients; default: 1")
     parser.add_argument(
-        "--p99-ms", type=float, default=2000.0, metavar="N", help="the good emails' bound; default: 2000"
+        "--p99-ms", type=float, default=2000.0, metavar="N", help="limit for the good emails; default: 2000"
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser.parse_args()

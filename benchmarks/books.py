@@ -1,4 +1,4 @@
-"""The books of a run: what we say of each email, and what the provider's end says."""
+"""The count of a run's emails: our tables compared with the provider's ledger."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from benchmarks.doubles import Acceptances
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """One run's.
+    """The count of one run.
 
     Attributes:
-        lost: Sent by our books and unknown to the provider's, or in no state at all; None where it keeps none.
-        duplicates: Acceptances beyond the first, by the provider's books.
-        last_sent_at: When the last email was recorded as sent; unix seconds, by the database's clock.
+        lost: Sent by our tables but not in the provider's ledger, or not in our tables at all; None without a ledger.
+        duplicates: Acceptances beyond the first, by the provider's ledger; None without a ledger.
+        last_sent_at: When the last email was recorded as sent; Unix seconds, by the database's clock.
     """
 
     sent: int
@@ -30,17 +30,17 @@ class Books:
 
     @property
     def balance(self) -> bool:
-        """Whether nothing is lost or duplicate, as far as anybody can know."""
+        """Whether no email is lost or duplicated, as far as the ledger shows."""
         return not self.lost and not self.duplicates
 
 
 def read_books(connection: psycopg.Connection[Any], email_ids: Collection[str], accepted: Acceptances | None) -> Books:
-    """The books of these emails.
+    """Count these emails.
 
     Args:
-        accepted: The provider's; None where it keeps none.
+        accepted: The provider's acceptances; None if it keeps no ledger.
     """
-    # Ids ascend with time: whatever was in the tables before is left out without being read.
+    # Ids ascend with time, so PostgreSQL does not read the emails that were in the tables before.
     rows = connection.execute(
         "select email_id::text, status, extract(epoch from sent_at)::float8 from dispatcher.email_log "
         "where email_id >= %s",

@@ -1,6 +1,6 @@
-"""Postfix's smtp-sink: an SMTP server in C that accepts and forgets. Installed, or fetched from Debian without root.
+"""Postfix's smtp-sink, an SMTP server in C that accepts and discards; installed, or downloaded from Debian.
 
-It keeps no ledger, so that lost and duplicate emails cannot be counted at the provider's end.
+It needs no root. It keeps no ledger, so lost and duplicate emails cannot be counted at the provider's side.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from dispatcher.errors import ServerUnavailable
 NAME: Final = "postfix-smtp-sink"
 READY_SECONDS: Final = 10.0
 BACKLOG: Final = "1000"
-REMEDY: Final = "Install Postfix, which brings smtp-sink (apt-get install postfix), or take --sink python."
+REMEDY: Final = "Install Postfix, which contains smtp-sink (apt-get install postfix), or use --sink python."
 
 
 @contextmanager
 def running_c_sink(latency_ms: float = 0.0) -> Iterator[tuple[int, int]]:
-    """The process id and the port of a sink, gone afterwards.
+    """The process id and the port of a sink; stopped afterwards.
 
     Raises:
-        ServerUnavailable: it is not to be had; or a latency was asked for, which it counts in whole seconds alone.
+        ServerUnavailable: smtp-sink is not available; or the latency is not a whole number of seconds.
     """
     if latency_ms % 1000:
-        raise ServerUnavailable("Postfix's smtp-sink waits whole seconds alone.", remedy="Take --sink python.")
+        raise ServerUnavailable(
+            "Postfix's smtp-sink supports only latencies of whole seconds.", remedy="Use --sink python."
+        )
     program, environment = _find()
     (port,) = ports.choose(1)
-    # It will not run as root.
+    # smtp-sink refuses to run as root.
     user = ["-u", "nobody"] if os.geteuid() == 0 else []
     wait = ["-w", str(int(latency_ms / 1000))] if latency_ms else []
     with subprocess.Popen([program, *user, *wait, f"127.0.0.1:{port}", BACKLOG], env=environment) as process:
         try:
-            _await(process, port)
+            _wait_until_ready(process, port)
             yield process.pid, port
         finally:
             process.terminate()
 
 
-def _await(process: subprocess.Popen[bytes], port: int) -> None:
+def _wait_until_ready(process: subprocess.Popen[bytes], port: int) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while not ports.accepts(port):
         if process.poll() is not None or time.monotonic() > deadline:

@@ -1,9 +1,9 @@
-"""One case of `run.py`, measured: what a `dispatcher run` that is up and warm does, and what each part of it costs.
+"""Measures one case of `run.py`: the throughput of a warmed-up `dispatcher run`, and the cost of each of its parts.
 
-A backlog (no rate): all emails are inserted in one transaction; the clock starts when its commit is over, so that the
-relay's publishing is measured and the enqueueing is not, and ends at the last record. An open loop (a rate): emails
-arrive by a schedule (see `open_loop`), and the clock of each starts when it was to arrive. Acceptance is the double's
-word: its ledger, by this machine's clock.
+A backlog (no rate): all emails are inserted in one transaction. The clock starts after its commit, so that publishing
+is measured and enqueueing is not, and stops at the last record. An open loop (a rate): emails arrive by a schedule (see
+`open_loop`), and each email's clock starts at its scheduled arrival. Acceptance is taken from the double's ledger, by
+this machine's clock.
 """
 
 from __future__ import annotations
@@ -38,26 +38,27 @@ from dispatcher.store.connections import connected
 
 WARM_UP_EMAILS: Final = 1000
 """Per worker, and never more than are measured."""
-LOOK_SECONDS: Final = 0.5
+SAMPLE_SECONDS: Final = 0.5
 BUSY_DOUBLE: Final = 0.85
-"""From this share of a core on a double of one process may be what limits."""
+"""From this share of one core on, a single-process double may be the bottleneck."""
 
 _Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What came of a case.
+    """The result of a case.
 
     Attributes:
-        seconds: From the backlog's commit to the last record; in an open loop from the first arrival on.
-        latency_ms: Percentiles from enqueue to accepted: from the backlog's commit, or from an email's due arrival.
-        from_commit_ms: The same from the commit of each email, in an open loop.
-        cpu_us: CPU per email by who used it; `machine` is all that the machine did.
+        seconds: From the backlog's commit (in an open loop: the first arrival) to the last record.
+        latency_ms: Percentiles from enqueue to accepted: from the backlog's commit, or from an email's scheduled
+            arrival.
+        from_commit_ms: The same from each email's own commit, in an open loop.
+        cpu_us: CPU per email by process; `machine` is the total of all processes.
         pss_mb: The median worker's memory at the end.
-        in_flight_share: Of the prefetch windows, how much was under lease while there was a backlog; the median look.
+        in_flight_share: The leased share of the prefetch windows while there was a backlog; the median of the samples.
         double_busy: The share of one core that the double used.
-        kills: Workers that were killed meanwhile.
+        kills: How many workers were killed during the case.
     """
 
     case: Case
@@ -78,10 +79,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What was enqueued.
+    """The enqueued emails.
 
     Attributes:
-        began_at: When each email's clock started, by id, unix seconds; `committed_at` when its commit was over.
+        began_at: When each email's clock started, by id, Unix seconds; `committed_at`: when its commit was done.
     """
 
     began_at: Mapping[str, float]
@@ -90,11 +91,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Enqueueing:
-    """How the emails come.
+    """An enqueueing in progress.
 
     Attributes:
-        is_over: Whether all of them have come.
-        batch: What came, once it is over.
+        is_over: Whether all emails are enqueued.
+        batch: Returns the emails once it is over.
     """
 
     is_over: Callable[[], bool]
@@ -103,14 +104,14 @@ class Enqueueing:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """Every meter at one instant."""
+    """All meters at one instant."""
 
     instant: float
     cpu: Mapping[str, float]
     page: Mapping[str, float]
 
 
-class Watch:
+class MeasuredRun:
     """A run that is being measured."""
 
     def __init__(self, servers: Servers, scene: Stage, run_pid: int, page: Page, connection: _Connection) -> None:
@@ -122,29 +123,29 @@ class Watch:
         if scene.double.pid is not None:
             self._roots["double"] = scene.double.pid
         self.window = load(scene.environment).prefetch * scene.case.workers
-        self.looks: list[float] = []
+        self.in_flight_samples: list[float] = []
 
     def read(self) -> Reading:
-        """Every meter, now."""
+        """Read all meters."""
         return Reading(time.time(), cpu.read_cpu(self._roots), self._page.read())
 
     def await_finished(self, began: Reading, emails: int, enqueueing: Enqueueing) -> None:
-        """Returns once so many emails are finished, one way or another.
+        """Wait until this many emails are finished, in any status.
 
         Args:
-            enqueueing: Until it is over, none may be unfinished because none has come.
+            enqueueing: While it is not over, an empty backlog does not count as finished.
 
         Raises:
-            RuntimeError: nothing moved for half a minute.
+            RuntimeError: There was no progress for half a minute.
         """
         best, moved_at, rate = 0.0, time.monotonic(), 0.0
         while True:
             left = emails - best
-            time.sleep(min(LOOK_SECONDS, max(0.05, left / rate)) if rate else LOOK_SECONDS)
+            time.sleep(min(SAMPLE_SECONDS, max(0.05, left / rate)) if rate else SAMPLE_SECONDS)
             page = self._page.read()
             done = page["dispatcher_emails_total"] - began.page.get("dispatcher_emails_total", 0.0)
             if left > 2 * self.window:
-                self.looks.append(page["dispatcher_in_flight_emails"] / self.window)
+                self.in_flight_samples.append(page["dispatcher_in_flight_emails"] / self.window)
             if done > best:
                 best, moved_at = done, time.monotonic()
                 rate = done / (time.time() - began.instant)
@@ -153,47 +154,47 @@ class Watch:
             if may_be_over and not _unfinished(self.connection):
                 return
             if idle_seconds > STALL_SECONDS:
-                raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done:.0f} of {emails} are finished")
+                raise RuntimeError(f"no progress for {STALL_SECONDS:.0f} s: {done:.0f} of {emails} emails are finished")
 
 
 def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Figures:
-    """Runs one case on a database that has our tables.
+    """Run one case on a database that has our tables.
 
     Raises:
-        RuntimeError: nothing moved for half a minute, or the run ended badly.
+        RuntimeError: There was no progress for half a minute, or the run failed.
     """
     page = Page(ports.choose(1)[0])
     with bare_stage(servers, case, folder, database_url) as scene, connected(database_url) as connection:
         with scene.running("run", page.settings) as run_pid:
             page.await_ready(run_pid)
             _warm_up(connection, case)
-            watch = Watch(servers, scene, run_pid, page, connection)
-            measured = _measured(watch)
-        # Everybody has written what they know; the double does so now and then.
+            measured_run = MeasuredRun(servers, scene, run_pid, page, connection)
+            measured = _measured(measured_run)
+        # All processes have written their results; the double writes at intervals.
         time.sleep(2 * WRITE_SECONDS)
         return _with_books(measured, scene, connection)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What was measured while it ran."""
+    """The measurements of a run."""
 
     batch: Batch
     began: Reading
     ended: Reading
     work: Work
-    looks: Sequence[float]
+    in_flight_samples: Sequence[float]
     pss_mb: float | None
     kills: int
     clock_ahead: float
 
 
-def _measured(watch: Watch) -> _Run:
-    case = watch.scene.case
-    enqueueing = _arriving(watch) if case.rate else _backlog(watch)
-    with enqueueing as (enqueued, began, work), killing(watch.run_pid, is_on=case.has_faults) as killed:
-        watch.await_finished(began, case.emails, enqueued)
-        ended = watch.read()
+def _measured(measured_run: MeasuredRun) -> _Run:
+    case = measured_run.scene.case
+    enqueueing = _arriving(measured_run) if case.rate else _backlog(measured_run)
+    with enqueueing as (enqueued, began, work), killing(measured_run.run_pid, is_on=case.has_faults) as killed:
+        measured_run.await_finished(began, case.emails, enqueued)
+        ended = measured_run.read()
         done = work.read(case.emails)
         batch = enqueued.batch()
     return _Run(
@@ -201,36 +202,36 @@ def _measured(watch: Watch) -> _Run:
         began,
         ended,
         done,
-        tuple(watch.looks),
-        cpu.median_pss_mb(cpu.pids_of_role(watch.run_pid, "worker")),
+        tuple(measured_run.in_flight_samples),
+        cpu.median_pss_mb(cpu.pids_of_role(measured_run.run_pid, "worker")),
         len(killed),
-        _clock_ahead(watch.connection),
+        _clock_ahead(measured_run.connection),
     )
 
 
 @contextmanager
-def _backlog(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
-    """All emails at once: read before the commit that sets them free."""
-    case = watch.scene.case
+def _backlog(measured_run: MeasuredRun) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
+    """Enqueue all emails at once; the meters are read just before the commit that makes them visible."""
+    case = measured_run.scene.case
     waiting = drafts(case.emails, f"backlog-{secrets.token_hex(4)}", is_templated=case.is_templated)
-    with watch.connection.transaction():
-        answers = enqueue_many(watch.connection, waiting)
-        work = WorkMeter(watch.connection)
-        began = watch.read()
+    with measured_run.connection.transaction():
+        answers = enqueue_many(measured_run.connection, waiting)
+        work = WorkMeter(measured_run.connection)
+        began = measured_run.read()
     committed_at = time.time()
     at = dict.fromkeys((str(answer.email_id) for answer in answers), committed_at)
     yield Enqueueing(lambda: True, lambda: Batch(at, at)), replace(began, instant=committed_at), work
 
 
 @contextmanager
-def _arriving(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
-    """An open loop, by a process of its own."""
-    case = watch.scene.case
+def _arriving(measured_run: MeasuredRun) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
+    """An open loop in a process of its own."""
+    case = measured_run.scene.case
     command = [sys.executable, "-m", "benchmarks.open_loop", "--rate", str(case.rate), "--emails", str(case.emails)]
     command += ["--seed", str(secrets.randbelow(2**31)), *(["--templated"] if case.is_templated else [])]
-    work, began = WorkMeter(watch.connection), watch.read()
+    work, began = WorkMeter(measured_run.connection), measured_run.read()
     here = Path(__file__).resolve().parent.parent
-    output = watch.scene.folder / "arrivals.txt"
+    output = measured_run.scene.folder / "arrivals.txt"
 
     def batch() -> Batch:
         process.wait(STALL_SECONDS)
@@ -244,7 +245,7 @@ def _arriving(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
 
     with (
         output.open("wb") as file,
-        subprocess.Popen(command, stdout=file, cwd=here, env=watch.scene.environment) as process,
+        subprocess.Popen(command, stdout=file, cwd=here, env=measured_run.scene.environment) as process,
     ):
         try:
             yield Enqueueing(lambda: process.poll() is not None, batch), began, work
@@ -253,7 +254,7 @@ def _arriving(watch: Watch) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
 
 
 def _warm_up(connection: _Connection, case: Case) -> None:
-    """Every worker has connected, and sent; code and plans are in their caches."""
+    """Send some emails, so that every worker is connected and caches are warm."""
     prefix = f"warm-up-{secrets.token_hex(4)}"
     enqueue_many(
         connection, drafts(min(WARM_UP_EMAILS * case.workers, case.emails), prefix, is_templated=case.is_templated)
@@ -273,7 +274,7 @@ def _with_books(run: _Run, scene: Stage, connection: _Connection) -> Figures:
     seconds = books.last_sent_at - run.clock_ahead - first
     used = per_email_us(run.began.cpu, run.ended.cpu, case.emails)
     if run.kills:
-        # What a killed worker had used became its parent's when that waited for it.
+        # When the parent waits for a killed worker, the worker's CPU time is added to the parent's.
         used["worker"], used["parent"] = used.get("worker", 0.0) + used.get("parent", 0.0), 0.0
     busy = used["double"] * case.emails / 1e6 / (run.ended.instant - run.began.instant) if "double" in used else None
     return Figures(
@@ -286,7 +287,7 @@ def _with_books(run: _Run, scene: Stage, connection: _Connection) -> Figures:
         pss_mb=run.pss_mb,
         lease_batch=mean_of("dispatcher_lease_batch_emails", run.began.page, run.ended.page),
         record_batch=mean_of("dispatcher_record_batch_emails", run.began.page, run.ended.page),
-        in_flight_share=statistics.median(run.looks) if run.looks else None,
+        in_flight_share=statistics.median(run.in_flight_samples) if run.in_flight_samples else None,
         work=run.work,
         double_busy=busy,
         kills=run.kills,
@@ -299,7 +300,7 @@ def _percentiles(ordered: Sequence[float]) -> dict[str, float]:
 
 
 def _unfinished(connection: _Connection) -> int:
-    # By the partial index: it holds what is not sent alone.
+    # Uses the partial index, which contains only unfinished emails.
     row = connection.execute(
         "select count(*) from dispatcher.email_log where status in ('pending', 'sending')"
     ).fetchone()
@@ -308,7 +309,7 @@ def _unfinished(connection: _Connection) -> int:
 
 
 def _clock_ahead(connection: _Connection) -> float:
-    """How far the database's clock is ahead of ours, in seconds; of a server on this machine next to nothing."""
+    """How many seconds the database's clock is ahead of ours; almost 0 on the same machine."""
     before = time.time()
     row = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchone()
     after = time.time()
@@ -317,7 +318,7 @@ def _clock_ahead(connection: _Connection) -> float:
 
 
 def server_pids(servers: Servers) -> dict[str, int]:
-    """The processes at the top of private servers; of given ones we know none."""
+    """The top processes of private servers; empty for given servers."""
     pids = status(servers.folder).pids
     names = {"postgres": "postgresql", "rabbitmq": "rabbitmq"}
     return {names[name]: pid for name, pid in pids.items() if name in names}

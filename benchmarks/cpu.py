@@ -1,8 +1,8 @@
-"""Who used the CPU and the memory: trees of processes, read from /proc before and after.
+"""CPU time and memory by process, from /proc before and after.
 
-A process that ends leaves its CPU time with its parent once that has waited for it, so a tree's sum stays whole: a
-killed worker's time shows as its parent's. What the kernel does for a process (system calls, the loopback's TCP) is
-that process's; what it does by its own threads (writing dirty pages) is in `machine` alone.
+When a process exits and its parent has waited for it, its CPU time is added to the parent's, so a tree's sum stays
+complete: a killed worker's time appears in its parent. Kernel work for a process (system calls, loopback TCP) counts
+for that process. Work of kernel threads (writing dirty pages) is only in `machine`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Seen:
     """A process as /proc/PID/stat shows it.
 
     Attributes:
-        seconds: CPU time of its own, and of children that ended and were waited for.
+        seconds: Its own CPU time, and that of children that exited and were waited for.
     """
 
     pid: int
@@ -33,14 +33,14 @@ class Seen:
 
 
 def read_stat(text: str) -> Seen:
-    """A process from its stat line (see proc_pid_stat(5)); the name in it may hold anything."""
+    """Parse a stat line (see proc_pid_stat(5)); the name in it may contain any character."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(") ")[2].split()
     return Seen(int(pid), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_SECOND)
 
 
 def attribute(seen: Mapping[int, Seen], roots: Mapping[str, int], role_of: Callable[[int], str]) -> dict[str, float]:
-    """CPU seconds by name: each root's whole tree; of the root `run`, its children by their roles.
+    """CPU seconds by name: the whole tree of each root; for the root `run`, its children by role.
 
     Args:
         roots: The process at the top of each tree, by name.
@@ -68,22 +68,22 @@ def attribute(seen: Mapping[int, Seen], roots: Mapping[str, int], role_of: Calla
 
 
 def read_cpu(roots: Mapping[str, int]) -> dict[str, float]:
-    """CPU seconds by name, as `attribute` has them, and `machine`: all that the machine did."""
+    """CPU seconds by name, as `attribute` returns them, and `machine`: the total of all processes."""
     return {**attribute(_all_seen(), roots, role_of), "machine": _machine_seconds()}
 
 
 def role_of(pid: int) -> str:
-    """What one of our processes calls itself: `worker 0` is a `worker`."""
+    """A process's role from its title: `worker 0` is a `worker`."""
     try:
         title = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").strip("\0 ")
     except OSError:
         return "parent"
-    # Just forked, it has its parent's title still.
+    # A process that was just forked still has its parent's title.
     return title.removeprefix("dispatcher: ").split(" ")[0] if title.startswith("dispatcher: ") else "parent"
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return bool((PROC / str(pid) / "cmdline").read_bytes())
     except OSError:
@@ -91,12 +91,12 @@ def is_alive(pid: int) -> bool:
 
 
 def pids_of_role(run_pid: int, role: str) -> list[int]:
-    """The children of `dispatcher run` that have a role."""
+    """The children of `dispatcher run` with this role."""
     return [seen.pid for seen in _all_seen().values() if seen.parent == run_pid and role_of(seen.pid) == role]
 
 
 def pss_mb(pid: int) -> float | None:
-    """A process's memory in MB, pages that it shares counted in parts; None where the kernel does not say."""
+    """A process's memory in MB, with shared pages counted in part; None if the kernel does not report it."""
     try:
         lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
     except OSError:
@@ -121,11 +121,11 @@ def _each_seen() -> Iterator[Seen]:
             try:
                 yield read_stat((PROC / entry.name / "stat").read_text(errors="replace"))
             except OSError:
-                continue  # it ended meanwhile
+                continue  # the process has exited
 
 
 def _machine_seconds() -> float:
-    """All but idle and waiting for the disk (see proc_stat(5)); guests' time is in user time already."""
+    """All CPU time except idle and waiting for the disk (see proc_stat(5)); user time already includes guests."""
     user, nice, system, _idle, _waiting, interrupts, soft_interrupts, *_ = map(
         int, (PROC / "stat").read_text().split("\n", 1)[0].split()[1:]
     )

@@ -1,11 +1,11 @@
-"""A lean local SendGrid and SES for benchmarks: HTTPS with kept connections, and a ledger of what it accepted.
+"""A lean local SendGrid and SES for benchmarks: HTTPS with persistent connections, and a ledger of accepted emails.
 
     python -m benchmarks.double --folder FOLDER [--tls] [--latency-ms 50] [--port 0]
 
-prints one line of JSON with its URL and paths, and runs until SIGTERM. It knows no misdeeds, as
-`dispatcher.dev.http_double` does: it accepts, and costs as little as Python lets it, so that it is not what is
-measured. In the folder are `ca.pem` and `ledger.txt`: a line per accepted email, `<email id> <unix seconds>`, in the
-order of acceptance. Lines are gathered in memory for a tenth of a second; they survive a kill of any process but this.
+It prints one line of JSON with its URL and paths, and runs until SIGTERM. Unlike `dispatcher.dev.http_double` it
+injects no faults: it accepts everything, at as little CPU as Python allows, so that the double itself is not measured.
+The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, `<email id> <unix seconds>`, in order of
+acceptance. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_ID: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
 
 class Books:
-    """What was accepted, and when; written to a file in batches."""
+    """Accepted emails with their times; written to a file in batches."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -50,7 +50,7 @@ class Books:
         self._loop = asyncio.get_running_loop()
 
     def accept(self, email_ids: Sequence[bytes]) -> None:
-        """Enter the emails of one request."""
+        """Add the emails of one request."""
         if not self._lines:
             self._loop.call_later(WRITE_SECONDS, self.write)
         instant = b" %.6f\n" % time.time()
@@ -58,7 +58,7 @@ class Books:
             self._lines.append(email_id + instant)
 
     def write(self) -> None:
-        """Bring the file up to now."""
+        """Write all pending lines."""
         if self._lines:
             self._file.write(b"".join(self._lines))
             self._lines.clear()
@@ -71,14 +71,14 @@ class Session(asyncio.Protocol):
         self._books = books
         self._latency_seconds = latency_seconds
         self._loop = asyncio.get_running_loop()
-        self._data = bytearray()  # an email of 20 MiB comes in hundreds of pieces
+        self._data = bytearray()  # an email of 20 MiB arrives in hundreds of pieces
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the way out (asyncio calls this, once TLS stands)."""
+        """Keep the transport. asyncio calls this, after the TLS handshake."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that is whole now (asyncio calls this)."""
+        """Answer every request that is complete. Called by asyncio."""
         self._data += data
         while (head_end := self._data.find(_HEAD_END)) >= 0:
             body_at = head_end + len(_HEAD_END)
@@ -145,20 +145,20 @@ async def serve(folder: Path, port: int, tls: ssl.SSLContext | None, latency_sec
 
     server = await loop.create_server(session, "127.0.0.1", port, backlog=1024)
     port = server.sockets[0].getsockname()[1]
-    told = {
+    ready = {
         "url": f"{'https' if tls else 'http'}://127.0.0.1:{port}",
         "port": port,
         "ledger": str(folder / "ledger.txt"),
         "ca_file": str(folder / "ca.pem") if tls else None,
     }
-    print(json.dumps(told), flush=True)
+    print(json.dumps(ready), flush=True)
     await stop.wait()
     server.close()
     books.write()
 
 
 def read_acceptances(path: Path) -> dict[str, list[float]]:
-    """When each email was accepted, by its id, unix seconds; an email with two instants was accepted twice."""
+    """When each email was accepted, by its id, Unix seconds; an email with two times was accepted twice."""
     acceptances: dict[str, list[float]] = {}
     *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
     for line in lines:
@@ -171,10 +171,10 @@ def main() -> None:
     """The command line; returns after SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="benchmarks/double.py", description="A lean local SendGrid and SES.")
     parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the certificate")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) finds a free one")
-    parser.add_argument("--tls", action="store_true", help="HTTPS, by an authority of its own (ca.pem)")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="before an answer; default: 0")
-    parser.add_argument("--die-with-parent", action="store_true", help="end when the process that started us does")
+    parser.add_argument("--port", type=int, default=0, help="0 (the default) selects a free port")
+    parser.add_argument("--tls", action="store_true", help="use HTTPS with a generated authority (ca.pem)")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before each response; default: 0")
+    parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args()
     if options.die_with_parent:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

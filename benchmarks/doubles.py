@@ -1,4 +1,4 @@
-"""The provider's end of a benchmark: the double of each provider, as a process of its own, and what it accepted."""
+"""The provider's side of a benchmark: each provider's double in a process of its own, and its acceptances."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from dispatcher.dev.acceptance_ledger import read_ledger
 PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 
 Acceptances = Mapping[str, Sequence[float]]
-"""When each email was accepted, unix seconds, by its id; an email with two instants was accepted twice."""
+"""When each email was accepted, in Unix seconds, by its id; an email with two times was accepted twice."""
 
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """A provider's double that runs.
+    """A running double of a provider.
 
     Attributes:
-        pid: Its process; None where the provider is a folder.
-        environment: What points the product to it.
-        acceptances: Reads its books.
-        ca_file: Whom to trust; None where there is no TLS.
-        keeps_books: Whether it counts; one that does not has accepted nothing, by its books.
+        pid: Its process; None if the provider is a folder.
+        environment: The settings that make the product use it.
+        acceptances: Reads its ledger.
+        ca_file: The authority to trust; None without TLS.
+        keeps_books: Whether it keeps a ledger; without one, `acceptances` is empty.
     """
 
     pid: int | None
@@ -42,10 +42,10 @@ class Double:
 
 @contextmanager
 def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink: str = "python") -> Iterator[Double]:
-    """A provider's double, gone afterwards; its books stay in the folder.
+    """A provider's double for the duration of the block; its ledger stays in the folder.
 
     Args:
-        sink: For smtp: `python`, ours, which keeps a ledger; or `c`, Postfix's, which keeps none and costs less.
+        sink: For smtp: `python` is our sink with a ledger; `c` is Postfix's, without a ledger and cheaper.
     """
     if provider == "capture":
         maildir = folder / "maildir"
@@ -55,14 +55,14 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
             yield Double(pid, {"DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none"}, dict, keeps_books=False)
     elif provider == "smtp":
         arguments = ["--folder", str(folder / "sink"), "--no-eml", "--latency-ms", str(latency_ms)]
-        with _process("dispatcher.dev.smtp_sink", arguments) as (pid, told):
-            url = f"smtp://127.0.0.1:{told['port']}?tls=none"
+        with _process("dispatcher.dev.smtp_sink", arguments) as (pid, ready):
+            url = f"smtp://127.0.0.1:{ready['port']}?tls=none"
             yield Double(pid, {"DISPATCHER_SMTP_URL": url}, lambda: _in_sink(folder / "sink" / "ledger.jsonl"))
     else:
         arguments = ["--folder", str(folder / "double"), "--tls", "--latency-ms", str(latency_ms)]
-        with _process("benchmarks.double", arguments) as (pid, told):
-            ca_file, ledger = Path(told["ca_file"]), Path(told["ledger"])
-            environment = {**_settings_of(provider, told["url"]), "DISPATCHER_CA_FILE": str(ca_file)}
+        with _process("benchmarks.double", arguments) as (pid, ready):
+            ca_file, ledger = Path(ready["ca_file"]), Path(ready["ledger"])
+            environment = {**_settings_of(provider, ready["url"]), "DISPATCHER_CA_FILE": str(ca_file)}
             yield Double(pid, environment, lambda: read_acceptances(ledger), ca_file)
 
 

@@ -1,10 +1,9 @@
-"""What one API process accepts, and what the library does: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
+"""How many emails one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
 
-Five cases, interleaved over the repetitions, on the same private servers with all durability on: 64 clients that post
-single emails, with gathering and without it (one statement per request, the same handler); 8 clients that post batches
-of 100; and one application that enqueues by the library, one email per transaction and 500. PostgreSQL, RabbitMQ, the
-API and the clients share the machine; no worker runs. The books are closed after each case: every answer's email is in
-the database.
+Five cases, interleaved over the repetitions, on the same private servers with full durability. 64 clients post single
+emails, with batching and without it (one statement per request, the same handler). 8 clients post batches of 100. One
+application enqueues with the library, with 1 and with 500 emails per transaction. PostgreSQL, RabbitMQ, the API and the
+clients share the machine; no worker runs. After each case, every accepted email must be in the database.
 """
 
 from __future__ import annotations
@@ -48,23 +47,23 @@ PROCESSES: Final = ("api", "postgresql", "rabbitmq")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How emails come.
+    """The load of a case.
 
     Attributes:
         clients: Of the API; 0 for the library.
         batch: Emails per request, or per transaction.
-        gathered: Emails per statement of the API, at most.
+        insert_batch: The most emails per statement of the API.
     """
 
     name: str
     clients: int
     batch: int
-    gathered: int = 256
+    insert_batch: int = 256
 
 
 SHAPES: Final = (
-    Shape("64 clients, single, gathered", 64, 1),
-    Shape("64 clients, single, not gathered", 64, 1, gathered=1),
+    Shape("64 clients, single, batched inserts", 64, 1),
+    Shape("64 clients, single, one insert each", 64, 1, insert_batch=1),
     Shape("8 clients, batches of 100", 8, 100),
     Shape("library, enqueue", 0, 1),
     Shape("library, enqueue_many of 500", 0, 500),
@@ -91,7 +90,7 @@ def main() -> None:
     else:
         Console(width=None if sys.stdout.isatty() else 130).print(_table(shapes, results))
     if any(told["refused"] or told["missing"] for _, told in results):
-        sys.exit("The books do not balance: see refused and missing.")
+        sys.exit("Emails were refused or are missing: see the columns refused and missing.")
 
 
 def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
 
 @contextmanager
 def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
-    """A database and queues of a case's own; yields the settings that name them."""
+    """A database and queues for one case; yields their settings."""
     name = f"bench_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     asyncio.run(declare(servers.amqp_url, topology))
@@ -122,7 +121,7 @@ def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         with connected(database_url) as connection:
             migrate(connection)
-        # What was written to make it is not to be written out while it is measured.
+        # Writes the new database's dirty pages now, and not during the measurement.
         administration.execute("checkpoint")
         yield {
             **os.environ,
@@ -138,14 +137,14 @@ def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Mapping[str, int]]]:
-    """The API's port and process, by its name; neither for the library."""
+    """The API's port and its process by name; empty for the library."""
     if not shape.clients:
         yield 0, {}
         return
     more = {
         "DISPATCHER_API_ADDRESS": "127.0.0.1:0",
         "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
-        "DISPATCHER_API_INSERT_BATCH_EMAILS": str(shape.gathered),
+        "DISPATCHER_API_INSERT_BATCH_EMAILS": str(shape.insert_batch),
     }
     command = [sys.executable, "-m", "dispatcher.cli.main", "api"]
     with subprocess.Popen(command, env={**environment, **more}, stdout=subprocess.PIPE) as api:
@@ -164,8 +163,8 @@ def _load(environment: Mapping[str, str], shape: Shape, port: int, seconds: floa
         words = ["library_load.py", *words]
     command = [sys.executable, str(HERE / words[0]), *words[1:]]
     done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, check=True)
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def _table(shapes: list[Shape], results: list[tuple[Shape, dict[str, Any]]]) -> Table:

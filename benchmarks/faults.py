@@ -1,4 +1,4 @@
-"""Kills under load: a worker of a `dispatcher run` gets SIGKILL, again and again."""
+"""Kills workers of a `dispatcher run` with SIGKILL under load."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from benchmarks.cpu import pids_of_role
 
 EVERY_SECONDS: Final = 2.0
 MOST_KILLS: Final = 20
-"""The parent replaces those that die, later each time; beyond this it would be what is measured."""
+"""The parent restarts dead workers with growing delays; after more kills, those delays would dominate the result."""
 
 
 @contextmanager
 def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
-    """Kills a worker every other second for the length of the block; yields the list that their process ids go to."""
+    """Kill a worker every 2 seconds during the block; yields the list to which their process ids are added."""
     killed: list[int] = []
     stop = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What is made of raw numbers: percentiles, medians with their range, shares. Pure."""
+"""Statistics of raw measurements: percentiles, medians with their range, shares. Pure functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> Spread:
-        """The spread of figures, of which there must be one."""
+        """The spread of at least one figure."""
         known = list(figures)
         return cls(statistics.median(known), min(known), max(known))
 
@@ -31,31 +31,31 @@ class Spread:
         return (self.highest - self.lowest) / self.median if self.median else 0.0
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the ranges meet, so that the two may be the same figure."""
+        """Whether the ranges overlap, so that the difference may be noise."""
         return self.lowest <= other.highest and other.lowest <= self.highest
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the ordered figures that so many percent do not exceed (nearest rank: one that was measured)."""
+    """The smallest figure that at least this percentage of the ordered figures does not exceed (nearest rank)."""
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
 
 
 def latencies_ms(began_at: Mapping[str, float], ended_at: Mapping[str, Sequence[float]]) -> list[float]:
-    """Ordered milliseconds from each email's beginning to its first acceptance; what has no end is left out."""
+    """Sorted milliseconds from each email's start to its first acceptance; emails without acceptance are left out."""
     return sorted((ended_at[name][0] - began) * 1000 for name, began in began_at.items() if name in ended_at)
 
 
 def per_email_us(before: Mapping[str, float], after: Mapping[str, float], emails: int) -> dict[str, float]:
-    """CPU microseconds per email by who used them, from two readings of CPU seconds."""
+    """CPU microseconds per email and process, from two readings of CPU seconds."""
     return {name: (seconds - before.get(name, 0.0)) / emails * 1e6 for name, seconds in after.items()}
 
 
 def ideal_rate(rates_by_workers: Mapping[int, float], workers: int) -> float:
-    """What so many workers would do if each did what the workers of the smallest case do."""
+    """The rate of this many workers if each were as fast as the workers of the smallest case."""
     fewest = min(rates_by_workers)
     return rates_by_workers[fewest] / fewest * workers
 
 
 def machine_rate(cores: int, cpu_us_per_email: float) -> float:
-    """The rate at which all cores have nothing left, at so much CPU per email over all processes."""
+    """The rate at which all cores are fully used, given the CPU per email over all processes."""
     return cores * 1e6 / cpu_us_per_email if cpu_us_per_email else 0.0

@@ -1,18 +1,17 @@
-"""The floor: what an email costs if each unavoidable part is done alone, and how far above it the chain is.
+"""The floor: the cost of an email if each unavoidable part is done alone, and how far the chain is above it.
 
-The chain is measured first (`dispatcher run`, a backlog, as run.py does it), its batch sizes are taken from its own
-metrics, and each part is then done alone at these sizes with the same libraries, statements, servers and double:
-publish with confirms, consume and ack, lease, send, record. Chain and parts take turns over the repetitions; medians
-are shown.
+The chain is measured first: `dispatcher run` with a backlog, as in run.py. Its batch sizes are taken from its own
+metrics. Then each part is done alone at these sizes with the same libraries, statements, servers and double: publish
+with confirms, consume and ack, lease, send, record. Chain and parts alternate over the repetitions; medians are shown.
 
-The overhead is told twice. By the clock: the time that goes by per email, of the chain over the parts one after the
-other, each done by one process; this is what emails per second are made of, and with one worker the two have the same
-cores and as many processes to send. By CPU: all of our processes, PostgreSQL and RabbitMQ over the sum of the parts;
-this is what a host runs out of, and what doing the parts at the same time does not make less.
+The overhead is given twice. By the clock: the elapsed time per email of the chain, compared with the sum of the parts,
+each done by one process. This determines emails per second; with one worker, both use the same cores and the same
+number of sending processes. By CPU: all of our processes, PostgreSQL and RabbitMQ, compared with the sum of the parts.
+This is the limit of a host, and parallel work does not reduce it.
 
-Work costs more CPU beside other work, which drives its data out of the caches: the chain runs beside its servers and
-the double, a part alone beside one of them. So all parts are also done at the same time, by one process; what that
-costs above the floor is the machine's share of the overhead.
+Work takes more CPU beside other work, which evicts its data from the caches: the chain runs beside its servers and the
+double, a part alone beside one of them. So all parts are also done at the same time, by one process. Their extra cost
+above the floor is the machine's share of the overhead.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from benchmarks.capacity import Figures, measure, server_pids
 from benchmarks.doubles import Double, running_double
 from benchmarks.figures import Spread
 from benchmarks.floor_parts import ELAPSED, PARTS, Places, Sizes, measure_alone, measure_together
-from benchmarks.machine import in_words, machine, versions
+from benchmarks.machine import described, machine, versions
 from benchmarks.rig import Case, database, drafts, passing_topology
 from benchmarks.run import FAILED, INTERRUPTED, WIDTH, memory_folder, terminated
 from dispatcher import enqueue_many
@@ -63,11 +62,11 @@ _FIGURES: Final = ("client", *SERVERS, DOUBLE, ELAPSED)
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The chain once, and its parts at the chain's sizes.
+    """One measurement of the chain, and of its parts at the chain's sizes.
 
     Attributes:
-        alone: Microseconds per email of each part: CPU by who used it, and what went by.
-        together: The same of all parts, done at the same time.
+        alone: Microseconds per email of each part: CPU by process, and elapsed time.
+        together: The same for all parts at the same time.
     """
 
     chain: Figures
@@ -77,7 +76,7 @@ class Turn:
 
     @property
     def chain_us(self) -> dict[str, float]:
-        """What an email costs the chain, by who used it, and what went by."""
+        """The chain's cost per email: CPU by process, and elapsed time."""
         used = self.chain.cpu_us
         return {
             "client": sum(used.get(part, 0.0) for part in OURS),
@@ -87,7 +86,7 @@ class Turn:
 
     @property
     def floor_us(self) -> dict[str, float]:
-        """The sum of the parts, cut alike."""
+        """The sum of the parts, in the same form."""
         return {name: sum(part[name] for part in self.alone.values()) for name in _FIGURES}
 
 
@@ -176,12 +175,12 @@ def _enqueue(places: Places, emails: int) -> None:
 
 
 def overhead_by_cpu(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
-    """How much more CPU the chain costs than its floor, as a share of the floor; the double is nobody's."""
+    """The chain's extra CPU as a share of the floor's; without the double's."""
     return _sum(chain_us) / _sum(floor_us) - 1
 
 
 def overhead_by_the_clock(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
-    """How much longer the chain takes for an email than its parts one after the other, as a share of these."""
+    """The chain's extra elapsed time per email, as a share of the sum of its parts."""
     return chain_us[ELAPSED] / floor_us[ELAPSED] - 1
 
 
@@ -207,7 +206,7 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
         elapsed = f"{overhead_by_the_clock(chain, below):+.0%}"
         table.add_row(name, *shares, f"{overhead_by_cpu(chain, below):+.0%}", "", elapsed)
     console.print(table)
-    for words in (*_verdict(turns), in_words(facts)):
+    for words in (*_verdict(turns), described(facts)):
         console.print(words)
 
 
@@ -222,7 +221,7 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
         word = "within" if (median := over(chain, floor)) <= TARGET else "above"
         yield (
             f"{words} {median:+.0%} over its floor ({spread.lowest:+.0%} – {spread.highest:+.0%}), {word} the "
-            f"{TARGET:.0%} that we allow ourselves."
+            f"limit of {TARGET:.0%}."
         )
     rate = statistics.median(turn.chain.emails_per_second for turn in turns)
     yield f"{turns[0].chain.case.workers} workers, {rate:,.0f} emails/s."
@@ -257,18 +256,18 @@ def _options() -> argparse.Namespace:
         epilog=details,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="per turn; default: 10000")
+    parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="per repetition; default: 10000")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="of the chain; default: 2")
     parser.add_argument("--prefetch", type=int, metavar="N", help="default: the product's")
     parser.add_argument(
         "--bundle", type=int, default=1, metavar="N", help="emails that a message points to; default: 1"
     )
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="turns; default: 3")
+    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write floor.jsonl and floor.txt there")
     parser.add_argument("--json", action="store_true", help="a line of JSON per turn, and no table")
     options = parser.parse_args()
     if min(options.emails, options.workers, options.repeat, options.bundle) < 1:
-        parser.error("--emails, --workers, --repeat and --bundle are whole numbers from 1")
+        parser.error("--emails, --workers, --repeat and --bundle must be whole numbers of at least 1")
     return options
 
 

@@ -1,7 +1,7 @@
-"""Each unavoidable part of an email's way: pika, psycopg and the HTTP client, and nothing of ours around them.
+"""Each unavoidable part of an email's way: pika, psycopg and the HTTP client, without our own code around them.
 
-The statements are the product's, at the batch sizes that the chain was seen to use. What is missing on purpose is all
-that makes a program of the parts: tasks, the in-flight ledger, decisions, logs, metrics, checks.
+The statements are the product's, at the batch sizes that the chain used. Everything that turns the parts into a program
+is left out on purpose: tasks, the in-flight ledger, decisions, logs, metrics, checks.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from dispatcher.transport.http import HttpTransport
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
 ELAPSED: Final = "elapsed"
-"""The key of the time that a part took, beside the CPU that it used."""
+"""The key of a part's elapsed time, beside its CPU times."""
 PUBLISH_BATCH: Final = 500
-"""As the relay has it."""
+"""The same as the relay's."""
 DEADLINE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What the chain was seen to do, so that the parts do the same.
+    """The sizes that the chain used, so that the parts use the same.
 
     Attributes:
-        in_flight: Requests to the provider at once.
+        in_flight: Concurrent requests to the provider.
         bundle: Emails that a message points to.
     """
 
@@ -57,10 +57,10 @@ class Sizes:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where the servers are.
+    """The addresses of the servers.
 
     Attributes:
-        roots: The processes at the top of their trees, for their CPU.
+        roots: The top processes of their trees, for their CPU.
     """
 
     database_url: str
@@ -73,19 +73,19 @@ class Places:
 
 
 class Gate(Protocol):
-    """Where a part stops until it may begin, and what counts its work; connecting and preparing come before."""
+    """Delays each part until it may begin, and measures it. Connecting and preparing come before the gate."""
 
     def open(self, part: str, emails: int) -> AbstractAsyncContextManager[None]:
-        """The block does a part for so many emails."""
+        """The block does a part for this many emails."""
         ...
 
 
 class Alone:
-    """Parts one after the other, each measured.
+    """Runs the parts one after the other and measures each.
 
     Attributes:
-        by_part: Microseconds per email: by part, and in each the CPU by who used it (`client` does the part), and what
-            went by (`ELAPSED`).
+        by_part: Microseconds per email by part: the CPU by process (`client` does the part), and the elapsed time
+            (`ELAPSED`).
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -101,10 +101,10 @@ class Alone:
 
 
 class Together:
-    """All parts at once, measured as one.
+    """Runs all parts at the same time and measures them as one.
 
     Attributes:
-        costs: As of a part, each part having been done for as many emails.
+        costs: In the form of one part, each part having handled the same number of emails.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -117,7 +117,7 @@ class Together:
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
         """See `Gate.open`."""
-        # One of them reads the meters, and the others stand still meanwhile: it does not give the loop away.
+        # One part reads the meters without yielding to the event loop, so the others do not run at that moment.
         if await self._begin.wait() == 0:
             self._began = _Meters.read(self._roots)
         yield
@@ -126,7 +126,7 @@ class Together:
 
 
 class _Free:
-    """Nothing is waited for, nothing measured."""
+    """No delay and no measurement."""
 
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
@@ -135,7 +135,7 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class _Meters:
-    """What had been used by an instant, in seconds."""
+    """The resources used up to an instant, in seconds."""
 
     servers: Mapping[str, float]
     client: float
@@ -146,7 +146,7 @@ class _Meters:
         return cls(cpu.read_cpu(roots), time.process_time(), time.monotonic())
 
     def since(self, roots: Mapping[str, int], emails: int) -> dict[str, float]:
-        """What was used from then on, in microseconds per email."""
+        """The resources used since then, in microseconds per email."""
         now = _Meters.read(roots)
         used = per_email_us(self.servers, now.servers, emails)
         client, elapsed = (seconds / emails * 1e6 for seconds in (now.client - self.client, now.instant - self.instant))
@@ -154,7 +154,7 @@ class _Meters:
 
 
 async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, dict[str, float]]:
-    """The costs of each part for emails that are enqueued and due, and nobody has touched."""
+    """The cost of each part, for emails that are enqueued, due and not leased."""
     gate = Alone(places.roots)
     async with _connected(places) as database:
         keys = await _publish(places, sizes, database, emails, gate)
@@ -168,7 +168,7 @@ async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, 
 async def measure_together(
     places: Places, other: Places, sizes: Sizes, emails: int, enqueue: Callable[[], object]
 ) -> dict[str, float]:
-    """The cost of all parts, done at the same time by one process, each for emails of its own.
+    """The cost of all parts at the same time in one process, each with its own emails.
 
     Args:
         places: Its emails are enqueued and due.
@@ -206,7 +206,7 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
 
 
 async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
-    """Find what is due and publish it with confirms; the leases take the marks off."""
+    """Find due emails and publish them with confirms; the leases clear the due marks."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
@@ -236,14 +236,14 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
-    """The next batch, after those that are known: the last of these is due since then."""
+    """The next batch after the known emails, the last of which is due since `since`."""
     parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
     rows = await _fetch(database, "find_publish_due", parameters)
     return [row for row in rows if row[0] not in known]
 
 
 class _Confirms:
-    """Waits for RabbitMQ's confirms, which may come for many messages at once, and in any order."""
+    """Waits for RabbitMQ's confirms, which may cover many messages at once and arrive in any order."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -270,7 +270,7 @@ class _Confirms:
 
 
 async def _consume(places: Places, sizes: Sizes, emails: int, gate: Gate) -> None:
-    """Take every message, ack as many at once as the chain records at once."""
+    """Take every message; ack as many at once as the chain records at once."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.basic_qos, prefetch_count=sizes.prefetch)
@@ -308,7 +308,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
 
 
 async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate) -> None:
-    """The smallest document that says the same, over the product's own HTTP connections."""
+    """Send the smallest equivalent document over the product's own HTTP connections."""
     transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
     loop = asyncio.get_running_loop()
     url = f"{places.sendgrid_url}/v3/mail/send"
@@ -325,7 +325,7 @@ async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate)
         await asyncio.gather(*(lane(waiting) for _ in range(sizes.in_flight)))
 
     warm_up = leased[: 2 * sizes.in_flight]
-    await post(warm_up)  # connects
+    await post(warm_up)  # opens the connection
     async with gate.open("send", len(leased)):
         await post(leased)
     await transport.close()

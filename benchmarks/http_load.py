@@ -1,7 +1,7 @@
-"""Clients of the HTTP API, in a process of their own: `python benchmarks/http_load.py --port 8025 --clients 64`.
+"""Clients of the HTTP API in a process of their own: `python benchmarks/http_load.py --port 8025 --clients 64`.
 
-Each client keeps one connection and posts the next request as soon as it has the answer to the one before. It speaks
-just as much HTTP as it takes, so that the clients are not what is measured; `cpu_share` tells how busy they were.
+Each client keeps one connection and posts the next request as soon as the last response arrives. It implements only the
+HTTP that it needs, so that the clients themselves are not measured; `cpu_share` shows how busy they were.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _AFTER_KEY: Final = _WITHOUT_KEY[1:]
 
 @dataclass(slots=True)
 class Load:
-    """What the clients have in common.
+    """The state that all clients share.
 
     Attributes:
         batch: Emails per request; 1 posts to `/v1/emails`.
-        seconds: Of each answer.
+        seconds: The duration of each request.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Load:
     numbers: count[int] = field(default_factory=count)
 
     def request(self) -> bytes:
-        """The next request, whole."""
+        """The next complete request."""
         if self.batch == 1:
             key = f"Idempotency-Key: {self.name}-{next(self.numbers)}\r\n"
             return _request("/v1/emails", key, _WITHOUT_KEY)
@@ -70,12 +70,12 @@ class Client(asyncio.Protocol):
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Posts the first request."""
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
+        """Post the first request."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit from asyncio.Transport
         self._post()
 
     def data_received(self, data: bytes) -> None:
-        """Posts the next one once the answer is whole."""
+        """Post the next request once the response is complete."""
         self._received += data
         head, separator, body = self._received.partition(b"\r\n\r\n")
         if not separator or len(body) < int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]):
@@ -88,7 +88,7 @@ class Client(asyncio.Protocol):
         self._post()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The API ended it, or we did."""
+        """The connection has closed, from either side."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -112,11 +112,11 @@ async def _run(options: argparse.Namespace) -> dict[str, float]:
         clients.append(client)
     async with asyncio.timeout(options.seconds + GRACE_SECONDS):
         await asyncio.gather(*(client.done for client in clients))
-    return told(load.seconds, time.perf_counter() - began_at, options.batch, refused=load.refused)
+    return load_result(load.seconds, time.perf_counter() - began_at, options.batch, refused=load.refused)
 
 
-def told(answers: list[float], seconds: float, batch: int, *, refused: int) -> dict[str, float]:
-    """What a load has measured, from how long each answer took; `cpu_share` is this process's own."""
+def load_result(answers: list[float], seconds: float, batch: int, *, refused: int) -> dict[str, float]:
+    """The result of a load from the duration of each request; `cpu_share` is this process's own."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     ordered = sorted(answers)
     return {
@@ -131,7 +131,7 @@ def told(answers: list[float], seconds: float, batch: int, *, refused: int) -> d
 
 
 def main() -> None:
-    """The command line: one line of JSON."""
+    """The command line; prints one line of JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--clients", type=int, default=64)

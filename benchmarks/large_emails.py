@@ -1,14 +1,14 @@
-"""Large attachments in a burst: what a worker's memory grows to, and how long small emails take meanwhile.
+"""A burst of large attachments: the peak memory of a worker, and the latency of small emails during the burst.
 
     python benchmarks/large_emails.py                                            200 emails of 20 MiB, 5,000 small ones
     python benchmarks/large_emails.py --provider smtp
     python benchmarks/large_emails.py --large 30 --small 100 --address-space-mb 1500
 
-`dispatcher run`, PostgreSQL and RabbitMQ are real and the benchmark's own. The provider's double reads every octet and
-keeps a ledger. Large emails are enqueued one after the other, as fast as PostgreSQL takes them. Small ones come at an
-even rate meanwhile. A small email's time runs from the return of its commit to the provider's acceptance, by one
-clock. A worker's peak is the kernel's (VmHWM), over all processes that were workers; more of these than workers means
-that some died.
+`dispatcher run` and private PostgreSQL and RabbitMQ servers are real. The provider's double reads every octet and keeps
+a ledger. Large emails are enqueued one after the other, as fast as PostgreSQL accepts them. Small emails arrive at a
+constant rate. A small email's latency is the time from the return of its commit to the provider's acceptance, by one
+clock. A worker's peak is the kernel's VmHWM. It is read for every process that was a worker; more such processes than
+workers means that some died.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run came to.
+    """The result of one run.
 
     Attributes:
         peaks_mb: The peak of each process that was a worker, in MB.
@@ -79,13 +79,13 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether the books balance, and memory and times are within what we promise."""
+        """Whether no email was lost or duplicated, and memory and latency are within their bounds."""
         balance = self.sent == self.large + self.small and not (self.lost or self.duplicates)
         return balance and max(self.peaks_mb) < PEAK_MB and self.p99_seconds < P99_SECONDS
 
 
 class Peaks:
-    """The peak of the resident memory of each worker, for as long as it lives."""
+    """The peak resident memory of each worker."""
 
     def __init__(self, run_pid: int) -> None:
         self.by_pid: dict[int, float] = {}
@@ -95,7 +95,7 @@ class Peaks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Looks for the length of the block."""
+        """Sample for the duration of the block."""
         self._thread.start()
         try:
             yield
@@ -113,7 +113,7 @@ class Peaks:
 
 
 class Producers:
-    """Two applications: one enqueues large emails, one small ones, each on a connection of its own."""
+    """Two applications, each with its own connection: one enqueues large emails, the other small ones."""
 
     def __init__(self, database_url: str, options: argparse.Namespace) -> None:
         self.committed_at: dict[str, float] = {}
@@ -123,14 +123,14 @@ class Producers:
         self._faults: list[BaseException] = []
 
     def warm_up(self) -> None:
-        """Returns once each part of `dispatcher run` works: an email has been sent."""
+        """Wait until an email was sent, so that all parts of `dispatcher run` work."""
         with connected(self._url) as connection:
             (first,) = drafts(1, "warm-up")
             enqueue(connection, first)
             wait_until(lambda: _finished(connection) == 1, START_SECONDS)
 
     def run(self) -> None:
-        """Returns when everything is enqueued."""
+        """Return when everything is enqueued."""
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._all_large, self._all_small)]
         for thread in threads:
             thread.start()
@@ -173,7 +173,7 @@ def measure(servers: Servers, folder: Path, options: argparse.Namespace) -> Outc
     """One run.
 
     Raises:
-        RuntimeError: it did not come to an end in time, or `dispatcher run` ended badly.
+        RuntimeError: The run did not finish in time, or `dispatcher run` failed.
     """
     case = Case(options.provider, options.workers, options.large + options.small)
     with database(servers) as database_url, bare_stage(servers, case, folder, database_url) as scene:
@@ -229,11 +229,11 @@ def _table(outcome: Outcome) -> Table:
         "what", "figure", title=f"{outcome.large} emails of {outcome.large_mib:g} MiB over {outcome.provider}"
     )
     peaks = ", ".join(f"{peak:.0f} MB" for peak in outcome.peaks_mb)
-    table.add_row(f"peak of each worker process (bound {PEAK_MB} MB)", peaks)
+    table.add_row(f"peak of each worker process (limit {PEAK_MB} MB)", peaks)
     times = (outcome.p50_seconds, outcome.p99_seconds, outcome.slowest_seconds)
     words = ", ".join(f"{seconds:.2f} s" for seconds in times)
     table.add_row(f"{outcome.small} small ones: p50, p99 (bound {P99_SECONDS:g} s), slowest", words)
-    table.add_row("until all are finished", f"{outcome.seconds:.0f} s")
+    table.add_row("time until all are finished", f"{outcome.seconds:.0f} s")
     table.add_row("sent, failed, held", f"{outcome.sent}, {outcome.failed}, {outcome.held}")
     table.add_row("lost, duplicates", f"{outcome.lost}, {outcome.duplicates}")
     return table
@@ -254,14 +254,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=100.0, help="small emails per second (100)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory-mb", type=int, help="DISPATCHER_WORKER_MEMORY_MB; default: the product's")
-    parser.add_argument("--address-space-mb", type=int, help="of each process of `dispatcher run`; default: no limit")
-    parser.add_argument("--patience-seconds", type=float, default=600.0, help="after the last commit (600)")
+    parser.add_argument("--address-space-mb", type=int, help="limit of each process of `dispatcher run`; default: none")
+    parser.add_argument("--patience-seconds", type=float, default=600.0, help="time limit after the last commit (600)")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit code: 1 where the books or the bounds do not hold."""
+    """The command line; returns the exit code: 1 if emails are missing or a bound is exceeded."""
     options = _options(arguments)
     signal.signal(signal.SIGTERM, terminated)
     console = Console(stderr=True)

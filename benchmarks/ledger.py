@@ -1,7 +1,7 @@
-"""What the in-flight ledger costs per email: `python benchmarks/ledger.py`.
+"""The cost of the in-flight ledger per email: `python benchmarks/ledger.py`.
 
-The median over repeats of what is written for one email: that it is rendered, that it leaves, its answer, and that its
-slot is free again. Fails if one write costs 5 µs or more.
+Shows the median over repetitions of each write for one email: rendering, on the wire, the answer, and clearing the
+slot. Fails if one write takes 5 µs or more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_MICROSECONDS: Final = 5.0
 
 
 def main() -> int:
-    """Prints a line per write; returns 1 if one of them is too dear."""
+    """Print a line per write; return 1 if one write is too expensive."""
     argparse.ArgumentParser(prog="benchmarks/ledger.py", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder:
         ledger = Ledger(Path(folder), worker="host:w0:17:cafe", slot="host:w0", slots=EMAILS)
@@ -38,7 +38,7 @@ def main() -> int:
     medians = {name: statistics.median(repeat[name] for repeat in measured) for name in measured[0]}
     for name, microseconds in medians.items():
         print(f"{name:<28} {microseconds:6.2f} µs")
-    print(f"{'all of it, per email':<28} {sum(medians.values()):6.2f} µs")
+    print(f"{'total per email':<28} {sum(medians.values()):6.2f} µs")
     return int(max(medians.values()) >= MOST_MICROSECONDS)
 
 
@@ -50,13 +50,13 @@ def _measure(ledger: Ledger) -> dict[str, float]:
         ledger.clear(slot)
     slots.clear()
     return {
-        "is being rendered, and was": _per_email(
+        "rendering begins and ends": _per_email(
             lambda _: ledger.end_rendering(ledger.begin_rendering(email_id, 1)), range(EMAILS)
         ),
         "on the wire": _per_email(lambda _: slots.append(_leave(ledger, email_id)), range(EMAILS)),
-        "is the lease void?": _per_email(lambda _: ledger.voided_at, range(EMAILS)),
+        "checks whether leases are void": _per_email(lambda _: ledger.voided_at, range(EMAILS)),
         "answered": _per_email(lambda slot: ledger.mark_answered(slot, answer, finished_at=1.0), slots),
-        "recorded, the slot is free": _per_email(ledger.clear, slots),
+        "clears the slot": _per_email(ledger.clear, slots),
     }
 
 

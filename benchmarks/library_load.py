@@ -1,7 +1,7 @@
-"""An application that enqueues by the library, as a process: `python benchmarks/library_load.py --batch 500`.
+"""An application that enqueues with the library, as a process: `python benchmarks/library_load.py --batch 500`.
 
-One connection, one transaction after the other, each with one email (`enqueue`) or with many (`enqueue_many`); each
-commit waits for the disk. The emails are validated anew for each transaction, as an application's would be. Needs
+One connection, one transaction after the other, each with one email (`enqueue`) or with many (`enqueue_many`). Each
+commit waits for the disk. The emails are validated again for each transaction, as in an application. Needs
 DISPATCHER_DATABASE_URL.
 """
 
@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python b
 
 import psycopg
 
-from benchmarks.http_load import EMAIL, told
+from benchmarks.http_load import EMAIL, load_result
 from dispatcher import Email, enqueue, enqueue_many
 
 
@@ -33,7 +33,7 @@ def _run(options: argparse.Namespace) -> dict[str, float]:
             call_at = time.perf_counter()
             _enqueue(connection, [f"{options.name}-{next(numbers)}" for _ in range(options.batch)])
             seconds.append(time.perf_counter() - call_at)
-        return told(seconds, time.perf_counter() - began_at, options.batch, refused=0)
+        return load_result(seconds, time.perf_counter() - began_at, options.batch, refused=0)
 
 
 def _enqueue(connection: psycopg.Connection[Any], keys: list[str]) -> None:
@@ -46,7 +46,7 @@ def _enqueue(connection: psycopg.Connection[Any], keys: list[str]) -> None:
 
 
 def main() -> None:
-    """The command line: one line of JSON."""
+    """The command line; prints one line of JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=10.0)

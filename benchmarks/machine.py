@@ -1,4 +1,4 @@
-"""What a figure is to be read with: the machine, the versions, the commit."""
+"""The machine, the versions and the commit that belong to every figure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dispatcher.dev.servers import Servers
 
 @cache
 def machine() -> dict[str, object]:
-    """The machine, Python and the commit, `+` behind it where the tree was changed."""
+    """The machine, Python and the commit; `+` after the commit if the tree was modified."""
     return {
         "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
         "cpu": _cpu_model(),
@@ -29,7 +29,7 @@ def machine() -> dict[str, object]:
 
 
 def versions(servers: Servers) -> dict[str, object]:
-    """PostgreSQL's and RabbitMQ's; and whether what PostgreSQL writes is durable."""
+    """The versions of PostgreSQL and RabbitMQ, and PostgreSQL's durability settings."""
     with psycopg.connect(servers.database_url) as connection:
         row = connection.execute(
             "select current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit')"
@@ -43,7 +43,7 @@ def versions(servers: Servers) -> dict[str, object]:
     }
 
 
-def in_words(facts: dict[str, object]) -> str:
+def described(facts: dict[str, object]) -> str:
     """One line for a table or a plot."""
     return (
         f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB, Linux {facts['kernel']}, "

@@ -1,11 +1,11 @@
-"""What metrics cost: the same case with and without them, in pairs, one right after the other.
+"""The cost of metrics: the same case with and without them, in pairs, one right after the other.
 
-With them, /metrics is scraped all the while, ten times as often as a Prometheus does. The order within a pair changes
-from pair to pair, so that what drifts favours neither.
+With metrics on, /metrics is scraped ten times as often as Prometheus does. The order within a pair alternates, so that
+a drift favours neither side.
 
-Two figures: emails per second, and the CPU that our processes used per email (parent, workers, relay and the monitor
-that is scraped; start and end included). The second swings far less where a machine has other work and a disk of its
-own mind, and on a busy machine it is what decides the first. Quote medians with their quartiles, commit and machine.
+Two figures: emails per second, and the CPU per email of our processes (parent, workers, relay and the scraped monitor;
+start and end included). The CPU varies far less on a machine with other work or a slow disk, and on a busy machine it
+determines the rate. Quote medians with their quartiles, commit and machine.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ SCRAPE_SECONDS = 1.5
 
 
 class Scraper:
-    """Asks for /metrics again and again.
+    """Reads /metrics repeatedly.
 
     Attributes:
-        scrapes: How often it was answered.
+        scrapes: How many reads succeeded.
     """
 
     def __init__(self, port: int) -> None:
@@ -44,17 +44,17 @@ class Scraper:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Scrapes until it is stopped."""
+        """Scrape until stopped."""
         while not self._stop.wait(SCRAPE_SECONDS):
             try:
                 with urllib.request.urlopen(self._url, timeout=5) as reply:  # noqa: S310 - an address of ours
                     self.scrapes += bool(reply.read())
             except OSError:
-                continue  # the run is only starting, or ends
+                continue  # the run is starting or ending
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Scrapes for the length of a block."""
+        """Scrape for the duration of the block."""
         thread = threading.Thread(target=self.run)
         thread.start()
         try:
@@ -103,7 +103,7 @@ def _measure_pair(servers: Servers, case: Case, folder: Path, number: int) -> tu
 
 
 def _children_cpu_seconds() -> float:
-    """Of every process that we started and that has ended: a run and all of its own."""
+    """The CPU of every child process that has exited, including its own children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,7 +1,7 @@
-"""What counting costs by itself: `python benchmarks/metrics_alone.py`; CPU time, the least of many, on any machine.
+"""The cost of counting alone: `python benchmarks/metrics_alone.py`; CPU time, the least of many runs, on any machine.
 
-What a worker counts for a batch of emails is counted into real files, and the page that a scrape gets is made of them.
-The paired runs of `benchmarks/metrics.py` see the same in the whole chain, on a machine that has nothing else to do.
+It counts what a worker counts for a batch of emails into real files, and renders the page for a scrape from them. The
+paired runs of `benchmarks/metrics.py` measure the same in the whole chain, on a machine without other work.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _count(batch: Any, times: int) -> None:
 
 
 def _batch(size: int) -> list[Any]:
-    """What a worker has just recorded: as much of it as is counted."""
+    """The counted part of what a worker has just recorded."""
     now = datetime.now(UTC)
     return [
         SimpleNamespace(

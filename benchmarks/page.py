@@ -1,4 +1,4 @@
-"""The product's own /metrics, as a Prometheus would read it."""
+"""Reads the product's /metrics page, as Prometheus does."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ READY_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Where a `dispatcher run` shows its metrics."""
+    """The address of the metrics of a `dispatcher run`."""
 
     port: int
 
     @property
     def settings(self) -> dict[str, str]:
-        """What makes `run` show them there."""
+        """The settings that make `run` serve its metrics there."""
         return {"DISPATCHER_METRICS_ADDRESS": f"127.0.0.1:{self.port}"}
 
     def read(self) -> dict[str, float]:
-        """The sum over labels of each sample, by its name; of histograms the sums and counts.
+        """The sum over all labels of each sample, by sample name; of histograms the sums and counts.
 
         Raises:
-            OSError: nobody answers.
+            OSError: The page cannot be read.
         """
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as reply:
             return totals(reply.read().decode())
 
     def await_ready(self, run_pid: int) -> None:
-        """Returns once it answers.
+        """Wait until the page can be read.
 
         Raises:
-            RuntimeError: it did not in time, or has ended.
+            RuntimeError: The page could not be read in time, or the process has exited.
         """
         deadline = time.monotonic() + READY_SECONDS
         while time.monotonic() < deadline and is_alive(run_pid):
@@ -49,7 +49,7 @@ class Page:
                 time.sleep(0.1)
             else:
                 return
-        raise RuntimeError(f"`dispatcher run` showed no metrics within {READY_SECONDS:.0f} s")
+        raise RuntimeError(f"`dispatcher run` served no metrics within {READY_SECONDS:.0f} s")
 
 
 def totals(text: str) -> dict[str, float]:
@@ -63,7 +63,7 @@ def totals(text: str) -> dict[str, float]:
 
 
 def mean_of(histogram: str, before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """The mean of what a histogram observed between two readings; None if it observed nothing."""
+    """The mean of a histogram's observations between two readings; None if there were none."""
     count = after.get(f"{histogram}_count", 0.0) - before.get(f"{histogram}_count", 0.0)
     total = after.get(f"{histogram}_sum", 0.0) - before.get(f"{histogram}_sum", 0.0)
     return total / count if count else None

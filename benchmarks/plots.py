@@ -1,4 +1,4 @@
-"""Plots of a run, as PNG and SVG, that need no other words."""
+"""Self-contained plots of a run, as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.figures import Spread, ideal_rate
-from benchmarks.machine import in_words
+from benchmarks.machine import described
 from benchmarks.report import PARTS, machine_limit, rates_by_workers
 from benchmarks.results import Kind, Record, by_kind, name_of, spread
 
@@ -20,7 +20,7 @@ DOTS_PER_INCH: Final = 150
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draws what there is to draw; returns the files."""
+    """Draw all plots for which there are figures; return the files."""
     import matplotlib as mpl
 
     mpl.use("Agg")  # no screen is needed
@@ -28,7 +28,7 @@ def draw(records: Sequence[Record], folder: Path) -> list[Path]:
     cases = by_kind(records)
     backlogs = {kind: of for kind, of in cases.items() if not dict(kind)["rate"]}
     loops = {kind: of for kind, of in cases.items() if dict(kind)["rate"]}
-    facts = in_words(records[0]["machine"])
+    facts = described(records[0]["machine"])
     files = []
     if backlogs:
         files += _saved(_throughput(backlogs), folder / "throughput", facts)

@@ -1,4 +1,4 @@
-"""Finished emails in the tables before a run: what a year of them does to the next."""
+"""Fills the tables with finished emails before a run, to show the effect of a large history."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from numbers
 
 
 def preload(database_url: str, emails: int) -> None:
-    """Fills the tables with so many emails that were sent in the last six days, and has them vacuumed and analysed."""
+    """Insert this many emails that were sent in the last six days, then vacuum and analyze the tables."""
     with connected(database_url) as connection:
         connection.execute("set statement_timeout = 0")
         connection.execute("select dispatcher.email_partitions_make(now() - interval '6 days', 1)")

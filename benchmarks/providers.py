@@ -1,9 +1,9 @@
-"""How many emails a second an adapter hands over, and what each costs of a core beside the vendor's client.
+"""The throughput of an adapter and its CPU per email, compared with the vendor's client.
 
-One process, so many emails under way at once, no database and no broker: the adapter alone, over TLS to the HTTP double
-in a process of its own on the same machine. The vendor's client gets as many threads as the adapter has emails under
-way, and trusts the system's authorities besides the double's, as it does in production. CPU is the measuring process's,
-all its threads; the double's is shown apart, for it shares the cores.
+One process sends with a fixed number of emails in flight, without a database or a broker: the adapter alone, over TLS,
+to the HTTP double in its own process on the same machine. The vendor's client gets as many threads as the adapter has
+emails in flight, and trusts the system's authorities in addition to the double's, as in production. CPU is the
+measuring process's, with all its threads. The double's CPU is shown separately, because it shares the cores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import sendgrid  # noqa: F401 - the adapter loads it as it is made, which is no cost of an email
+import sendgrid  # noqa: F401 - the adapter imports it when it is created, which must not count for an email
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -45,7 +45,7 @@ from dispatcher.providers.contract import Attempt
 from dispatcher.providers.sendgrid import SendGridProvider, SendGridSettings
 
 ADAPTER: Final = "sendgrid adapter"
-STOCK: Final = "python-sendgrid as it comes"
+STOCK: Final = "python-sendgrid, unchanged"
 DEADLINE_SECONDS: Final = 60.0
 _SYSTEM: Final = ssl.get_default_verify_paths().cafile
 BODY: Final = "<p>Thank you for your order. It leaves our house tomorrow, and you will hear from us then.</p>\n" * 10
@@ -53,7 +53,7 @@ BODY: Final = "<p>Thank you for your order. It leaves our house tomorrow, and yo
 
 @dataclass(frozen=True, slots=True)
 class Double:
-    """The double's process, and where it is."""
+    """The double's process and its paths."""
 
     pid: int
     url: str
@@ -63,11 +63,11 @@ class Double:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One client, once.
+    """One measurement of one client.
 
     Attributes:
         cpu_microseconds: Of this process, per email.
-        double_microseconds: Of the double's, per email.
+        double_microseconds: Of the double, per email.
         repeated: Acceptances beyond the first, by the ledger.
         missing: Emails that are not in the ledger.
     """
@@ -92,7 +92,7 @@ def main() -> None:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=len(CLIENTS) * options.repeat)
         for _ in range(options.repeat):
-            # In turns, so that a noisy minute of the machine meets both.
+            # The clients alternate, so that a slow minute of the machine affects both.
             for client in CLIENTS:
                 bar.update(task, description=client)
                 with _running_double(options.latency_ms) as double:
@@ -100,7 +100,7 @@ def main() -> None:
                 bar.advance(task)
     _show(results, as_json=options.json)
     if any(result.repeated or result.missing for result in results):
-        sys.exit("The books do not balance: see repeated and missing.")
+        sys.exit("Emails were duplicated or lost: see the columns repeated and missing.")
 
 
 def _measure(client: str, double: Double, count: int, in_flight: int) -> Measured:
@@ -145,7 +145,7 @@ async def _lane(provider: SendGridProvider, waiting: Iterator[OutgoingEmail]) ->
 def _with_stock(double: Double, emails: list[OutgoingEmail], in_flight: int) -> None:
     bundle = double.ledger.with_name("bundle.pem")
     bundle.write_bytes(double.ca_file.read_bytes() + (Path(_SYSTEM).read_bytes() if _SYSTEM else b""))
-    # urllib, which python-sendgrid sends with, reads it for each connection.
+    # python-sendgrid uses urllib, which reads this variable for each connection.
     os.environ["SSL_CERT_FILE"] = str(bundle)
     with ThreadPoolExecutor(in_flight) as threads:
         for status in threads.map(lambda email: _send_with_stock(double.url, email), emails):
@@ -182,14 +182,14 @@ def _email(number: int) -> OutgoingEmail:
 
 @contextmanager
 def _running_double(latency_ms: float) -> Iterator[Double]:
-    # In memory: what a disk does to the ledger is not what is measured.
+    # The ledger is in memory, so that the disk does not distort the result.
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="dispatcher-bench-") as folder:
         command = [sys.executable, "-m", "dispatcher.dev.http_double", "--folder", folder, "--tls", "--die-with-parent"]
         with subprocess.Popen([*command, "--latency-ms", str(latency_ms)], stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
-            told = json.loads(process.stdout.readline())
+            ready = json.loads(process.stdout.readline())
             try:
-                yield Double(process.pid, told["url"], Path(told["ca_file"]), Path(told["ledger"]))
+                yield Double(process.pid, ready["url"], Path(ready["ca_file"]), Path(ready["ledger"]))
             finally:
                 process.terminate()
 
@@ -247,10 +247,10 @@ def _options() -> Any:
     parser = argparse.ArgumentParser(prog="benchmarks/providers.py", description=summary, epilog=details)
     parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="for the adapter; default: 10000")
     parser.add_argument("--stock-emails", type=int, default=500, metavar="N", help="for the vendor's; default: 500")
-    parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="at once; default: 64")
+    parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="concurrent emails; default: 64")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="of the double; default: 0")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--json", action="store_true", help="one line per client and repetition")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per client and repetition")
     return parser.parse_args()
 
 

@@ -1,7 +1,7 @@
-"""A ceiling over two hosts: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
+"""How exactly a ceiling holds over two hosts: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
 
-Two `dispatcher run` with run directories of their own (two workers and one) send to one SMTP double under one
-`DISPATCHER_SMTP_MAX_PER_SECOND`; the rate is counted in the double's ledger, second by second.
+Two `dispatcher run` with their own run directories (two workers and one) send to one SMTP double under one
+`DISPATCHER_SMTP_MAX_PER_SECOND`. The rate is counted second by second from the double's ledger.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a person reads: tables of a run, and of two runs side by side."""
+"""The tables of one run, and the comparison of two runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.text import Text
 
 from benchmarks.capacity import BUSY_DOUBLE
 from benchmarks.figures import Spread, ideal_rate, machine_rate
-from benchmarks.machine import in_words
+from benchmarks.machine import described
 from benchmarks.results import Kind, Record, by_kind, name_of, spread
 
 PARTS: Final = ("worker", "relay", "monitor", "parent", "postgresql", "rabbitmq", "double")
@@ -21,17 +21,17 @@ Figure = Callable[[Record], float | None]
 
 
 def tables(records: Sequence[Record]) -> RenderableType:
-    """A run: throughput with its books, latency, CPU, and work per email."""
+    """One run: throughput with lost and duplicate emails, latency, CPU, and work per email."""
     cases = by_kind(records)
     parts: list[RenderableType] = [_throughput(cases), _latency(cases), _cpu(cases), _work(cases)]
     if records[-1]["work"]["top"]:
         parts.append(_statements(records[-1]))
-    return Group(*parts, *_remarks(cases), in_words(records[0]["machine"]))
+    return Group(*parts, *_remarks(cases), described(records[0]["machine"]))
 
 
 def comparison(before: Sequence[Record], after: Sequence[Record]) -> RenderableType:
-    """Two runs side by side: of each figure the medians, the ranges, and the ratio."""
-    table = Table(title="Two runs: median (lowest – highest). Ranges that meet may be the same figure")
+    """Two runs side by side: medians, ranges and ratio of each figure."""
+    table = Table(title="Two runs: median (lowest – highest). If the ranges overlap, the difference may be noise")
     for heading in ("case", "figure", "before", "after", "ratio", "ranges"):
         table.add_column(heading, justify="left" if heading in ("case", "figure", "ranges") else "right")
     old, new = by_kind(before), by_kind(after)
@@ -41,30 +41,30 @@ def comparison(before: Sequence[Record], after: Sequence[Record]) -> RenderableT
             was, is_now = spread(old[kind], figure), spread(new[kind], figure)
             if was and is_now and was.median:
                 ratio = f"{is_now.median / was.median:.2f}"
-                told_apart = _told_apart(was, is_now, min(len(old[kind]), len(new[kind])))
-                table.add_row(name, label, _range(was), _range(is_now), ratio, told_apart)
+                overlap = _overlap(was, is_now, min(len(old[kind]), len(new[kind])))
+                table.add_row(name, label, _range(was), _range(is_now), ratio, overlap)
                 name = ""
         table.add_section()
-    told = [f"before: {in_words(before[0]['machine'])}", f"after: {in_words(after[0]['machine'])}"]
+    machines = [f"before: {described(before[0]['machine'])}", f"after: {described(after[0]['machine'])}"]
     unmatched = [name_of(cases[0]) for kind, cases in (old | new).items() if kind not in old or kind not in new]
     if unmatched:
-        told.append(f"in one run alone: {'; '.join(unmatched)}")
-    return Group(table, *told)
+        machines.append(f"only in one run: {'; '.join(unmatched)}")
+    return Group(table, *machines)
 
 
 def cpu_of(*parts: str) -> Figure:
-    """CPU microseconds per email of these parts together."""
+    """CPU microseconds per email of these processes together."""
     return lambda record: sum(record["cpu_us"].get(part, 0.0) for part in parts)
 
 
-def _told_apart(was: Spread, is_now: Spread, repetitions: int) -> str:
+def _overlap(was: Spread, is_now: Spread, repetitions: int) -> str:
     if repetitions < 2:
         return "unknown"  # one figure has no range
-    return "meet" if was.overlaps(is_now) else "apart"
+    return "overlap" if was.overlaps(is_now) else "separate"
 
 
 def _compared(*, is_open_loop: bool) -> dict[str, Figure]:
-    # A backlog's latency is the place in it, and so its size.
+    # In a backlog, an email's latency is its position, so it depends on the backlog's size.
     latencies: dict[str, Figure] = {f"{name} ms": _latency_of(name) for name in _LATENCIES} if is_open_loop else {}
     return {
         "emails/s": lambda record: record["emails_per_second"],
@@ -78,7 +78,7 @@ def _compared(*, is_open_loop: bool) -> dict[str, Figure]:
 
 
 def _throughput(cases: dict[Kind, list[Record]]) -> Table:
-    table = Table(title="Throughput: median (lowest – highest). Ideal: each worker does what the first case's do")
+    table = Table(title="Throughput: median (lowest – highest). Ideal: each worker as fast as in the first case")
     for heading in ("case", "emails", "emails/s", "range", "of ideal", "kills", "sent", "lost", "duplicates", "held"):
         table.add_column(heading, justify="left" if heading == "case" else "right")
     for kind, records in cases.items():
@@ -103,7 +103,7 @@ def _of_ideal(kind: Kind, rate: float, cases: dict[Kind, list[Record]]) -> str:
 
 
 def rates_by_workers(kind: Kind, cases: dict[Kind, list[Record]]) -> dict[int, float]:
-    """The median rates of the cases that differ from this one in the number of workers alone."""
+    """The median rates of the cases that differ from this one only in the number of workers."""
     alike = {k: records for k, records in cases.items() if {**dict(k), "workers": 0} == {**dict(kind), "workers": 0}}
     return {dict(k)["workers"]: Spread.of(r["emails_per_second"] for r in rs).median for k, rs in alike.items()}
 
@@ -115,7 +115,7 @@ def _booked(records: Sequence[Record], book: str) -> str:
 
 def _latency(cases: dict[Kind, list[Record]]) -> Table:
     table = Table(
-        title="Enqueue to accepted, ms: medians of the percentiles. Of a backlog it is the place in the queue"
+        title="Enqueue to accepted, ms: medians of the percentiles. In a backlog it is the position in the queue"
     )
     table.add_column("case")
     table.add_column("clock starts")
@@ -141,7 +141,7 @@ def _commit_latency_of(name: str) -> Figure:
 
 
 def _cpu(cases: dict[Kind, list[Record]]) -> Table:
-    table = Table(title="CPU microseconds per email, user and system: medians. Machine: all that it did")
+    table = Table(title="CPU microseconds per email, user and system: medians. Machine: all processes")
     table.add_column("case")
     for heading in (*PARTS, "sum", "machine"):
         table.add_column(heading, justify="right")
@@ -197,18 +197,18 @@ def _remarks(cases: dict[Kind, list[Record]]) -> list[str]:
         busy = spread(records, lambda record: record["double_busy"])
         name = name_of(records[0])
         if busy and busy.median >= BUSY_DOUBLE:
-            remarks.append(f"{name}: the double used {busy.median:.0%} of a core: it may be what limits.")
+            remarks.append(f"{name}: the double used {busy.median:.0%} of a core and may be the bottleneck.")
         elif busy and not records[0]["case"]["rate"]:
-            remarks.append(f"{name}: the double used {busy.median:.0%} of one core, and is not what limits.")
+            remarks.append(f"{name}: the double used {busy.median:.0%} of one core and is not the bottleneck.")
         if records[0]["books"]["lost"] is None:
             remarks.append(f"{name}: this sink keeps no ledger, so lost and duplicate emails cannot be counted.")
         if records[0]["case"]["has_faults"]:
-            remarks.append(f"{name}: the parent's CPU stands under worker, because it inherits that of killed workers.")
+            remarks.append(f"{name}: worker includes the parent's CPU, which contains that of killed workers.")
     return remarks
 
 
 def machine_limit(records: Sequence[Record]) -> float:
-    """The rate at which this machine's cores have nothing left."""
+    """The rate at which this machine's cores are fully used."""
     used = Spread.of(sum(record["cpu_us"].get(part, 0.0) for part in PARTS) for record in records)
     return machine_rate(records[0]["machine"]["cores"], used.median)
 

@@ -1,4 +1,4 @@
-"""A run's results in a folder: `run.jsonl`, a line per case and repetition; read again to be compared."""
+"""A run's results in a folder: `run.jsonl` with one line per case and repetition, and the functions that read it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ from benchmarks.figures import Spread
 NAME: Final = "run.jsonl"
 
 Record = Mapping[str, Any]
-"""One line: the fields of `Figures`, and of the machine."""
+"""One line: the fields of `Figures`, and the machine."""
 Kind = tuple[tuple[str, Any], ...]
-"""What was asked for: equal for the repetitions of a case, here and in another run."""
+"""The identity of a case, equal for its repetitions in this and other runs."""
 
 
 def record_of(figures: Figures, facts: Mapping[str, object]) -> Record:
-    """A result as it is kept."""
+    """A result as it is stored."""
     return {**asdict(figures), "machine": dict(facts)}
 
 
 def lines_of(records: Iterable[Record]) -> str:
-    """The file's text."""
+    """The file's content."""
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def read_records(folder: Path) -> list[Record]:
-    """What an earlier run left in a folder.
+    """The results of an earlier run in a folder.
 
     Raises:
-        ValueError: there is nothing of the kind; in words for whoever named the folder.
+        ValueError: The folder holds no results; the text is for the user.
     """
     path = folder / NAME
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except OSError:
-        raise ValueError(f"{path} cannot be read: name a folder that --out has filled") from None
+        raise ValueError(f"{path} cannot be read: name a folder that an earlier run wrote with --out") from None
     except ValueError:
-        raise ValueError(f"{path} holds something else than results of benchmarks/run.py") from None
+        raise ValueError(f"{path} does not contain results of benchmarks/run.py") from None
 
 
 def kind_of(record: Record) -> Kind:
-    """The case, without what does not tell one case from another."""
+    """The identity of a record's case, without the number of emails and the exact rate."""
     case = record["case"]
     rate = case["rate"] and "open loop"
     settings = tuple(map(tuple, case["settings"]))
@@ -53,7 +53,7 @@ def kind_of(record: Record) -> Kind:
 
 
 def by_kind(records: Iterable[Record]) -> dict[Kind, list[Record]]:
-    """The repetitions of each case, in the order in which they came."""
+    """The repetitions of each case, in order of first appearance."""
     grouped: dict[Kind, list[Record]] = {}
     for record in records:
         grouped.setdefault(kind_of(record), []).append(record)
@@ -61,13 +61,13 @@ def by_kind(records: Iterable[Record]) -> dict[Kind, list[Record]]:
 
 
 def spread(records: Sequence[Record], figure: Callable[[Record], float | None]) -> Spread | None:
-    """One figure over repetitions; None where it was not measured."""
+    """One figure over the repetitions; None if it was not measured."""
     known = [value for record in records if (value := figure(record)) is not None]
     return Spread.of(known) if known else None
 
 
 def name_of(record: Record) -> str:
-    """A case in few words."""
+    """A short name for a record's case."""
     case = record["case"]
     words = [case["provider"], f"{case['workers']} worker{'s' if case['workers'] > 1 else ''}"]
     if case["rate"]:

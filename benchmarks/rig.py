@@ -1,4 +1,4 @@
-"""One measured case: a database and queues of its own, the real `dispatcher run`, a provider's double with a ledger."""
+"""One measured case: its own database and queues, the real `dispatcher run`, and a provider's double with a ledger."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Case:
 
     Attributes:
         prefetch: None for the product's default.
-        latency_ms: How long the provider's double waits before it answers an email.
-        rate: Emails per second that arrive, by a schedule; None where all of them are there from the start.
-        has_faults: Workers are killed meanwhile.
-        preload: Finished emails that are in the tables already.
-        sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp alone.
-        is_templated: The emails name a template of the provider's and bring its data.
-        settings: Of the product, besides those of every case: variables and values.
+        latency_ms: How long the provider's double waits before it answers.
+        rate: Scheduled arrivals per second; None if all emails are enqueued before the start.
+        has_faults: Workers are killed during the case.
+        preload: The number of finished emails already in the tables.
+        sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp only.
+        is_templated: The emails use a provider's template, with data.
+        settings: Further settings of the product: variables and values.
     """
 
     provider: str
@@ -66,12 +66,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of it.
+    """The result of a case.
 
     Attributes:
         seconds: From the first attempt's start to the last one's record.
-        enqueue_per_second: Of the library, some hundreds per statement, before the run.
-        lost: Sent by our books, unknown to the provider's ledger; or in no state at all.
+        enqueue_per_second: Of the library, with some hundreds of emails per statement, before the run.
+        lost: Sent by our tables but not in the provider's ledger; or not in our tables at all.
         duplicates: Acceptances beyond the first, by the provider's ledger.
     """
 
@@ -92,7 +92,7 @@ class Stage:
 
     Attributes:
         ids: Every email's id.
-        enqueue_per_second: Of the library, some hundreds of emails per statement.
+        enqueue_per_second: Of the library, with some hundreds of emails per statement.
     """
 
     case: Case
@@ -105,7 +105,7 @@ class Stage:
 
     @contextmanager
     def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
-        """A `dispatcher run` with a run directory of its own, drained at the end; yields its process id."""
+        """A `dispatcher run` with its own run directory, drained at the end; yields its process id."""
         environment = {**self.environment, "DISPATCHER_RUN_DIR": str(self.folder / name), **settings}
         with _running(environment, self.folder / f"{name}.log") as pid:
             yield pid
@@ -113,7 +113,7 @@ class Stage:
 
 @contextmanager
 def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
-    """A database, queues and a provider's double for one case, its emails enqueued; gone afterwards."""
+    """A database, queues and a provider's double for one case, its emails enqueued; removed afterwards."""
     with database(servers) as database_url, bare_stage(servers, case, folder, database_url) as scene:
         ids, enqueue_per_second = _enqueue(database_url, case.emails)
         yield replace(scene, ids=frozenset(ids), enqueue_per_second=enqueue_per_second)
@@ -121,7 +121,7 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
 
 @contextmanager
 def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) -> Iterator[Stage]:
-    """Queues and a provider's double for one case on a database that is there; nothing is enqueued."""
+    """Queues and a provider's double for one case on an existing database; nothing is enqueued."""
     folder.mkdir(parents=True)
     with (
         running_double(case.provider, folder, case.latency_ms, sink=case.sink) as double,
@@ -143,7 +143,7 @@ def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) ->
 
 
 def settings_of(servers: Servers, database_url: str, topology: Topology) -> dict[str, str]:
-    """Where a case's tables and queues are, as settings."""
+    """The settings for a case's database and queues."""
     return {
         "DISPATCHER_DATABASE_URL": database_url,
         "DISPATCHER_AMQP_URL": servers.amqp_url,
@@ -154,13 +154,13 @@ def settings_of(servers: Servers, database_url: str, topology: Topology) -> dict
 
 
 def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, str] = MappingProxyType({})) -> Measured:
-    """Runs one case.
+    """Run one case.
 
     Args:
-        settings: Variables of the environment besides those of every case.
+        settings: Further environment variables.
 
     Raises:
-        RuntimeError: nothing moved for half a minute, or the run ended badly.
+        RuntimeError: There was no progress for half a minute, or the run failed.
     """
     with stage(servers, case, folder) as scene:
         with scene.running("run", settings):
@@ -170,21 +170,21 @@ def measure(servers: Servers, case: Case, folder: Path, settings: Mapping[str, s
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    """Waits for a condition.
+    """Wait for a condition.
 
     Raises:
-        RuntimeError: it did not come true in time.
+        RuntimeError: The condition was not met in time.
     """
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise RuntimeError(f"what was waited for did not happen within {seconds:.0f} s")
+            raise RuntimeError(f"the condition was not met within {seconds:.0f} s")
         time.sleep(0.1)
 
 
 @contextmanager
 def database(servers: Servers) -> Iterator[str]:
-    """A database of its own with our tables; gone afterwards."""
+    """A new database with our tables; dropped afterwards."""
     name = f"bench_{secrets.token_hex(4)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -199,7 +199,7 @@ def database(servers: Servers) -> Iterator[str]:
 
 @contextmanager
 def passing_topology(servers: Servers) -> Iterator[Topology]:
-    """An exchange and queues of their own; gone afterwards."""
+    """A new exchange and queues; deleted afterwards."""
     name = f"bench.{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     asyncio.run(declare(servers.amqp_url, topology))
@@ -218,7 +218,7 @@ async def _delete(servers: Servers, topology: Topology) -> None:
 
 
 def drafts(emails: int, prefix: str = "receipt", *, is_templated: bool = False) -> list[Email]:
-    """Emails as a shop sends them; the prefix keeps their keys apart from others'."""
+    """Emails as a shop sends them; the prefix makes their keys unique."""
     draft = _templated if is_templated else _written
     return [draft(number, f"{prefix}-{number}") for number in range(emails)]
 
@@ -260,9 +260,9 @@ def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[int]:
             env=environment,
             stdout=log,
             stderr=log,
-            # Whoever measures answers a terminal's Ctrl-C, and ends it in order.
+            # The benchmark handles a terminal's Ctrl-C and stops this process in order.
             process_group=0,
-            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only asks the kernel for something
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only makes a system call
         )
     try:
         yield process.pid
@@ -277,7 +277,7 @@ def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[int]:
 
 
 def _die_with_parent() -> None:
-    # A benchmark that is killed leaves no `dispatcher run` behind: it drains, and ends.
+    # If the benchmark is killed, `dispatcher run` drains and exits.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -306,7 +306,7 @@ def _until_done(database_url: str, emails: int) -> Counts:
             if done > best:
                 best, moved_at = done, time.monotonic()
             if time.monotonic() - moved_at > STALL_SECONDS:
-                raise RuntimeError(f"nothing moved for {STALL_SECONDS:.0f} s: {done} of {emails} emails are finished")
+                raise RuntimeError(f"no progress for {STALL_SECONDS:.0f} s: {done} of {emails} emails are finished")
             time.sleep(0.1)
 
 

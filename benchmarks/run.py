@@ -1,23 +1,23 @@
-"""What this machine sends: throughput as workers grow, latency, and what each part costs per email.
+"""What this machine can send: throughput by number of workers, latency, and the cost of each part per email.
 
-Every case has queues and a database of its own on the same servers, all durability, attempt rows, metrics and logs on,
-as in production. `dispatcher run` is started and warmed up first. Then either a backlog is committed at once and the
-clock runs until the last email is recorded, or (--rate) emails arrive by a schedule. Cases are interleaved over the
-repetitions, because a machine's mood changes within minutes; medians and ranges are shown. The provider's double counts
-what it accepted, so the books are always shown: lost, duplicates, held.
+Every case has its own queues and database on the same servers. Durability, attempt rows, metrics and logs are on, as in
+production. `dispatcher run` is started and warmed up first. Then either a backlog is committed at once and the clock
+runs until the last email is recorded, or (--rate) emails arrive by a schedule. The repetitions of the cases are
+interleaved, because a machine's speed changes within minutes; medians and ranges are shown. The provider's double
+counts what it accepted, so every result includes lost, duplicate and held emails.
 
 Servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
-DISPATCHER_RABBITMQ_MANAGEMENT_URL name some; of those the CPU is not known.
+DISPATCHER_RABBITMQ_MANAGEMENT_URL are set. The CPU of such given servers cannot be measured.
 
 examples:
   benchmarks/run.py --workers 1,2,4 --out benchmarks/results/sendgrid
-  benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of what a backlog has shown
-  benchmarks/run.py --workers 1,2 --latency-ms 50                a provider that takes its time
-  benchmarks/run.py --workers 2 --preload 0,1000000              does a million emails in the tables matter?
-  benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    emails that share a call, and not
-  benchmarks/run.py --workers 2 --faults                         the same under SIGKILLs
+  benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of the measured throughput
+  benchmarks/run.py --workers 1,2 --latency-ms 50                a slow provider
+  benchmarks/run.py --workers 2 --preload 0,1000000              the effect of a million emails in the tables
+  benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    without and with bulk calls
+  benchmarks/run.py --workers 2 --faults                         the same while workers get SIGKILL
   benchmarks/run.py --provider smtp --sink c                     against Postfix's smtp-sink, in C
-  benchmarks/run.py --compare before after                       two runs that --out has written, side by side
+  benchmarks/run.py --compare before after                       compares two runs that --out has written
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MISUSED: Final = 2
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 TRIAL_EMAILS: Final = 2000
-"""Per worker, to find out how many emails take so many seconds."""
+"""Per worker, for the trial that finds the number of emails for --duration."""
 OPEN_LOOP_SECONDS: Final = 15.0
 WIDTH: Final = 150
 
@@ -76,14 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print(f"--compare: {error}", style="red")
         return MISUSED
     except (DispatcherError, RuntimeError, psycopg.Error) as error:
-        console.print(f"Not measured: {error}", style="red", markup=False)
+        console.print(f"Measurement failed: {error}", style="red", markup=False)
         return FAILED
     except KeyboardInterrupt:
-        console.print("Interrupted; nothing is left running.")
+        console.print("Interrupted; all processes were stopped.")
         return INTERRUPTED
-    _tell(records, earlier, options, console)
+    _output(records, earlier, options, console)
     if any(record["books"]["lost"] or record["books"]["duplicates"] for record in records):
-        console.print("The books do not balance: see lost and duplicates.", style="red")
+        console.print("Emails were lost or duplicated: see the columns lost and duplicates.", style="red")
         return FAILED
     return 0
 
@@ -104,10 +104,10 @@ def _records(options: argparse.Namespace, console: Console) -> list[Record]:
 
 
 class Bench:
-    """One call of the command, on servers that run.
+    """One invocation of the command, on running servers.
 
     Attributes:
-        bar: Shows how far it is.
+        bar: Shows the progress.
     """
 
     def __init__(self, servers: Servers, folder: Path, options: argparse.Namespace, console: Console) -> None:
@@ -123,7 +123,7 @@ class Bench:
         self._done = 0
 
     def run(self) -> Iterator[Figures]:
-        """Measures every case, as often as was asked for."""
+        """Measure every case, with all repetitions."""
         options = self._options
         cases = self._cases()
         if isinstance(options.rate, float):
@@ -138,7 +138,7 @@ class Bench:
             yield from self._repeat([self._looped(case, share * _median_rate(case, figures)) for case in cases])
 
     def close(self) -> None:
-        """Drops what was kept from case to case."""
+        """Drop the databases that several cases used."""
         self._kept.close()
 
     def _cases(self) -> list[Case]:
@@ -168,8 +168,8 @@ class Bench:
         return dataclasses.replace(case, rate=round(rate, 1), emails=max(1, round(rate * seconds)))
 
     def _lasting(self, case: Case, seconds: float) -> Case:
-        """The case with as many emails as take about so long, found out by a trial."""
-        self.bar.update(self._task, description="a trial for the number of emails")
+        """The case with as many emails as take about this long; a trial finds the number."""
+        self.bar.update(self._task, description="trial to find the number of emails")
         trial = self._measured(dataclasses.replace(case, emails=TRIAL_EMAILS * case.workers, has_faults=False))
         return dataclasses.replace(case, emails=round(trial.emails_per_second * seconds))
 
@@ -189,7 +189,7 @@ class Bench:
             return measure(self._servers, case, Path(name) / "case", url)
 
     def _preloaded_url(self, emails: int) -> str:
-        """The database that has so many finished emails; filled once, used by all cases that ask for as many."""
+        """A database with this many finished emails; filled once, and shared by the cases that need it."""
         if emails not in self._preloaded:
             url = self._kept.enter_context(database(self._servers))
             self._console.log(f"filling the tables with {emails:,} finished emails")
@@ -202,7 +202,7 @@ def _median_rate(case: Case, figures: list[Figures]) -> float:
     return statistics.median(each.emails_per_second for each in figures if each.case == case)
 
 
-def _tell(records: list[Record], earlier: list[list[Record]], options: argparse.Namespace, console: Console) -> None:
+def _output(records: list[Record], earlier: list[list[Record]], options: argparse.Namespace, console: Console) -> None:
     out = _stdout()
     if options.out:
         _write(records, options.out, console)
@@ -233,7 +233,7 @@ def _stdout() -> Console:
 
 
 def memory_folder() -> str | None:
-    """Where files cost little: the doubles' mail must not be what is measured. PostgreSQL and RabbitMQ stay on disk."""
+    """A folder in memory, so that the doubles' files do not distort the result. The servers stay on disk."""
     return "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
 
 
@@ -252,43 +252,43 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_argument_group("the load")
     load.add_argument("--workers", type=_numbers, default=[1, 2], metavar="N,…", help="default: 1,2")
     load.add_argument("--emails", type=_number, default=20_000, metavar="N", help="per case; default: 20000")
-    load.add_argument("--duration", type=_amount, metavar="S", help="instead: as many as take about S seconds")
+    load.add_argument("--duration", type=_amount, metavar="S", help="instead: emails for about S seconds")
     load.add_argument("--rate", type=_rate, metavar="R", help="arrivals per second, or 30%% of the measured capacity")
     load.add_argument(
-        "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails in the tables before"
+        "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails already in the tables"
     )
-    load.add_argument("--templated", action="store_true", help="emails that name a template of the provider's")
-    load.add_argument("--faults", action="store_true", help="kill a worker every other second, 20 times at most")
+    load.add_argument("--templated", action="store_true", help="emails with a provider's template")
+    load.add_argument("--faults", action="store_true", help="kill a worker every 2 seconds, at most 20 times")
     setting = parser.add_argument_group("the dispatcher and its provider")
     setting.add_argument("--provider", type=_providers, default=["sendgrid"], metavar="NAME,…", help=_PROVIDER_HELP)
-    setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="before the provider's yes")
+    setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="of the provider's double")
     setting.add_argument("--prefetch", type=_numbers, default=[None], metavar="N,…", help="default: the product's")
     setting.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=V,…", help=_SET_HELP)
     setting.add_argument("--sink", choices=("python", "c"), default="python", help=_SINK_HELP)
-    output = parser.add_argument_group("what comes of it")
+    output = parser.add_argument_group("the results")
     output.add_argument("--repeat", type=_number, default=3, metavar="N", help="of every case; default: 3")
     output.add_argument("--out", type=Path, metavar="DIR", help="write run.jsonl, tables.txt and plots there")
     output.add_argument("--compare", type=Path, nargs="+", default=[], metavar="DIR", help=_COMPARE_HELP)
-    output.add_argument("--json", action="store_true", help="a line of JSON per case and repetition, and no tables")
+    output.add_argument("--json", action="store_true", help="a line of JSON per case and repetition, no tables")
     options = parser.parse_args(arguments)
     if len(options.compare) > 2:
         parser.error("argument --compare: takes one folder or two")
     if options.sink == "c" and "smtp" not in options.provider:
-        parser.error("argument --sink: the C sink speaks SMTP: add --provider smtp")
+        parser.error("argument --sink: the C sink is an SMTP server: add --provider smtp")
     if options.latency_ms and "capture" in options.provider:
         parser.error("argument --latency-ms: capture writes files; name another provider")
     return options
 
 
-_PROVIDER_HELP: Final = f"of {', '.join(PROVIDERS)}; sendgrid and ses over HTTPS; default: sendgrid"
-_SET_HELP: Final = "a setting of the dispatcher; with several values each is a case, and they are compared in turns"
-_SINK_HELP: Final = "for smtp: ours, which keeps a ledger (default), or Postfix's in C, which keeps none"
-_COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs nothing is measured"
+_PROVIDER_HELP: Final = f"one or more of {', '.join(PROVIDERS)}; sendgrid and ses over HTTPS; default: sendgrid"
+_SET_HELP: Final = "a setting of the dispatcher; each of several values is a case of its own"
+_SINK_HELP: Final = "for smtp: our sink with a ledger (default), or Postfix's smtp-sink in C without one"
+_COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs, compare those and measure nothing"
 
 
 def _number(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)
 
 
@@ -306,7 +306,7 @@ def _amount(text: str) -> float:
     except ValueError:
         amount = 0.0
     if not 0 < amount < 1e9:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0")
     return amount
 
 
@@ -317,14 +317,14 @@ def _rate(text: str) -> float | str:
 def _setting(text: str) -> list[tuple[str, str]]:
     name, _, values = text.partition("=")
     if not name or not values:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=VALUE, like DISPATCHER_PREFETCH=256")
+        raise argparse.ArgumentTypeError(f"{text!r} must have the form NAME=VALUE, such as DISPATCHER_PREFETCH=256")
     return [(name, value) for value in values.split(",")]
 
 
 def _providers(text: str) -> list[str]:
     names = text.split(",")
     if unknown := set(names) - set(PROVIDERS):
-        raise argparse.ArgumentTypeError(f"does not know {', '.join(unknown)}; known are {', '.join(PROVIDERS)}")
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(PROVIDERS)}")
     return names
 
 

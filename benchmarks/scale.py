@@ -1,12 +1,13 @@
-"""Hosts side by side: `python benchmarks/scale.py --hosts 1,2,4 --emails 20000`, and one of them dying.
+"""Several hosts: `python benchmarks/scale.py --hosts 1,2,4 --emails 20000`, and the death of one host.
 
-A host is a `dispatcher run` with a name and a run directory of its own; all share one PostgreSQL, one RabbitMQ and,
-here, the cores of one machine: what shows is not how much faster two machines are, but what it costs that they share.
-Each count is compared with one host that has as many workers. Told are emails per second, each host's share, and the
-books.
+A host is a `dispatcher run` with its own name and run directory. All hosts share one PostgreSQL, one RabbitMQ and,
+here, the cores of one machine. So the result is not the speed of two machines but the cost of sharing. Each number of
+hosts is compared with one host that has as many workers. The output is emails per second, each host's share, and the
+lost, duplicate and held emails.
 
-With `--kill`, one of two hosts is killed whole (every process, SIGKILL, at once) in the middle: once for good, once to
-come back in the same run directory. Told is what it had under lease, what became of that, and how long it took.
+With `--kill`, all processes of one of two hosts get SIGKILL at once in the middle of the run: once without a return,
+and once with a restart in the same run directory. The output is what it had under lease, what became of those emails,
+and how long that took.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ DONE_SECONDS = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What some hosts did together.
+    """The joint result of several hosts.
 
     Attributes:
         emails_per_second: While all of them worked; so are the shares.
         shares: Of the emails, by host, in percent.
-        lost: In no state, or sent by our books and unknown to the provider's.
+        lost: Not in our tables, or sent by our tables but not in the provider's ledger.
     """
 
     hosts: int
@@ -62,13 +63,13 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What became of a host's work after it was killed.
+    """The result for a killed host's emails.
 
     Attributes:
-        returns: Whether the host was started again in its run directory.
+        returns: Whether the host was restarted in its run directory.
         leased: Emails that it had under lease when it died.
-        on_wire: Of these, what the provider had accepted without our books knowing.
-        settled_seconds: From the kill until nothing was pending or being sent any more.
+        on_wire: Of these, the emails that the provider had accepted before our tables recorded it.
+        settled_seconds: From the kill until no email was pending or sending.
     """
 
     returns: bool
@@ -107,7 +108,7 @@ def main() -> None:
     else:
         Console(width=None if sys.stdout.isatty() else 120).print(_table(found))
     if any(each.lost or each.duplicates for each in found):
-        sys.exit("The books do not balance: see lost and duplicates.")
+        sys.exit("Emails were lost or duplicated: see the columns lost and duplicates.")
 
 
 def _scale(servers: Servers, options: argparse.Namespace, folder: Path, console: Console) -> list[Shared]:
@@ -156,7 +157,7 @@ def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns
 
 @contextmanager
 def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A host that will not end by itself."""
+    """A host that will be killed and need not end in order."""
     environment = {**scene.environment, "DISPATCHER_RUN_DIR": str(scene.folder / _name(1)), **settings}
     with (scene.folder / f"{_name(1)}-first.log").open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
@@ -169,7 +170,7 @@ def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen
 
 
 def _kill(everybody: Sequence[Member], parent: int) -> None:
-    """All processes of a host, before any of them could say or do anything about it."""
+    """Kill all processes of a host at once, before any of them can react."""
     os.kill(parent, signal.SIGSTOP)
     for member in everybody:
         if member.parent == parent:
@@ -201,7 +202,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
     return {str(email_id) for (email_id,) in rows}
 
 
-# From the first attempt of whoever came last: before, the others had the backlog for themselves.
+# From the first attempt of the last host to start: before that, the others had the backlog for themselves.
 _TOGETHER = """
 with attempts as (
     select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt
@@ -218,7 +219,7 @@ order by host
 
 
 def _together(scene: Stage) -> tuple[float, dict[str, float]]:
-    """Emails per second while all hosts worked, and each host's part of them in percent."""
+    """Emails per second while all hosts worked, and each host's share in percent."""
     with connected(scene.database_url) as connection:
         rows = connection.execute(_TOGETHER).fetchall()
     emails = sum(count for _, count, _ in rows)
@@ -247,7 +248,7 @@ def _table(found: Sequence[Shared | Death]) -> Table:
 
 
 def _table_of_shares(found: Sequence[Shared]) -> Table:
-    shown = Table(title="Hosts side by side on one machine, median of the repetitions (lowest – highest)")
+    shown = Table(title="Several hosts on one machine, median of the repetitions (lowest – highest)")
     for heading in ("hosts", "workers each", "emails/s", "range", "share of a host", "lost", "duplicates", "held"):
         shown.add_column(heading, justify="right")
     by_shape: dict[tuple[int, int], list[Shared]] = {}
@@ -268,17 +269,17 @@ def _table_of_shares(found: Sequence[Shared]) -> Table:
 
 
 def _table_of_deaths(found: Sequence[Death]) -> Table:
-    shown = Table(title="One of two hosts is killed whole in the middle")
+    shown = Table(title="All processes of one of two hosts are killed in the middle of the run")
     shown.add_column("")
     for each in found:
-        shown.add_column("comes back" if each.returns else "gone for good", justify="right")
+        shown.add_column("the host restarts" if each.returns else "the host never returns", justify="right")
     rows: dict[str, list[object]] = {
-        "under its leases": [each.leased for each in found],
-        "of these accepted, unknown to us": [each.on_wire for each in found],
-        "seconds until all was settled": [f"{each.settled_seconds:.1f}" for each in found],
+        "emails under its leases": [each.leased for each in found],
+        "of these, accepted but not recorded": [each.on_wire for each in found],
+        "seconds until all were settled": [f"{each.settled_seconds:.1f}" for each in found],
         "lease, seconds": [each.lease_seconds for each in found],
         "held": [each.held for each in found],
-        "of these accepted": [each.held_but_accepted for each in found],
+        "of these, accepted": [each.held_but_accepted for each in found],
         "sent": [each.sent for each in found],
         "lost": [each.lost for each in found],
         "duplicates": [each.duplicates for each in found],
@@ -297,9 +298,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid", help="default: sendgrid")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="of the provider's double; default: 0")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--kill", action="store_true", help="one of two hosts dies in the middle, instead")
+    parser.add_argument("--kill", action="store_true", help="instead: kill one of two hosts in the middle")
     parser.add_argument("--lease-seconds", type=int, default=10, metavar="S", help="with --kill; default: 10")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where scale.jsonl goes")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write scale.jsonl there")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition")
     return parser.parse_args()
 

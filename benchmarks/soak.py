@@ -1,15 +1,16 @@
 """An hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
 
-Emails arrive at a steady rate, open loop, while memory, file descriptors, threads, tables, latency and queues are
-sampled. At the end each series gets a robust line and a verdict: flat, or by how much it grows per hour. The line is
-drawn through the second half, since memory grows into its working set; that of latency through all but the first tenth.
-Every email is tagged as a one-time code, so that its content is forgotten within a minute of its sending, and what
-retention leaves behind shows; the tables that keep a row per email are judged by their bytes per email. Two yardsticks
-tell how fast the machine itself is all the while, at hashing and at a commit: a machine that becomes slower shows
-there, and is no fault of ours.
+Emails arrive at a steady rate, in an open loop, while memory, file descriptors, threads, tables, latency and queues are
+sampled. At the end each series gets a robust line and a verdict: flat, or its growth per hour. The line uses the second
+half of the run, because memory first grows into its working set; for latency, all but the first tenth. Every email is
+tagged as a one-time code, so that its content is deleted within a minute after it was sent, and what retention leaves
+behind becomes visible. The tables that keep a row per email are judged by their bytes per email. Two yardsticks measure
+the speed of the machine itself, at hashing and at a commit: they show when the machine and not the product became
+slower.
 
-In the folder are `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
-ends it early, with the verdict so far. Exit code 1: something grows, or the books do not balance.
+The folder gets `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
+ends the run early, with a verdict on the samples so far. Exit code 1: a series grows, or an email is lost, duplicated,
+held, failed or unfinished.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ from benchmarks.rig import Case, Stage, stage
 from benchmarks.soak_report import Sample, SoakBooks
 from benchmarks.steady import Arrivals
 from benchmarks.vitals import (
+    email_vitals,
     latency_vitals,
     members,
     process_vitals,
     queue_vitals,
-    standing_vitals,
     table_vitals,
     yardsticks,
 )
@@ -53,9 +54,9 @@ from dispatcher.store.connections import connected
 from dispatcher.store.counts import count_emails
 
 DOUBLE_WRITES_SECONDS = 1.0
-"""Within which the provider's double has written down what it accepted."""
+"""Within this time, the provider's double has written all its acceptances to its ledger."""
 FINISH_SECONDS = 90.0
-"""For the last emails, once no more arrive."""
+"""The time limit for the last emails after the arrivals have ended."""
 
 
 def main() -> None:
@@ -76,7 +77,7 @@ def main() -> None:
     if options.json:
         sys.stdout.write(json.dumps(verdict) + "\n")
     else:
-        Console(width=None if sys.stdout.isatty() else 120).print(report.table(trends), report.words(samples, books))
+        Console(width=None if sys.stdout.isatty() else 120).print(report.table(trends), report.summary(samples, books))
     if not books.balance or report.growing(trends):
         sys.exit(1)
 
@@ -121,8 +122,8 @@ def _watch(
                 "lateness.worst_ms": arrivals.worst_lateness_seconds * 1000,
                 **yardsticks(connection),
                 **table_vitals(connection),
-                **standing_vitals(connection),
-                # Until a second ago: what is accepted is recorded some milliseconds later.
+                **email_vitals(connection),
+                # Only until a second ago, because emails are recorded some milliseconds after they were accepted.
                 **latency_vitals(connection, seen_at - 1, now - 1),
                 **queue_vitals(management, queues),
             }
@@ -133,14 +134,14 @@ def _watch(
             lines.write(json.dumps(sample) + "\n")
             lines.flush()
             if arrivals.fault is not None:
-                raise RuntimeError("no more emails could be enqueued") from arrivals.fault
+                raise RuntimeError("enqueueing failed") from arrivals.fault
             if len(samples) % max(1, round(60 / options.every)) == 0:
                 console.log(report.progress(sample))
     return samples
 
 
 def _await_the_last(database_url: str) -> int:
-    """Waits until nothing is pending or being sent; how many still are."""
+    """Wait until no email is pending or sending; return how many still are at the time limit."""
     deadline = time.monotonic() + FINISH_SECONDS
     with connected(database_url) as connection:
         while True:
@@ -181,12 +182,12 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/soak.py", description=summary, epilog=details)
     parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="default: 60")
     parser.add_argument("--rate", type=float, default=40.0, metavar="R", help="emails per second; default: 40")
-    parser.add_argument("--burst", type=int, default=1, metavar="N", help="so many arrive at once; default: 1")
+    parser.add_argument("--burst", type=int, default=1, metavar="N", help="emails that arrive at once; default: 1")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between samples; default: 10")
     parser.add_argument("--out", type=Path, default=Path("soak"), metavar="DIR", help="default: ./soak")
-    parser.add_argument("--json", action="store_true", help="the verdict as one line of JSON")
+    parser.add_argument("--json", action="store_true", help="print the verdict as one line of JSON")
     return parser.parse_args()
 
 

@@ -1,4 +1,4 @@
-"""What a soak has shown: which series are judged and by which tolerance, the table, the words, the picture."""
+"""The results of a soak: the tolerance of each series, the table, the summary and the plot."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ Sample = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class SoakBooks:
-    """What became of every email, by our tables and by the provider's end.
+    """The count of all emails, by our tables and by the provider's ledger.
 
     Attributes:
-        lost: Enqueued and in no state at all, or sent by our books and unknown to the provider's.
-        duplicates: Acceptances beyond the first, by the provider's books.
-        unfinished: Pending or sending when we stopped looking.
+        lost: Enqueued but not in our tables, or sent by our tables but not in the provider's ledger.
+        duplicates: Acceptances beyond the first, by the provider's ledger.
+        unfinished: Pending or sending at the end.
     """
 
     enqueued: int
@@ -36,18 +36,18 @@ class SoakBooks:
 
     @property
     def balance(self) -> bool:
-        """Whether the promise was kept."""
+        """Whether every email was sent exactly once."""
         return not (self.lost or self.duplicates or self.held or self.failed or self.unfinished)
 
 
 _MEBI: Final = 1024 * 1024
 _BY_ENDING: Final = {
-    # A worker that leaks ten bytes per email shows at 40 emails/s; what grows by less needs two months for a gigabyte.
+    # Detects a worker that leaks ten bytes per email at 40 emails/s; a smaller leak takes two months for a gigabyte.
     "private_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "rss_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "descriptors": Tolerance(1.0),
     "threads": Tolerance(1.0),
-    # Nothing to grow into: what it is after some minutes it ought to be an hour later.
+    # These have no working set: their value after some minutes should still hold an hour later.
     "p50_ms": Tolerance(1.0, 0.1, settles=0.1),
     "cpu_ms": Tolerance(0.2, 0.05, settles=0.1),
     "commit_ms": Tolerance(0.1, 0.05, settles=0.1),
@@ -61,7 +61,8 @@ _BY_ENDING: Final = {
 }
 _GOOD_TO_GROW: Final = ("hot_ratio",)
 _YARDSTICKS: Final = "yardstick."
-"""The machine's own: they are no fault of ours, and tell how much of a change in latency may be."""
+"""The machine's own series. They are never a failure; they show how much of a latency change the machine may have
+caused."""
 _PANELS: Final = (
     ("Memory of a process (PSS, MB)", "pss_bytes", 1 / _MEBI),
     ("File descriptors", "descriptors", 1.0),
@@ -75,7 +76,7 @@ _PANELS: Final = (
 
 
 def trends(samples: Sequence[Sample]) -> list[Trend]:
-    """A verdict on every series that ought to stay where it is."""
+    """The trends of all series that should stay constant."""
     series = _series(samples)
     judged = []
     for name, points in series.items():
@@ -85,13 +86,13 @@ def trends(samples: Sequence[Sample]) -> list[Trend]:
 
 
 def growing(found: Iterable[Trend]) -> list[Trend]:
-    """What does not stay where it ought to."""
+    """The trends that got worse."""
     return [each for each in found if _is_bad(each)]
 
 
 def table(found: Sequence[Trend]) -> Table:
     """All verdicts."""
-    shown = Table(title="A robust line through each series: its second half, of latency all but the first tenth")
+    shown = Table(title="A robust line through the second half of each series; for latency, all but the first tenth")
     for heading in ("series", "median", "per hour", "95 % interval", "tolerance", "verdict"):
         shown.add_column(heading, justify="left" if heading in ("series", "verdict") else "right")
     for each in found:
@@ -108,8 +109,8 @@ def table(found: Sequence[Trend]) -> Table:
     return shown
 
 
-def words(samples: Sequence[Sample], books: SoakBooks) -> str:
-    """The books, and what the tables went through."""
+def summary(samples: Sequence[Sample], books: SoakBooks) -> str:
+    """A summary of the emails and of the tables' updates and vacuums."""
     if not samples:
         return "Nothing was sampled."
     last = samples[-1]
@@ -124,7 +125,7 @@ def words(samples: Sequence[Sample], books: SoakBooks) -> str:
 
 
 def progress(sample: Sample) -> str:
-    """One sample as a line."""
+    """One sample as a line of text."""
     worker = max(
         (value for name, value in sample.items() if name.endswith("pss_bytes") and "worker" in name), default=0
     )
@@ -136,14 +137,14 @@ def progress(sample: Sample) -> str:
 
 
 def plot(samples: Sequence[Sample], facts: dict[str, Any], path: Path, console: Console) -> None:
-    """The picture, where matplotlib is installed."""
+    """Write the plot if matplotlib is installed."""
     try:
         import matplotlib as mpl
 
         mpl.use("agg")
         from matplotlib import pyplot
     except ImportError:
-        console.log("no picture: matplotlib is not installed (pip install 'email-dispatcher[bench]')")
+        console.log("no plot: matplotlib is not installed (pip install 'email-dispatcher[bench]')")
         return
     figure, places = pyplot.subplots(4, 2, figsize=(14, 16), sharex=True)
     series = _series(samples)
@@ -165,7 +166,7 @@ def plot(samples: Sequence[Sample], facts: dict[str, Any], path: Path, console: 
 
 
 def _series(samples: Sequence[Sample]) -> dict[str, list[tuple[float, float]]]:
-    """Every series by name, with what follows from others: shares, ratios, and bytes per email."""
+    """Every series by name, including derived ones: shares, ratios, and bytes per email."""
     series: dict[str, list[tuple[float, float]]] = {}
     before: Sample = {}
     for sample in samples:
@@ -182,7 +183,7 @@ def _per_email(sample: Sample) -> Sample:
         if emails := sample["enqueued"]:
             for kind in ("table", "index"):
                 figures[f"{name}.{kind}_bytes_per_email"] = sample[f"{name}.{kind}_bytes"] / emails
-    # What is pruned as it is sent, and what has a row per hour, ought to stay as large as it is.
+    # Tables that are pruned continuously, or have one row per hour, should keep their size.
     for name in ("email_content", "email_hourly"):
         figures[f"{name}.total_bytes"] = sample[f"{name}.table_bytes"] + sample[f"{name}.index_bytes"]
     return figures

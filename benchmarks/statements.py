@@ -1,7 +1,7 @@
-"""What PostgreSQL did for an email: statements and WAL.
+"""PostgreSQL's work per email: statements and WAL.
 
-Statements are counted by pg_stat_statements, which servers of our own load; given servers may have it, or there is no
-figure. WAL is what the whole server wrote meanwhile, checkpoints' full pages included.
+pg_stat_statements counts the statements. Private servers load it; without it there is no figure. WAL is everything that
+the whole server wrote, including full page images after checkpoints.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ TOP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One of the costliest statements.
+    """One of the most expensive statements.
 
     Attributes:
         text: Its beginning.
-        calls: Per email, like what follows.
+        calls: Per email, like the other figures.
     """
 
     text: str
@@ -39,8 +39,8 @@ class Work:
     """PostgreSQL's work per email.
 
     Attributes:
-        statements: None where pg_stat_statements is not there; BEGIN and COMMIT count.
-        top: The costliest first.
+        statements: None without pg_stat_statements; includes BEGIN and COMMIT.
+        top: The most expensive statements, descending.
     """
 
     wal_bytes: float
@@ -50,12 +50,12 @@ class Work:
 
 
 class WorkMeter:
-    """Counts from its making on."""
+    """Counts from its creation on."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         """
         Args:
-            connection: To the case's database, in autocommit.
+            connection: To the case's database, in autocommit mode.
         """
         self._connection = connection
         self._counts_statements = _can_count(connection)
@@ -66,7 +66,7 @@ class WorkMeter:
         self._began_at = _wal_position(connection)
 
     def read(self, emails: int) -> Work:
-        """What was done since, per email."""
+        """The work since the creation, per email."""
         wal_bytes = (_wal_position(self._connection) - self._began_at) / emails
         if not self._counts_statements:
             return Work(wal_bytes, None, None, ())
@@ -85,7 +85,7 @@ class WorkMeter:
 
 
 def preload_settings() -> dict[str, str]:
-    """What a private PostgreSQL is started with so that it counts statements; nothing where it cannot."""
+    """The settings with which a private PostgreSQL counts statements; empty if pg_stat_statements is not installed."""
     binaries = postgres.find(lambda _: None)
     parent = binaries.folder.parent
     places = [parent / "share/extension", parent / "share/postgresql/extension"]
@@ -101,7 +101,7 @@ def _can_count(connection: psycopg.Connection[Any]) -> bool:
     try:
         connection.execute("create extension if not exists pg_stat_statements")
     except psycopg.errors.InsufficientPrivilege:
-        return False  # a server that was given, and a role that may not
+        return False  # a given server whose role may not create extensions
     return True
 
 

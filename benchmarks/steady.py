@@ -1,7 +1,7 @@
-"""Emails that arrive at a steady rate, whatever becomes of them: open loop, as customers are.
+"""Emails that arrive at a steady rate, independently of their processing: an open loop.
 
-An application that waits for its last email before it enqueues the next one hides every delay; this one does not wait.
-What is late is enqueued at once with everything else that is due.
+An application that waits for its last email before it enqueues the next one hides every delay. This one does not wait:
+emails that are late are enqueued at once, with everything else that is due.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ TEXT = "Thank you for your order. It leaves our house tomorrow.\n" * 8
 
 
 class Arrivals:
-    """Enqueues for the length of a block.
+    """Enqueues emails for the duration of a block.
 
     Attributes:
-        ids: What was accepted, in order.
-        worst_lateness_seconds: How long an email waited for this process, at worst, since somebody last set it to 0.
-        fault: What ended it early; None while all is well.
+        ids: The enqueued emails, in order.
+        worst_lateness_seconds: The longest wait of an email for this process since the caller last reset it to 0.
+        fault: The error that ended it early; None so far.
     """
 
     def __init__(self, database_url: str, rate: float, *, burst: int = 1, tags: Sequence[str] = ()) -> None:
         """
         Args:
             rate: Emails per second.
-            burst: So many arrive at once, in one statement.
-            tags: Of every email.
+            burst: Emails that arrive at once, in one statement.
+            tags: The tags of every email.
         """
         self.ids: list[UUID] = []
         self.worst_lateness_seconds = 0.0
@@ -55,7 +55,7 @@ class Arrivals:
             thread.join()
 
     def stop(self) -> None:
-        """No email arrives any more."""
+        """Stop the arrivals."""
         self._stop.set()
 
     def _run(self) -> None:

@@ -1,7 +1,8 @@
-"""Whether a series of measurements stays where it is: a robust line through it, and a verdict.
+"""Whether a series of measurements stays constant: a robust line through it, and a verdict.
 
-The line is Theil's and Sen's: the median of the slopes between all pairs of points, which a quarter of wild points does
-not move. Its interval is Kendall's, at 95 %; neighbouring samples are alike, so it is rather too narrow than too wide.
+The line is the Theil-Sen estimator: the median of the slopes between all pairs of points. Up to a quarter of outliers
+does not change it. Its interval is Kendall's, at 95 %. Neighbouring samples are similar, so the interval is too narrow
+rather than too wide.
 """
 
 from __future__ import annotations
@@ -14,30 +15,30 @@ from enum import StrEnum
 from typing import Final
 
 MOST_POINTS: Final = 400
-"""More are thinned out: the slopes between all pairs of some thousands take minutes."""
+"""More points are thinned out: the slopes between all pairs of some thousands take minutes."""
 
 
 class Verdict(StrEnum):
-    """What a series does."""
+    """The verdict on a series."""
 
     FLAT = "flat"
     GROWS = "grows"
     FALLS = "falls"
     NOISY = "noisy"
-    """The line leaves its tolerance, but a flat one is within what the noise allows."""
+    """The slope exceeds its tolerance, but its interval includes zero."""
     UNKNOWN = "unknown"
-    """Too few points for a word."""
+    """Too few points for a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A series, once it has settled.
+    """The trend of a series after its settling time.
 
     Attributes:
-        median: Of its values.
-        per_hour: The line's slope.
-        lowest: Of the slope's interval; so is `highest`.
-        tolerance: Up to which slope per hour, either way, the series counts as flat.
+        median: The median of its values.
+        per_hour: The slope of the line.
+        lowest: The lower end of the slope's interval; `highest` is the upper end.
+        tolerance: The largest slope per hour, up or down, that counts as flat.
     """
 
     name: str
@@ -54,8 +55,8 @@ class Tolerance:
     """How much a series may change in an hour: the larger of an amount and a share of its median.
 
     Attributes:
-        settles: After which share of its time it ought to stay: what grows into its working set takes up to half. The
-            longer the line, the less of the machine's own ups and downs is taken for a trend.
+        settles: The share of the run after which the series should be constant. Series that grow into a working set
+            take up to half of the run. A longer line is less affected by the machine's own changes.
     """
 
     amount: float
@@ -63,12 +64,12 @@ class Tolerance:
     settles: float = 0.5
 
     def of(self, median: float) -> float:
-        """In the series' own unit."""
+        """The tolerance in the series' own unit."""
         return max(self.amount, self.share * abs(median))
 
 
 def trend(name: str, instants: Sequence[float], values: Sequence[float], tolerance: Tolerance) -> Trend:
-    """What a series does once it has settled.
+    """The trend of a series after its settling time.
 
     Args:
         instants: Seconds, ascending.

@@ -1,4 +1,4 @@
-"""What a running dispatcher and its servers look like at one instant, as flat series: a name with its unit, a figure.
+"""Measurements of a running dispatcher and its servers at one instant: a flat mapping from names to figures.
 
 worker-0.pss_bytes   email_log.dead_rows   latency.p99_ms   queue.send_messages   wal_bytes …
 """
@@ -29,7 +29,7 @@ _YARD: Final = bytes(4 * _KIB * _KIB)
 _COMMITS: Final = 9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
-# A partition counts for its table; what retention drops leaves no trace in the sums, as it leaves none on the disk.
+# Partitions are summed up per table. Dropped partitions disappear from the sums, as they do from the disk.
 _TABLES_NOW: Final = r"""
 select
     regexp_replace(relname, '_(p\d{8}|default)$', '') as name,
@@ -54,7 +54,7 @@ _COLUMNS: Final = (
     "autovacuums",
     "inserts",
 )
-# By range of ids, so that only the emails of the last minutes are looked at.
+# The range of ids limits the query to the emails of the last minutes.
 _LATENCY: Final = """
 select
     count(*),
@@ -87,7 +87,7 @@ class Member:
 
 
 def members(of: int) -> list[Member]:
-    """The dispatchers that a process has started, with all of theirs; by their titles."""
+    """The dispatchers that a process has started, with all of their processes; found by their titles."""
     by_parent: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (parent := _parent(place)) is not None:
@@ -104,7 +104,7 @@ def _members(of: int, by_parent: dict[int, list[int]]) -> Iterator[Member]:
 
 
 def process_vitals(member: Member) -> dict[str, float]:
-    """Memory, descriptors, threads and CPU of a process; nothing of one that is gone."""
+    """Memory, descriptors, threads and CPU of a process; empty if it has exited."""
     place = Path("/proc") / str(member.pid)
     try:
         rollup = dict(_kibibytes((place / "smaps_rollup").read_text()))
@@ -114,7 +114,7 @@ def process_vitals(member: Member) -> dict[str, float]:
         return {}
     figures = {
         "rss_bytes": rollup["Rss"],
-        # What strangers share with us, or cease to, changes this; what we leak shows in the next one.
+        # PSS also changes when other processes share pages or stop sharing them. Private memory shows a leak.
         "pss_bytes": rollup["Pss"],
         "private_bytes": rollup["Private_Dirty"],
         "descriptors": descriptors,
@@ -125,7 +125,7 @@ def process_vitals(member: Member) -> dict[str, float]:
 
 
 def table_vitals(connection: Connection[Any]) -> dict[str, float]:
-    """Size, rows and housekeeping of each table, its partitions together."""
+    """Size, rows and vacuums of each table, its partitions together."""
     figures: dict[str, float] = {}
     for name, *values in connection.execute(_TABLES_NOW):
         if name in TABLES:
@@ -136,7 +136,7 @@ def table_vitals(connection: Connection[Any]) -> dict[str, float]:
 
 
 def latency_vitals(connection: Connection[Any], since: float, until: float) -> dict[str, float]:
-    """From enqueue to acceptance, of what was accepted between two instants; nothing where nothing was."""
+    """From enqueue to acceptance, for emails accepted between two instants; no percentiles if there were none."""
     row = connection.execute(_LATENCY, {"since": since, "until": until}).fetchone()
     assert row is not None
     count, median, p99 = row
@@ -144,9 +144,9 @@ def latency_vitals(connection: Connection[Any], since: float, until: float) -> d
 
 
 def yardsticks(connection: Connection[Any]) -> dict[str, float]:
-    """What the machine takes for the same things again and again, the product apart: 4 MB hashed, and a commit.
+    """How fast the machine itself is, without the product: the time to hash 4 MB, and the time of a commit.
 
-    Latency that changes while these do not is the product's; where these change, so does everything.
+    If latency changes and these do not, the product caused it. If these change, everything changes.
     """
     began = time.perf_counter()
     hashlib.sha256(_YARD).digest()
@@ -154,23 +154,25 @@ def yardsticks(connection: Connection[Any]) -> dict[str, float]:
     commits = []
     for _ in range(_COMMITS):
         began = time.perf_counter()
-        connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")  # is flushed, and touches no table
+        connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")  # flushed, and writes to no table
         commits.append(1000 * (time.perf_counter() - began))
     return {**figures, "yardstick.commit_ms": statistics.median(commits)}
 
 
-def standing_vitals(connection: Connection[Any]) -> dict[str, float]:
-    """Emails by status, and how long the oldest pending one has waited."""
+def email_vitals(connection: Connection[Any]) -> dict[str, float]:
+    """Emails by status, and the age of the oldest pending email."""
     counts = count_emails(connection)
     figures = {f"emails.{status.value}": float(count) for status, count in counts.emails.items()}
     return {**figures, "oldest_pending_seconds": counts.oldest_pending_seconds or 0.0}
 
 
 def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, float]:
-    """Messages of each queue, by the management API, which lags by up to five seconds; nothing of what it cannot say.
+    """Messages of each queue from the management API, which lags by up to five seconds.
+
+    A queue without an answer is left out.
 
     Args:
-        queues: Each queue's name by ours.
+        queues: RabbitMQ's name of each queue, by our name.
     """
     figures: dict[str, float] = {}
     for name, queue in queues.items():

@@ -1,7 +1,7 @@
-"""What an application writes itself when it sends email through a task queue: its tables, its lease, its record.
+"""The code of an application that sends email through a task queue: its tables, its lease, its record.
 
-Runs in the peers' environments. The idempotency is an application's usual one: a unique key at enqueue, and a lease
-that no second worker gets while it lasts.
+Runs in the peers' environments. Idempotency is the usual one of an application: a unique key at enqueue, and a lease
+that only one worker can hold at a time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ set status = 'sending', attempts = attempts + 1, lease_token = lease_token + 1,
 where email_id = %(email_id)s and status <> 'sent' and locked_until < clock_timestamp()
 returning email_id, message_key, sender, recipient, subject, body, lease_token
 """
-"""The load and the lease in one statement."""
+"""Loads and leases in one statement."""
 
 LOOK: Final = """
 select status, greatest(0, extract(epoch from locked_until - clock_timestamp()))::float8
@@ -95,11 +95,11 @@ set completed_at = clock_timestamp()
 from recorded
 where email_idempotency.message_key = recorded.message_key
 """
-"""The record in one statement, so that its commit costs no further round trip."""
+"""Records in one statement, so that its commit takes no further round trip."""
 
 
 class Busy(Exception):
-    """Another worker holds the lease; if it died, the lease ends in so many seconds."""
+    """Another worker holds the lease; if that worker died, the lease expires after this many seconds."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"leased for another {seconds:.1f} s")
@@ -108,7 +108,7 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says."""
+    """The settings from the environment."""
 
     database_url: str
     amqp_url: str
@@ -119,7 +119,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Read from the environment, as `run.py` sets it."""
+    """Read the environment that `run.py` sets."""
     return Settings(
         database_url=os.environ["PEER_DATABASE_URL"],
         amqp_url=os.environ["PEER_AMQP_URL"],
@@ -154,7 +154,7 @@ class Email:
     lease_token: int
 
     def as_sendgrid(self) -> dict[str, Any]:
-        """The document of SendGrid's API."""
+        """The document for SendGrid's API."""
         return {
             "personalizations": [{"to": [{"email": self.recipient}]}],
             "from": {"email": self.sender},
@@ -165,7 +165,7 @@ class Email:
 
 
 def drafts(emails: int) -> Iterator[Draft]:
-    """The same emails that `dispatcher run` is measured with."""
+    """The same emails with which `dispatcher run` is measured."""
     body = "Thank you for your order. It leaves our house tomorrow.\n" * 8
     for number in range(emails):
         yield Draft(
@@ -174,7 +174,7 @@ def drafts(emails: int) -> Iterator[Draft]:
 
 
 def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
-    """A row for the email and one for its key; None if the key is known. The caller commits."""
+    """Insert a row for the email and one for its key; None if the key exists. The caller commits."""
     email_id = uuid4()
     values = {
         "email_id": email_id,
@@ -191,10 +191,10 @@ def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
 
 
 def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) -> Email | None:
-    """The email, for so long ours alone; None if it was sent. Commits, where the connection does so by itself.
+    """Lease the email for this time; None if it was sent. Commits if the connection does so by itself.
 
     Raises:
-        Busy: another worker has it.
+        Busy: Another worker holds the lease.
     """
     row = connection.execute(LEASE, {"email_id": email_id, "seconds": seconds}).fetchone()
     if row is not None:
@@ -206,12 +206,12 @@ def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) ->
 
 
 def record(connection: psycopg.Connection[Any], email: Email, provider_message_id: str) -> None:
-    """That it was sent, and that its key is done with: one statement."""
+    """Record in one statement that the email was sent and its key is complete."""
     connection.execute(RECORD_AND_COMPLETE, recorded(email, provider_message_id))
 
 
 def recorded(email: Email, provider_message_id: str) -> dict[str, object]:
-    """The parameters of the statements that record."""
+    """The parameters of the recording statements."""
     return {
         "email_id": email.email_id,
         "message_key": email.message_key,

@@ -1,4 +1,4 @@
-"""One measured case of a peer: a database and a queue of its own, its environment, its commands."""
+"""One measured case of a peer: its own database and queue, its environment, its commands."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from psycopg import sql
 
 from benchmarks.double import read_acceptances
 from benchmarks.doubles import Double, running_double
-from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, result_of, server_pids, watch
 from benchmarks.peers.processes import running
 from benchmarks.peers.roster import Knobs, Peer
 from dispatcher.dev.servers import Servers
@@ -34,10 +34,10 @@ def measure(
     """Run one case of a peer.
 
     Args:
-        knobs: Instead of the peer's best.
+        knobs: Overrides the peer's best settings.
 
     Raises:
-        RuntimeError: it did not start, or was not done in time; the words end with its log.
+        RuntimeError: It did not start, or was not done in time; the text ends with its log.
     """
     knobs = peer.knobs if knobs is None else knobs
     folder.mkdir(parents=True)
@@ -65,15 +65,15 @@ def measure(
                 raise RuntimeError(f"{peer.name} {error}; its log ends with\n{_tail(log)}") from error
     acceptances = read_acceptances(ledger_of(folder))
     enqueued = frozenset(str(email_id) for (email_id,) in ids)
-    return told(peer.name, knobs, load, load.emails / enqueue_seconds, watched, enqueued, acceptances)
+    return result_of(peer.name, knobs, load, load.emails / enqueue_seconds, watched, enqueued, acceptances)
 
 
 @contextmanager
 def _database(servers: Servers) -> Iterator[str]:
-    """An empty database; its URL.
+    """An empty database; yields its URL.
 
     Raises:
-        RuntimeError: the server would not keep what it confirms.
+        RuntimeError: The server's commits are not durable.
     """
     name = f"peer_{secrets.token_hex(4)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
@@ -90,15 +90,17 @@ def _database(servers: Servers) -> Iterator[str]:
 def _environment(
     servers: Servers, database_url: str, folder: Path, double: Double, knobs: Knobs, load: Load
 ) -> dict[str, str]:
-    """What the peers' code reads. TLS trusts the double's authority alone, which is kind to whoever loads the
-    authorities for each connection: a system has a hundred and fifty.
+    """The settings that the peers' code reads.
+
+    TLS trusts only the double's authority. That favours peers that load the authorities for each connection: a system
+    has a hundred and fifty.
     """
     ca_file = str(double.ca_file)
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")},
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
-        "TMPDIR": str(folder),  # django-post_office's lock is there, which two cases at once must not share
+        "TMPDIR": str(folder),  # contains django-post_office's lock, which concurrent cases must not share
         "DJANGO_SETTINGS_MODULE": "benchmarks.peers.post_office.settings",
         "PEER_DATABASE_URL": database_url,
         "PEER_AMQP_URL": servers.amqp_url,
@@ -119,7 +121,7 @@ def _prepare(
     load: Load,
     environment: Mapping[str, str],
 ) -> float:
-    """Make the tables and enqueue; how many seconds the latter took."""
+    """Create the tables and enqueue; return how many seconds the enqueueing took."""
     connection.execute(peer.tables.encode())
     for command in peer.prepare:
         _call([str(python), "-m", *command.format(module=peer.module).split()], environment)

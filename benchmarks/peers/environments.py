@@ -1,4 +1,4 @@
-"""An environment for each peer, from its pinned requirements, in the cache folder with whatever is fetched once."""
+"""An environment for each peer with its pinned requirements, in the cache folder."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ ENVIRONMENTS: Final = ("celery", "dramatiq", "procrastinate", "post_office")
 
 
 def interpreter(environment: str, progress: Callable[[str], None]) -> Path:
-    """The Python of an environment, made first if it is not there.
+    """The Python of an environment; creates the environment if necessary.
 
     Raises:
-        RuntimeError: it could not be made; says why.
+        RuntimeError: The environment could not be created; the text says why.
     """
     requirements = HERE / environment / "requirements.txt"
     name = f"peer-{environment}-{_fingerprint(requirements)}"
@@ -32,14 +32,14 @@ def interpreter(environment: str, progress: Callable[[str], None]) -> Path:
 
 
 def lock(upgrade: bool) -> None:
-    """Write every `requirements.txt` anew from its `requirements.in`.
+    """Write every `requirements.txt` from its `requirements.in`.
 
     Raises:
-        RuntimeError: uv is not there, or failed.
+        RuntimeError: uv is missing, or failed.
     """
     uv = _uv()
     if uv is None:
-        raise RuntimeError("uv is not there: run ./run lock once, which fetches it")
+        raise RuntimeError("uv is missing: run ./run lock once, which downloads it")
     for environment in ENVIRONMENTS:
         command = [uv, "pip", "compile", "requirements.in", "--quiet", "--universal", "--python-version", "3.11"]
         command += ["--generate-hashes", "--no-emit-index-url", "--output-file", "requirements.txt"]
@@ -50,8 +50,8 @@ def lock(upgrade: bool) -> None:
 def _install(folder: Path, requirements: Path) -> None:
     python = folder / "bin" / "python"
     uv = _uv()
-    # Its interpreter is a link that leads outside, so the folder may be renamed, which is how `obtain` ends. Scripts,
-    # which hold its path, would not stand that: programs are started as modules.
+    # `obtain` renames the folder at the end. The interpreter is a link to the outside, so it keeps working. Scripts
+    # contain the folder's old path and would fail, so programs are started as modules.
     _call([sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(folder)])
     if uv:
         _call([uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", str(requirements)])
@@ -60,7 +60,7 @@ def _install(folder: Path, requirements: Path) -> None:
 
 
 def _uv() -> str | None:
-    """What `./run` fetched, if it did."""
+    """The uv that `./run` downloaded, if any."""
     uv = cache.path_of("uv") / "bin" / "uv"
     return str(uv) if uv.is_file() else None
 
@@ -78,6 +78,6 @@ def _call(command: list[str], folder: Path | None = None) -> None:
 
 
 def _fingerprint(requirements: Path) -> str:
-    """What an environment depends on: its packages and the interpreter."""
+    """The inputs of an environment: its packages and the interpreter."""
     stuff = requirements.read_bytes() + platform.python_version().encode()
     return hashlib.sha256(stuff).hexdigest()[:12]

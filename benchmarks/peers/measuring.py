@@ -1,4 +1,4 @@
-"""One measured case: its programs, from the first email that the provider's double accepts to the last one's record."""
+"""One measured case: its programs, from the double's first acceptance to the last record."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from benchmarks.peers.processes import Programs, cpu_seconds_of
 from dispatcher.dev.servers import Servers, status
 
 START_SECONDS: Final = 30.0
-LOOK_SECONDS: Final = 0.1
-BOOKS_LOOK_SECONDS: Final = 0.5
-"""To count 45,000 emails takes PostgreSQL 10 to 20 ms, which must not weigh on whoever has most of them."""
+POLL_SECONDS: Final = 0.1
+BOOKS_POLL_SECONDS: Final = 0.5
+"""Counting 45,000 emails takes PostgreSQL 10 to 20 ms, which must not distort the result of the
+case with most emails."""
 
 Books = Callable[[], tuple[int, float]]
-"""How many emails are sent, by the database, and when the last one was recorded, unix seconds."""
+"""Returns how many emails are sent, by the database, and when the last one was recorded, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is asked of a case.
+    """The load of a case.
 
     Attributes:
         emails: How many are enqueued before the workers start.
-        seconds: It must be done by then.
-        kill: SIGKILL to the busiest worker when a third is accepted; what is left behind then is no fault of the run.
+        seconds: The time limit.
+        kill: SIGKILL the busiest worker when a third is accepted; emails left unfinished are then not an error.
     """
 
     emails: int
@@ -42,20 +43,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What came of a case, a peer's or ours.
+    """The result of a case, a peer's or ours.
 
     Attributes:
-        knobs: What was turned, and to what.
+        knobs: The varied settings and their values.
         emails_per_second: From the first acceptance to the last record.
-        steady_per_second: By the double's ledger alone, without the first and the last tenth: start-up does not count.
-        enqueue_per_second: By eight threads, an email at a time; ours: by the library, some hundreds per statement.
+        steady_per_second: By the double's ledger alone, without the first and the last tenth, so without start-up.
+        enqueue_per_second: By eight threads, one email at a time; ours: by the library, some hundreds per statement.
         cpu_microseconds: Per email, of all worker processes, from the first acceptance on.
-        servers_cpu_microseconds: The same of PostgreSQL, RabbitMQ and the double, as far as they are our own.
-        processes: How many worker processes there were.
+        servers_cpu_microseconds: The same of PostgreSQL, RabbitMQ and the double, if they are private servers.
+        processes: The number of worker processes.
         missing: Never accepted by the provider, by its ledger, and not held.
         duplicates: Acceptances beyond the first, by the same ledger.
-        unrecorded: Accepted, and neither recorded as sent nor held.
-        held: Waiting for a person, because nobody can know whether the provider has it; ours alone knows such emails.
+        unrecorded: Accepted, but neither recorded as sent nor held.
+        held: Waiting for an operator, because the outcome is unknown; only ours has such emails.
     """
 
     name: str
@@ -76,7 +77,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What was seen while the programs ran."""
+    """The measurements while the programs ran."""
 
     sent: int
     last_at: float
@@ -91,12 +92,12 @@ def watch(
     """Wait until everything is sent.
 
     Args:
-        servers: Processes whose CPU is told beside the programs'.
+        servers: Processes whose CPU is measured in addition to the programs'.
         ledger: The double's.
-        dies_whole: Where somebody is killed, it is a command with its children.
+        dies_whole: A kill hits a command with its children.
 
     Raises:
-        TimeoutError: it was not, in time; says how far it came.
+        TimeoutError: Not everything was sent in time; the text says how much was.
     """
     if not _until(lambda: bool(read_acceptances(ledger)), programs, START_SECONDS):
         raise TimeoutError(f"sent nothing within {START_SECONDS:.0f} s")
@@ -105,7 +106,7 @@ def watch(
     if load.kill:
         _until(lambda: len(read_acceptances(ledger)) >= load.emails // 3, programs, load.seconds)
         programs.kill(whole=dies_whole)
-    is_done = _until(lambda: books()[0] >= load.emails, programs, deadline - time.monotonic(), BOOKS_LOOK_SECONDS)
+    is_done = _until(lambda: books()[0] >= load.emails, programs, deadline - time.monotonic(), BOOKS_POLL_SECONDS)
     sent, last_at = books()
     if not is_done and not load.kill:
         raise TimeoutError(f"sent {sent} of {load.emails} emails within {load.seconds:.0f} s")
@@ -119,17 +120,17 @@ def watch(
 
 
 def server_pids(servers: Servers, double_pid: int | None) -> list[int]:
-    """The processes of private servers and of the double; of servers that were named we know none."""
+    """The processes of private servers and of the double; given servers are unknown."""
     pids = [pid for name, pid in status(servers.folder).pids.items() if name != "keeper"]
     return [*pids, *([double_pid] if double_pid else [])]
 
 
 def ledger_of(folder: Path) -> Path:
-    """Where `running_double` keeps the ledger of a double that it was given this folder for."""
+    """The ledger of a double that `running_double` runs in this folder."""
     return folder / "double" / "ledger.txt"
 
 
-def told(
+def result_of(
     name: str,
     knobs: Mapping[str, int | str],
     load: Load,
@@ -139,10 +140,10 @@ def told(
     acceptances: Acceptances,
     held: frozenset[str] = frozenset(),
 ) -> Measured:
-    """The figures of a case.
+    """The result of a case.
 
     Args:
-        ids: Of every email that was enqueued.
+        ids: Of every enqueued email.
     """
     instants = [instant for times in acceptances.values() for instant in times]
     return Measured(
@@ -182,7 +183,7 @@ def median_steady_rate(results: Sequence[Measured]) -> float:
 
 
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
-    """Books by a query for the two figures."""
+    """A `Books` function from a query for the two figures."""
 
     def books() -> tuple[int, float]:
         row = connection.execute(query.encode()).fetchone()
@@ -195,13 +196,13 @@ def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> B
 
 
 def _until(
-    condition: Callable[[], bool], programs: Programs, seconds: float, look_seconds: float = LOOK_SECONDS
+    condition: Callable[[], bool], programs: Programs, seconds: float, poll_seconds: float = POLL_SECONDS
 ) -> bool:
-    """Whether it came true in time; meanwhile what died is started again."""
+    """Whether the condition was met in time; restarts programs that died meanwhile."""
     deadline = time.monotonic() + seconds
     while not condition():
-        programs.look()
+        programs.restart_dead()
         if time.monotonic() > deadline:
             return False
-        time.sleep(look_seconds)
+        time.sleep(poll_seconds)
     return True

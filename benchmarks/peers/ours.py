@@ -1,8 +1,8 @@
-"""Ours, measured as the peers are: `dispatcher run` with two workers, attempt rows and metrics on.
+"""Our dispatcher, measured like the peers: `dispatcher run` with two workers, attempt rows and metrics on.
 
-Four times: at its defaults, as whoever reads the first pages runs it, and tuned, as the tuned peers are; and each with
-its whole way in the measured time, from the row that is due to the record, and `published`: the messages wait on
-RabbitMQ before `dispatcher run` starts, as those of the peers with a broker do.
+Four cases: with the defaults, as a new user runs it, and tuned, like the tuned peers. Each of the two once with the
+whole way in the measured time, from the due row to the record, and once `published`: the messages are on RabbitMQ
+before `dispatcher run` starts, like those of the peers with a broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 import psycopg
 
 from benchmarks.double import read_acceptances
-from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, server_pids, told, watch
+from benchmarks.peers.measuring import Load, Measured, counted, ledger_of, result_of, server_pids, watch
 from benchmarks.peers.processes import running
 from benchmarks.peers.published import publish_all
 from benchmarks.peers.roster import Knobs
@@ -26,13 +26,13 @@ from dispatcher.dev.servers import Servers
 
 WORKERS: Final = 2
 TUNED: Final[Knobs] = {"bundle_emails": 16, "prefetch": 512}
-"""The one place to change it; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
+"""The tuned settings, defined only here; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
 SETTLED: Final = """
     select count(*), extract(epoch from max(sent_at))::float8
     from dispatcher.email_log
     where status in ('sent', 'held')
 """
-"""Held, too, is an end: after a kill, the email that was on the wire waits for a person."""
+"""Held is final, too: after a kill, the email that was on the wire waits for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Ours:
     """One way to measure ours.
 
     Attributes:
-        is_published: Its messages are on RabbitMQ before the clock starts.
-        knobs: Settings in lower case, without their prefix; the others are at their defaults.
-        sweep: What `--sweep` tries.
+        is_published: The messages are on RabbitMQ before the clock starts.
+        knobs: Settings in lower case, without their prefix; the others have their defaults.
+        sweep: The values that `--sweep` tries.
     """
 
     name: str
@@ -65,7 +65,7 @@ NAMES: Final = tuple(case.name for case in OURS)
 
 
 def counterparts(*, tuned: bool) -> tuple[str, str]:
-    """Which of ours a stock or a tuned peer is compared with: the one that publishes meanwhile, the one published."""
+    """The two cases of ours with which a stock or tuned peer is compared: unpublished and published."""
     meanwhile, published = (case.name for case in OURS if bool(case.knobs) == tuned)
     return meanwhile, published
 
@@ -74,10 +74,10 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
     """Run one case.
 
     Args:
-        knobs: Instead of the case's.
+        knobs: Overrides the case's.
 
     Raises:
-        RuntimeError: it was not done in time, or could not be published before.
+        RuntimeError: It was not done in time, or the messages could not be published before.
     """
     knobs = case.knobs if knobs is None else knobs
     settings = tuple((f"DISPATCHER_{name.upper()}", str(value)) for name, value in knobs.items())
@@ -103,10 +103,10 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
     acceptances = read_acceptances(ledger_of(folder))
     in_effect = _in_effect(environment)
     held = frozenset(str(email_id) for (email_id,) in rows)
-    return told(case.name, in_effect, load, scene.enqueue_per_second, watched, scene.ids, acceptances, held)
+    return result_of(case.name, in_effect, load, scene.enqueue_per_second, watched, scene.ids, acceptances, held)
 
 
 def _in_effect(environment: Mapping[str, str]) -> Knobs:
-    """The knobs as the product reads them, its defaults too."""
+    """The knobs as the product reads them, including its defaults."""
     settings = config.load(environment)
     return {"workers": settings.workers, "bundle_emails": settings.bundle_emails, "prefetch": settings.prefetch}

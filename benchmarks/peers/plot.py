@@ -1,4 +1,4 @@
-"""The plot of a run: a bar per case, its range, and how many times as fast ours is, like for like."""
+"""The plot of a run: one bar per case with its range, and the ratio to the comparable case of ours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from matplotlib import pyplot
 
 from benchmarks.peers import ours
 from benchmarks.peers.measuring import median_rate
-from benchmarks.peers.report import Cases, in_words, ratios
+from benchmarks.peers.report import Cases, described, ratios
 
 OUR_COLOUR = "#1f6feb"
 PEERS_COLOUR = "#8b949e"
 NOTE = (
-    "Two worker processes each. Celery, dramatiq, ours where it says published: on RabbitMQ before the clock starts.\n"
-    f"Like for like: stock peers beside ours at its defaults, the others beside ours tuned ({in_words(ours.TUNED)}).\n"
+    "Two worker processes each. Celery, dramatiq and `published`: messages are on RabbitMQ before the clock starts.\n"
+    f"Stock peers are compared with ours at its defaults, the others with ours tuned ({described(ours.TUNED)}).\n"
     "post_office-stock and post_office-tuned take no lease: they send a batch, then mark it in one statement."
 )
 
@@ -27,8 +27,8 @@ NOTE = (
 def plot(folder: Path, cases: Cases, subtitle: str) -> None:
     """Write `peers.png` and `peers.svg`."""
     names = [name for name, _ in cases]
-    rates = [[result.emails_per_second for result in told] for told in cases.values()]
-    medians = [median_rate(told) for told in cases.values()]
+    rates = [[result.emails_per_second for result in results] for results in cases.values()]
+    medians = [median_rate(results) for results in cases.values()]
     below = [median - min(several) for median, several in zip(medians, rates, strict=True)]
     above = [max(several) - median for median, several in zip(medians, rates, strict=True)]
     figure, axes = pyplot.subplots(figsize=(9, 0.5 * len(names) + 1.8), layout="constrained")
@@ -36,8 +36,8 @@ def plot(folder: Path, cases: Cases, subtitle: str) -> None:
     places = range(len(names))
     axes.barh(places, medians, xerr=[below, above], color=colours, ecolor="#24292f", capsize=3)
     axes.set_yticks(places, labels=names)
-    for place, told, median in zip(places, cases.values(), medians, strict=True):
-        beside = ", ".join(f"{name}: {ratio:.1f} ×" for name, ratio in ratios(cases, told).items())
+    for place, results, median in zip(places, cases.values(), medians, strict=True):
+        beside = ", ".join(f"{name}: {ratio:.1f} ×" for name, ratio in ratios(cases, results).items())
         words = f"  {median:,.0f}/s" + (f"  ({beside})" if beside else "")
         axes.text(median + above[place], place, words, va="center", fontsize=9)
     axes.invert_yaxis()

@@ -1,4 +1,4 @@
-"""A peer's processes: started together, started again when they die, with the CPU of all of them, children included."""
+"""A peer's processes: started together, restarted when they die; measures their CPU, including children."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ PR_SET_PDEATHSIG: Final = 1
 
 
 class Programs:
-    """Commands that run at the same time, each in a session of its own, as supervisord would have them.
+    """Concurrent commands, each in its own session, as under supervisord.
 
     Attributes:
-        restarts: How often one of them was started again.
+        restarts: How often a command was restarted.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: Path) -> None:
@@ -34,13 +34,13 @@ class Programs:
         self.restarts = 0
 
     def start(self) -> None:
-        """Start every one that does not run."""
+        """Start every command that does not run."""
         for number in range(len(self._commands)):
             if number not in self._running.values():
                 self._spawn(number)
 
-    def look(self) -> bool:
-        """Start again what has died; what ended by itself stays ended. True while one of them runs."""
+    def restart_dead(self) -> bool:
+        """Restart commands that died; those that exited normally stay down. True while any command runs."""
         for number, code in self._reap():
             if code != 0:
                 self.restarts += 1
@@ -48,18 +48,18 @@ class Programs:
         return bool(self._running)
 
     def cpu_seconds(self) -> float:
-        """Of all of them and their children, user and system, those that ended included."""
+        """User and system CPU of all commands and their children, including those that have exited."""
         return self._ended_cpu_seconds + cpu_seconds_of(self._running)
 
     def pids(self) -> list[int]:
-        """Every process that runs, the commands' own first."""
+        """Every running process, the commands' own first."""
         return _with_children(self._running)
 
     def kill(self, *, whole: bool) -> None:
-        """SIGKILL to the process that has used most CPU; of the children, where there are some, for they do the work.
+        """SIGKILL the process that used most CPU; only children if there are any, because they do the work.
 
         Args:
-            whole: To a command and its children instead.
+            whole: Kill a command with its children instead.
         """
         pids = self.pids()
         if whole:
@@ -68,7 +68,7 @@ class Programs:
             os.kill(max(pids[len(self._running) :] or pids, key=_cpu_seconds), signal.SIGKILL)
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL to whoever is left; waits for them."""
+        """Send SIGTERM, later SIGKILL to the remaining processes; wait for all."""
         self._signal(signal.SIGTERM)
         deadline = time.monotonic() + STOP_SECONDS
         while self._running and time.monotonic() < deadline:
@@ -89,7 +89,7 @@ class Programs:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - nothing here has threads
             )
-        process.returncode = 0  # we wait for it ourselves, to be told of its CPU
+        process.returncode = 0  # `_reap` waits for the process itself, to get its CPU time
         self._running[process.pid] = number
 
     def _reap(self) -> Iterator[tuple[int, int]]:
@@ -102,7 +102,7 @@ class Programs:
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._running:
-            # To the group only when it must end: a program tells its own children when to stop.
+            # Signal the whole group only with SIGKILL: a program stops its own children.
             if number is signal.SIGKILL:
                 os.killpg(pid, number)
             else:
@@ -111,7 +111,7 @@ class Programs:
 
 @contextmanager
 def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: Path) -> Iterator[Programs]:
-    """The commands, for as long as the block lasts."""
+    """The commands, for the duration of the block."""
     programs = Programs(commands, environment, log)
     programs.start()
     try:
@@ -121,12 +121,12 @@ def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], l
 
 
 def cpu_seconds_of(pids: Iterable[int]) -> float:
-    """Of processes and all below them, user and system, those below that ended included."""
+    """User and system CPU of these processes and their descendants, including those that have exited."""
     return sum(_cpu_seconds(pid) for pid in set(_with_children(pids)))
 
 
 def _with_children(pids: Iterable[int]) -> list[int]:
-    """These processes, and after them all that are below them."""
+    """These processes, followed by all their descendants."""
     tree = _children()
     found = list(pids)
     for pid in found:
@@ -135,7 +135,7 @@ def _with_children(pids: Iterable[int]) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    # A benchmark that is killed leaves nothing behind.
+    # If the benchmark is killed, its processes end, too.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
@@ -148,11 +148,11 @@ def _seen(pid: int) -> Seen | None:
     try:
         return read_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
     except OSError:
-        return None  # it ended
+        return None  # the process has exited
 
 
 def _children() -> dict[int, list[int]]:
-    """Of every process of the machine."""
+    """The children of every process on the machine."""
     tree: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (seen := _seen(int(entry.name))):

@@ -1,4 +1,4 @@
-"""Our messages on RabbitMQ before anything is measured: by the product's relay, in this process."""
+"""Publishes our messages to RabbitMQ before the measurement, with the product's relay, in this process."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.relay.publish_loop import PublishLoop
 
 PUBLISH_SECONDS: Final = 60.0
-LOOK_SECONDS: Final = 0.1
+POLL_SECONDS: Final = 0.1
 
 
 def publish_all(environment: Mapping[str, str], emails: int) -> None:
-    """Publish what is due, so that no relay would publish it once more.
+    """Publish all due emails, so that no relay publishes them again.
 
     Args:
         environment: Of `dispatcher run`.
-        emails: How many are due, on a queue that is empty.
+        emails: How many are due; the queue is empty.
 
     Raises:
-        RuntimeError: they were not all published in time, or not once each, or are due after it.
+        RuntimeError: Not all were published in time, or not once each, or some are still due.
     """
     settings = config.load(environment)
     try:
@@ -42,12 +42,12 @@ def publish_all(environment: Mapping[str, str], emails: int) -> None:
     if publisher.emails != emails or waiting != publisher.messages or due:
         raise RuntimeError(
             f"of {emails} emails {publisher.emails} were published, {waiting} of their {publisher.messages} messages "
-            f"wait on RabbitMQ, and {due} emails are due all the same"
+            f"wait on RabbitMQ, and {due} emails are still due"
         )
 
 
 class _CountingPublisher(Publisher):
-    """Counts the messages that were confirmed, and the emails that they point to: a message may point to several."""
+    """Counts the confirmed messages, and the emails that they point to."""
 
     messages = 0
     emails = 0
@@ -61,10 +61,10 @@ class _CountingPublisher(Publisher):
 
 
 async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:
-    """Lead until the queue holds them, and end in order, which marks them.
+    """Lead until the queue holds all messages, then stop in order, which clears the due marks.
 
     Returns:
-        Who counted what was published; how many messages the queue holds.
+        The publisher with its counts; the number of messages on the queue.
     """
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file
@@ -74,7 +74,7 @@ async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher,
     try:
         async with asyncio.timeout(PUBLISH_SECONDS):
             while not relay.done() and (publisher.emails < emails or await _waiting(settings) < publisher.messages):
-                await asyncio.wait([relay], timeout=LOOK_SECONDS)
+                await asyncio.wait([relay], timeout=POLL_SECONDS)
             publishing.stop()
             await relay
             return publisher, await _waiting(settings)

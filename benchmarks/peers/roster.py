@@ -1,4 +1,4 @@
-"""Who is measured, how each is started, and what each promises."""
+"""The measured peers: how each is started, and what each promises."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Knobs = Mapping[str, int | str]
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What is done about the things that go wrong, in words.
+    """What a peer does when something fails, as text.
 
     Attributes:
-        enqueue: Whether an email's row and its place in the queue stand or fall together.
-        kill: What becomes of the emails that a killed worker had.
-        source: Where that is written.
+        enqueue: Whether an email's row and its queue entry are atomic.
+        kill: What happens to the emails of a killed worker.
+        source: The source of these statements.
     """
 
     enqueue: str
@@ -35,13 +35,13 @@ class Peer:
         environment: The folder with its code and its requirements.
         module: Has `enqueue`.
         programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
-        emails: Per case: what it sends in some six seconds of a machine's good hour.
-        tables: SQL that makes the application's, run first.
-        prepare: Commands that make its own.
-        knobs: What can be turned, as the sweep found it best; in the environment as PEER_NAME.
-        sweep: What `--sweep` tries.
-        sent: How many emails it has sent, by its own books, and when it recorded the last one.
-        dies_whole: Under kills its command goes with its children, which would otherwise go on without it.
+        emails: Per case: the number that keeps it busy for about six seconds at the machine's full speed.
+        tables: SQL that creates the application's tables; runs first.
+        prepare: Commands that create the peer's own tables.
+        knobs: The settings that the sweep found best; in the environment as PEER_NAME.
+        sweep: The values that `--sweep` tries.
+        sent: How many emails it has sent, by its own tables, and when it recorded the last one.
+        dies_whole: Under kills, its command is killed with its children, which would otherwise continue without it.
     """
 
     name: str
@@ -58,22 +58,22 @@ class Peer:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether it runs as a sweep found it best, not as its first pages lead to."""
+        """Whether it runs with the settings that a sweep found best, not with those of its first pages."""
         return bool(self.knobs)
 
     def commands(self, knobs: Knobs) -> list[list[str]]:
-        """The worker commands, in words, after the interpreter's path."""
+        """The worker commands, as arguments after the interpreter's path."""
         return [["-m", *program.format(module=self.module, **knobs).split()] for program in self.programs]
 
 
-_AFTER_COMMIT: Final = "no: the message follows the commit; a process that dies in between has lost the email"
-_AT_LEAST_ONCE: Final = "delivered again, and sent again when its lease is over, accepted before or not: a duplicate"
+_AFTER_COMMIT: Final = "no: the message follows the commit; if the process dies in between, the email is lost"
+_AT_LEAST_ONCE: Final = "redelivered, and sent again when its lease expires, even if it was accepted: a duplicate"
 
 PROMISES: Final[Mapping[str, Promise]] = {
     "ours": Promise(
         "yes: one statement, in the application's transaction",
-        "what was not on the wire is sent, what was answered is recorded; what was on the wire is held for a person, "
-        "or sent again where the policy says so",
+        "emails not on the wire are sent, answered ones recorded; those on the wire are held for an operator, "
+        "or sent again if the policy says so",
         "docs/protocol.md",
     ),
     "celery": Promise(
@@ -88,22 +88,22 @@ PROMISES: Final[Mapping[str, Promise]] = {
     ),
     "procrastinate": Promise(
         "yes: the job is inserted by the application's transaction",
-        "its jobs stay `doing` until a task of the application's own retries stalled ones; then as Celery",
+        "its jobs stay `doing` until a task that the application provides retries stalled ones; then like Celery",
         "procrastinate, How-to: Retry stalled jobs; Using an external database connection",
     ),
     "post_office": Promise(
         "yes: the queue is a table of the application",
-        "no lease: whatever the batch had sent is sent again by the next run, up to a whole batch of duplicates",
+        "no lease: the next run sends the emails of the batch again, up to a whole batch of duplicates",
         "django-post_office, README: send_queued_mail; mail.py: a batch is marked when all of it is done",
     ),
     "post_office-leasing": Promise(
         "yes: the queue is a table of the application",
-        "the next run takes the batch again: what was recorded is not sent again; what was on the wire, one per "
-        "thread, waits until its lease is over and is sent again, accepted before or not: a duplicate",
+        "the next run takes the batch again. Recorded emails are not sent again. Emails on the wire, one per thread, "
+        "wait until their lease expires and are sent again, even if they were accepted: a duplicate",
         "the application's own lease; django-post_office, README: MAX_RETRIES, RETRY_INTERVAL",
     ),
 }
-"""By environment; by name, where a peer promises something else."""
+"""By environment; by name if a peer promises something else."""
 
 _CELERY: Final = (
     "celery -A {{module}} worker --loglevel WARNING --pool {{pool}} --concurrency {{concurrency}} --hostname {name}@%h"
@@ -122,7 +122,7 @@ def _leasing_knobs(processes: int, threads: int, batch: int) -> Knobs:
 
 
 def _celery_knobs(pool: str, concurrency: int, threads: int, prefetch_multiplier: int = 4) -> Knobs:
-    """Of each of the two workers; with prefork, `concurrency` is processes, of one thread each."""
+    """For each of the two workers; with prefork, `concurrency` is the number of processes, with one thread each."""
     return {"pool": pool, "concurrency": concurrency, "threads": threads, "prefetch_multiplier": prefetch_multiplier}
 
 

@@ -1,12 +1,12 @@
-"""Ours beside others, in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
+"""Compares ours with other systems in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
 
 Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
-on the same private servers with the same durability, against the same provider's double over TLS; django-post_office,
-which takes no lease, also with one. The cases take turns over the repetitions, so that a noisy minute of the machine
-meets all of them. Each has as many emails as keep it busy for some six seconds; they are enqueued before the workers
-start. Stock peers are compared with ours at its defaults (`ours`), the others with ours tuned (`ours-tuned`). These two
-publish in the measured time; `ours-published`, `ours-tuned-published` and the peers that have a broker have their
-messages on RabbitMQ before it. Each peer is installed once, into an environment of its own in the cache folder.
+on the same private servers with the same durability, against the same provider's double over TLS. django-post_office
+takes no lease, so it is also measured with one. The cases alternate over the repetitions, so that a slow minute of the
+machine affects all of them. Each has enough emails for about six seconds; they are enqueued before the workers start.
+Stock peers are compared with ours at its defaults (`ours`), the others with ours tuned (`ours-tuned`). These two
+publish in the measured time. `ours-published`, `ours-tuned-published` and the peers with a broker have their messages
+on RabbitMQ before it. Each peer is installed once, into its own environment in the cache folder.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))  # for `python benchmarks/peers/run.py`
 
-from benchmarks.machine import in_words, machine, versions
+from benchmarks.machine import described, machine, versions
 from benchmarks.peers import environments, report
 from benchmarks.peers.case import measure
 from benchmarks.peers.measuring import Load, Measured
@@ -36,7 +36,7 @@ from dispatcher.telemetry import log
 
 CASE_SECONDS: Final = 60.0
 CASE_SECONDS_UNDER_KILLS: Final = 40.0
-"""What somebody leaves behind for ever is waited for that long."""
+"""The time limit under kills, for emails that a peer never finishes."""
 _KNOWN: Final = (*NAMES, *(peer.name for peer in PEERS))
 _PEERS_HELP: Final = (
     f"of {', '.join(_KNOWN)}; default: all. Where no case of ours is named, all of them are measured beside the peers, "
@@ -54,7 +54,7 @@ def main() -> None:
 
 def _main(options: argparse.Namespace) -> None:
     console = Console(stderr=True)
-    log.configure("warning", "auto", sys.stderr)  # of the relay that publishes in this process
+    log.configure("warning", "auto", sys.stderr)  # for the relay that publishes in this process
     if options.lock:
         environments.lock(options.upgrade)
         return
@@ -70,11 +70,11 @@ def _main(options: argparse.Namespace) -> None:
         results = _run(cases, options, facts, Path(folder), console)
     _show(results, facts, options)
     if not options.kill and any(result.missing or result.duplicates for result in results):
-        sys.exit("The books do not balance: see missing and duplicates.")
+        sys.exit("Emails were lost or duplicated: see the columns missing and duplicates.")
 
 
 Case = tuple[str, Callable[[Path], Measured]]
-"""A name, and what measures it in a folder of its own."""
+"""A name, and the function that measures it in its own folder."""
 
 
 def _all(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
@@ -86,7 +86,7 @@ def _sweep(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Se
     own = [_own_case(case, servers, knobs, options) for case in options.ours for knobs in case.sweep]
     peers = [_case(peer, pythons, servers, knobs, options) for peer in options.peers for knobs in peer.sweep]
     if not own and not peers:
-        raise RuntimeError("None of these has knobs that could be turned.")
+        raise RuntimeError("None of these cases has settings for a sweep.")
     return [*own, *peers]
 
 
@@ -117,14 +117,14 @@ def _run(
                 if options.out:
                     report.append(options.out, results[-1], facts)
                 console.log(
-                    f"{name}: {results[-1].emails_per_second:,.0f} emails/s {report.in_words(results[-1].knobs)}"
+                    f"{name}: {results[-1].emails_per_second:,.0f} emails/s {report.described(results[-1].knobs)}"
                 )
     return results
 
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar; yields what to call before each case."""
+    """A progress bar; yields the function to call before each case."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=total)
@@ -143,8 +143,8 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
     if options.out:
         from benchmarks.peers.plot import plot
 
-        plot(options.out, cases, in_words(facts))
-        report.write_tables(options.out, cases, in_words(facts))
+        plot(options.out, cases, described(facts))
+        report.write_tables(options.out, cases, described(facts))
     if options.json:
         sys.stdout.write("".join(report.line(result, facts) for result in results))
         return
@@ -154,29 +154,29 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """What the command line says; `ours` and `peers` of it are the cases themselves."""
+    """Parse the command line; `ours` and `peers` of the result are the cases themselves."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
-    parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="of ours, per case; default: 45000")
-    parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="of the peers' emails; default: 1")
+    parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="per case of ours; default: 45000")
+    parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="factor for theirs; default: 1")
     parser.add_argument("--peers", type=_names, default=list(_KNOWN), metavar="NAME,…", help=_PEERS_HELP)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, tables.txt, peers.png and peers.svg")
     parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
-    parser.add_argument("--without-ours", action="store_true", help="the peers alone")
+    parser.add_argument("--without-ours", action="store_true", help="measure only the peers")
     parser.add_argument(
         "--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is accepted"
     )
-    parser.add_argument("--sweep", action="store_true", help="turn the knobs of those that have some, to find the best")
-    parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt anew, and end")
-    parser.add_argument("--upgrade", action="store_true", help="with --lock: to the newest versions")
+    parser.add_argument("--sweep", action="store_true", help="try several settings to find the best ones")
+    parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt and exit")
+    parser.add_argument("--upgrade", action="store_true", help="with --lock: upgrade to the newest versions")
     options = parser.parse_args(arguments)
     options.ours, options.peers = _chosen(options)
     return options
 
 
 def _chosen(options: argparse.Namespace) -> tuple[list[Ours], list[Peer]]:
-    """Of ours and of the peers: those that were named; where peers alone were, all of ours beside them."""
+    """The named cases of ours and of the peers; if only peers are named, all of ours are added."""
     own = [case for case in OURS if case.name in options.peers]
     if not own and not options.sweep:
         own = list(OURS)

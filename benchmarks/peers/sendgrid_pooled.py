@@ -1,4 +1,4 @@
-"""SendGrid's API over connections that stay open: the first thing that somebody does who finds the package slow."""
+"""SendGrid's API over persistent connections: the usual first step of a user who finds the package slow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.peers.application import Email, Settings
 
 
 class SendGrid:
-    """A client for all threads of a process; make it after a fork."""
+    """A client for all threads of a process; create it after a fork."""
 
     def __init__(self, settings: Settings, connections: int) -> None:
         self._url = f"{settings.sendgrid_host}/v3/mail/send"
@@ -19,14 +19,14 @@ class SendGrid:
             ca_certs=settings.ca_file,
             headers={"Authorization": "Bearer SG.benchmark", "Content-Type": "application/json"},
             timeout=urllib3.Timeout(connect=5, read=20),
-            retries=False,  # a POST that is repeated is a duplicate
+            retries=False,  # a repeated POST would be a duplicate
         )
 
     def send(self, email: Email) -> str:
-        """SendGrid's id of the accepted email.
+        """Send the email; return SendGrid's id.
 
         Raises:
-            RuntimeError: It did not accept; urllib3's errors if it did not answer.
+            RuntimeError: SendGrid did not accept the email; urllib3's errors if there was no response.
         """
         response = self._pool.request("POST", self._url, body=json.dumps(email.as_sendgrid()))
         if response.status != 202:

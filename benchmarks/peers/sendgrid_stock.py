@@ -1,4 +1,4 @@
-"""SendGrid's own package as its README has it: a client per send, which opens a connection per send."""
+"""SendGrid's own package as in its README: a client per send, which opens a connection per send."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.peers.application import Email
 
 
 def send(email: Email, host: str) -> str:
-    """SendGrid's id of the accepted email; raises python_http_client's errors for any other answer than 2xx."""
+    """Send the email; return SendGrid's id. Raises python_http_client's errors for any response other than 2xx."""
     mail = Mail(
         from_email=email.sender, to_emails=email.recipient, subject=email.subject, plain_text_content=email.body
     )

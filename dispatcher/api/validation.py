@@ -18,7 +18,7 @@ from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import Acceptance, Enqueued
-from dispatcher.providers.capabilities import uncarried
+from dispatcher.providers.capabilities import capability_gap
 
 KEY_HEADER: Final = "Idempotency-Key"
 MAX_BATCH_EMAILS: Final = 1000
@@ -96,7 +96,7 @@ class EmailValidator:
             self.policy.check(email)
         except InvalidEmail as error:
             raise Problem("email-not-allowed", errors=[_field_error(error, prefix)]) from None
-        if why := uncarried(email, self.configured):
+        if why := capability_gap(email, self.configured):
             field_error = FieldError("pointer", pointer_of(why.field, prefix), why.message)
             raise Problem("no-capable-provider", str(why), errors=[field_error])
         return email

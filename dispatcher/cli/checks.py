@@ -105,13 +105,13 @@ def check_env_file(file: EnvFile) -> Finding:
 
 def check_process(settings: Settings) -> Iterator[Finding]:
     """Checks the version of Python and the limit of open files."""
-    from dispatcher.providers.registry import most_connections
+    from dispatcher.providers.registry import max_connections
 
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield passed_if(is_new, "Python", platform.python_version(), f"Install Python {oldest} or newer.")
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
-    needed = sum(most_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
+    needed = sum(max_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
     words = f"the limit per process is {limit}; a worker may need {needed}"
     remedy = f"Raise the hard limit to {2 * needed}: LimitNOFILE (systemd), minfds (supervisord.conf) or ulimit -Hn."
@@ -276,12 +276,12 @@ def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
     """Reports pending emails that will fail: no configured provider can send them, or a header is not allowed."""
     from dispatcher.domain.header_names import headers_fault
-    from dispatcher.providers.capabilities import capabilities_of, uncarried
+    from dispatcher.providers.capabilities import capabilities_of, capability_gap
     from dispatcher.store.emails import SAMPLE, sample_pending
 
     configured = capabilities_of(settings.providers)
     sample = sample_pending(connection)
-    without_provider = [why.message for email in sample if (why := uncarried(email, configured))]
+    without_provider = [why.message for email in sample if (why := capability_gap(email, configured))]
     with_header = [
         fault for email in sample if (fault := headers_fault(email.headers, settings.allowed_provider_headers))
     ]
@@ -368,10 +368,10 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:
     """Reports the kinds of emails that no configured provider can send."""
-    from dispatcher.providers.capabilities import capabilities_of, limits_of
+    from dispatcher.providers.capabilities import capabilities_of, unsupported_by_all
 
     if settings.providers:
-        limits = limits_of(capabilities_of(settings.providers))
+        limits = unsupported_by_all(capabilities_of(settings.providers))
         words = (
             f"no configured provider can send emails with {' or '.join(limits)}"
             if limits

@@ -22,7 +22,7 @@ from dispatcher.domain.email import Email
 from dispatcher.domain.json_names import has_name_twice
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.producers import BATCH_EMAILS, Acceptance, enqueue_many
-from dispatcher.providers.capabilities import capabilities_of, uncarried
+from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
@@ -168,7 +168,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
     for entry in read_entries(file, allowed_headers=settings.allowed_provider_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
-        elif why := uncarried(entry.content, configured):
+        elif why := capability_gap(entry.content, configured):
             tally.refuse(Refusal(entry.number, why.field, str(why)))
         else:
             batch.append((entry, entry.content))

@@ -17,7 +17,7 @@ from dispatcher.domain.email_rules import shown
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
-from dispatcher.providers.capabilities import capabilities_of, uncarried
+from dispatcher.providers.capabilities import capabilities_of, capability_gap
 
 _WHY_A_KEY: Final = (
     "--key is missing. It is your own unique name for this email, such as order-17-receipt. A second enqueue with the "
@@ -117,7 +117,7 @@ def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
     from dispatcher.store.connections import connected
 
     settings = load_settings("database_url")
-    if why := uncarried(email, capabilities_of(settings.providers)):
+    if why := capability_gap(email, capabilities_of(settings.providers)):
         raise DispatcherError(f'Email "{email.message_key}": {why.message}', remedy=why.remedy)
     with connected(settings.database_url, name="dispatcher enqueue") as connection, connection.transaction():
         answer = enqueue(connection, email)

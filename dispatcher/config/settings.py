@@ -47,7 +47,7 @@ class ProviderSettings:
         "Most emails per second, over all workers and hosts; unset: no limit. Halved while throttled.",
     )
 
-    def most_connections(self, settings: Settings, /) -> int:
+    def max_connections(self, settings: Settings, /) -> int:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
 

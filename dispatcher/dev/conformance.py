@@ -95,8 +95,8 @@ class CountingAttempt(Attempt):
         super().__init__(1, asyncio.get_running_loop().time() + PATIENCE_SECONDS)
         self.left = 0
 
-    def leaving(self) -> None:
-        """See `Attempt.leaving`."""
+    def mark_on_wire(self) -> None:
+        """See `Attempt.mark_on_wire`."""
         self.left += 1
 
 

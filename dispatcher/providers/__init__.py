@@ -1,1 +1,1 @@
-"""Adapters to those who deliver email; the only package that imports HTTP, SMTP and AWS clients."""
+"""One adapter per provider. Only this package imports the clients of SendGrid and AWS."""

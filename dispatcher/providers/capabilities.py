@@ -1,4 +1,4 @@
-"""What each provider can carry, and why no configured one can carry an email."""
+"""What each provider supports, and why no configured provider supports an email."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dispatcher.providers.registry import class_of
 
 
 @dataclass(frozen=True, slots=True)
-class Uncarried:
-    """Why no configured provider could ever carry an email.
+class CapabilityGap:
+    """Why no configured provider can ever deliver an email.
 
     Attributes:
-        field: The email's field that needs more than they have, as in its JSON.
-        message: What the email needs, which providers have it, and which are configured.
-        remedy: What to do about it.
-        reason: What a worker fails the email with.
+        field: The email's field that no configured provider supports, named as in the email's JSON.
+        message: The missing feature, the providers that have it, and the configured providers.
+        remedy: What to do.
+        reason: The reason for which a worker fails the email.
     """
 
     field: str
@@ -39,8 +39,8 @@ class Uncarried:
         return f"{self.message} {self.remedy}"
 
 
-def limits_of(configured: Mapping[str, Capabilities]) -> list[str]:
-    """What emails may not have, because no configured provider can carry it, in words such as `a template`."""
+def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
+    """Features that no configured provider supports, in words such as `a template`."""
     each = configured.values()
     limits = []
     if not any(one.templates for one in each):
@@ -55,18 +55,18 @@ def limits_of(configured: Mapping[str, Capabilities]) -> list[str]:
 
 
 def _highest(limits: Sequence[int | None]) -> int | None:
-    """None if one of them has no limit."""
+    """The highest limit; None if a provider has none."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if len(known) == len(limits) else None
 
 
 def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
-    """What these providers declare, by name and in order."""
+    """The capabilities of these providers, by name, in the given order."""
     return {name: class_of(name).capabilities for name in names}
 
 
-def uncarried(email: AnyEmail, configured: Mapping[str, Capabilities]) -> Uncarried | None:
-    """Why none of the configured providers could ever carry the email; None if one could, or none is configured."""
+def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
+    """Why no configured provider can ever deliver the email; None if one can, or if none is configured."""
     needs: list[Need] = []
     for capabilities in configured.values():
         need = capabilities.lacks(email)
@@ -77,7 +77,7 @@ def uncarried(email: AnyEmail, configured: Mapping[str, Capabilities]) -> Uncarr
     return _explained(email, needs, configured) if needs else None
 
 
-def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capabilities]) -> Uncarried:
+def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capabilities]) -> CapabilityGap:
     known = capabilities_of(BUILT_IN) | dict(configured)
     able = [name for name, one in known.items() if one.delivers and one.lacks(email) is None]
     lacking = [_shortage(need, email) for need in needs]
@@ -86,7 +86,7 @@ def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capa
     )
     verb = "needs" if len(needs) == 1 else "need"
     who = f"({', '.join(able)})" if able else "(none is known)"
-    return Uncarried(
+    return CapabilityGap(
         field=lacking[0].field,
         message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
         remedy=f"Add one to DISPATCHER_PROVIDERS, or {remedy}." if able else f"{remedy.capitalize()}.",
@@ -95,7 +95,7 @@ def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capa
 
 
 class _Shortage(NamedTuple):
-    """What of an email needs which feature of a provider, and what helps where no provider has it."""
+    """A feature that an email needs, and the remedy if no provider has it."""
 
     field: str
     subject: str
@@ -109,11 +109,11 @@ def _shortage(need: Need, email: AnyEmail) -> _Shortage:
         case Need.TEMPLATES:
             return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
         case Need.RECIPIENTS:
-            room = f"room for {recipients_of(email):,}"
-            return _Shortage("to", "the number of recipients", room, "split the email", Reason.REJECTED_RECIPIENT)
+            feature = f"a limit of at least {recipients_of(email):,} recipients"
+            return _Shortage("to", "the number of recipients", feature, "split the email", Reason.REJECTED_RECIPIENT)
         case Need.OCTETS:
-            room = f"room for {octets_of(email):,} octets"
-            return _Shortage("attachments", "the size", room, "attach less", Reason.TOO_LARGE)
+            feature = f"a limit of at least {octets_of(email):,} octets"
+            return _Shortage("attachments", "the email's size", feature, "use smaller attachments", Reason.TOO_LARGE)
         case Need.SMTPUTF8:
             field = smtputf8_field(email) or "email"
             return _Shortage(

@@ -1,6 +1,6 @@
-"""The provider capture: every email becomes a file in a Maildir. For development, demo and tests; delivers nothing.
+"""The provider `capture`: writes each email to a file in a Maildir and delivers nothing. For development and tests.
 
-Sending an email twice gives two files, `<email id>.<nanoseconds>.<process>.eml`: whoever counts sees the duplicate.
+The file is `<email id>.<nanoseconds>.<process>.eml`, so an email that is sent twice makes two files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME: Final = "capture"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureSettings(ProviderSettings):
-    """What an operator can set."""
+    """The settings of the capture provider."""
 
     dir: Path | None = setting(
         values.path_of, None, "Maildir that the capture provider writes into.", needed="set a folder"
@@ -35,20 +35,20 @@ class CaptureSettings(ProviderSettings):
 class CaptureProvider:
     """Writes emails into a Maildir; see `contract.Provider`.
 
-    Writes on the loop's thread: a local file costs less than the way to another thread. Nothing is synced to the disk:
-    a capture is no archive.
+    Writes on the loop's thread, because a local file costs less than a switch to another thread. Nothing is synced to
+    the disk: a capture is not an archive.
     """
 
     name = NAME
-    capabilities = Capabilities(copies=4, delivers=False)  # it writes a file at once
+    capabilities = Capabilities(copies=4, delivers=False)  # the whole message is in memory
     settings = CaptureSettings
 
     def __init__(self, folder: Path) -> None:
-        """An adapter for one Maildir, which is made when the first email comes."""
+        """An adapter for one Maildir, which the first email creates."""
         self._folder = folder
         self._tmp = str(folder / "tmp") + "/"
         self._new = str(folder / "new") + "/"
-        self._is_made = False
+        self._is_created = False
 
     @classmethod
     def open(cls, settings: Settings) -> CaptureProvider:
@@ -59,7 +59,7 @@ class CaptureProvider:
         return cls(folder)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. The deadline is not looked at: this waits for nobody."""
+        """One attempt; see `contract.Provider.send`. Ignores the deadline, because it waits for nothing."""
         try:
             with attempt.rendering:
                 content = (await rendered(email)).content
@@ -67,39 +67,41 @@ class CaptureProvider:
             return Rejected(error.reason, error.message)
         name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.eml"
         try:
-            self._make()
+            self._create_maildir()
             self._write(name, content)
-            attempt.leaving()
-            self._show(name)
+            attempt.mark_on_wire()
+            self._move_to_new(name)
         except OSError as error:
             raise self._fault(error) from error
         return Accepted(name)
 
     async def check(self) -> str:
-        """What can be said of the Maildir, for `dispatcher doctor`; makes it, and leaves no email in it.
+        """Report for `dispatcher doctor` whether the Maildir is writable.
+
+        Creates the Maildir, and leaves no email in it.
 
         Raises:
-            ProviderFault: it cannot be written.
+            ProviderFault: The Maildir cannot be written.
         """
         name = f"check.{time.time_ns()}.{os.getpid()}"
         try:
-            self._make()
+            self._create_maildir()
             self._write(name, b"")
             os.unlink(self._tmp + name)  # noqa: PTH108
         except OSError as error:
             raise self._fault(error) from error
-        return f"{self._folder} is writable; emails are captured there and delivered to nobody."
+        return f"{self._folder} is writable; emails are captured there and are not delivered."
 
     async def close(self) -> None:
         """Nothing is open."""
 
-    def _make(self) -> None:
-        if not self._is_made:
+    def _create_maildir(self) -> None:
+        if not self._is_created:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            # Private whatever the umask: it will hold what people are sent.
+            # Private whatever the umask, because the emails are confidential.
             for folder in (self._folder, *(self._folder / part for part in ("tmp", "new", "cur"))):
                 folder.mkdir(exist_ok=True, mode=0o700)
-            self._is_made = True
+            self._is_created = True
 
     def _write(self, name: str, content: bytes) -> None:
         path = self._tmp + name
@@ -114,8 +116,8 @@ class CaptureProvider:
         finally:
             os.close(file)
 
-    def _show(self, name: str) -> None:
-        """Let readers see a file, whole from the first look; its name is new, so nothing is overwritten."""
+    def _move_to_new(self, name: str) -> None:
+        """Move a complete file to where readers see it. The name is new, so nothing is overwritten."""
         try:
             os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
         except OSError:
@@ -123,11 +125,11 @@ class CaptureProvider:
             raise
 
     def _fault(self, error: OSError) -> ProviderFault:
-        self._is_made = False
+        self._is_created = False
         return ProviderFault(
             NAME,
             f"{self._folder} cannot be written: {error.strerror}.",
-            remedy="Make room, or point DISPATCHER_CAPTURE_DIR at a folder that we may write.",
+            remedy="Free some disk space, or set DISPATCHER_CAPTURE_DIR to a writable folder.",
         )
 
 

@@ -1,7 +1,7 @@
-"""What every provider adapter promises, and all that the worker knows of one.
+"""The contract between the worker and a provider adapter.
 
-An adapter's job is not only to send: it says afterwards, without lying, whether the email was accepted, refused for
-now, refused for good, or whether nobody can know. `docs/providers.md` tells how to write one.
+An adapter sends an email and reports its true outcome: accepted, deferred, rejected, or uncertain. `docs/providers.md`
+explains how to write an adapter.
 """
 
 from __future__ import annotations
@@ -18,105 +18,106 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.transport import call
 
-NoPlace = call.NoPlace
+NoFreeConnection = call.NoFreeConnection
 
 
 class Attempt:
-    """One call to the provider for one email: what an adapter reads, and what it reports on the way.
+    """One provider call for one email: the inputs of the adapter, and the methods by which it reports progress.
 
-    This class acts on no report; the worker's subclass does.
+    This class ignores the reports; the worker's subclass acts on them.
 
     Attributes:
-        number: From 1; counts every attempt that the email ever had.
+        number: From 1; counts every attempt of the email.
         deadline: When the attempt must have ended, connecting included, in the running loop's `time()`.
-        is_told_already: Another email of the same call reports what the call says about the provider as a whole.
+        is_already_counted: The result for the provider counts with another email of the same bulk call.
     """
 
-    __slots__ = ("deadline", "is_told_already", "number")
+    __slots__ = ("deadline", "is_already_counted", "number")
 
     def __init__(self, number: int, deadline: float) -> None:
         self.number = number
         self.deadline = deadline
-        self.is_told_already = False
+        self.is_already_counted = False
 
-    def leaving(self) -> None:
-        """Call this just before the first byte that could cause acceptance leaves this process. Idempotent.
+    def mark_on_wire(self) -> None:
+        """Call this just before the first byte that could cause acceptance is sent. Idempotent.
 
-        From then on, silence means `Uncertain`. If it raises, the email must not leave: let the exception pass.
+        Afterwards, a missing answer means `Uncertain`. If this raises, send nothing and let the exception pass.
         """
 
-    def came_back(self) -> None:
-        """Call this if the provider took nothing of a call that the email shared, and the email will be sent again.
+    def mark_not_sent(self) -> None:
+        """Call this if the provider took nothing of a bulk call, and the email will be sent again.
 
-        The email is no longer on the wire. Call `leaving` again before it leaves within this attempt.
+        The email is no longer on the wire. Call `mark_on_wire` again before it is sent within this attempt.
         """
 
-    def admitted(self) -> None:
+    def connection_acquired(self) -> None:
         """Call this once a connection is free, if the email had to wait for other emails of this worker.
 
-        Moves the deadline, which counts from now. Raises if the provider may not be tried any more; nothing has begun.
+        Restarts the deadline. Raises if the provider may not be tried any more; nothing was sent yet.
         """
 
     @property
     def rendering(self) -> AbstractContextManager[None]:
-        """Enter this around the code that turns the email into octets, on any thread. Cheap; may be entered again.
+        """Enter this context around the code that turns the email into octets, on any thread. Cheap and reentrant.
 
-        If the process dies inside it, by a native crash or for want of memory, the email is the suspect.
+        If the process dies inside it (a native crash, out of memory), the email is recorded as the suspect.
         """
         return nullcontext()
 
 
 class Provider(Protocol):
-    """An adapter; one per worker process, made after the fork, used by many sends at once on one asyncio loop."""
+    """An adapter: one per worker process, created after the fork, for many concurrent sends on one asyncio loop."""
 
     @property
     def name(self) -> str:
-        """The provider's word in settings, logs, metrics and `email_log.provider`."""
+        """The provider's name in settings, logs, metrics and `email_log.provider`."""
         ...
 
     @property
     def capabilities(self) -> Capabilities:
-        """What it can carry: routing offers it nothing else.
+        """What the provider supports. Routing offers it only emails that fit.
 
-        What shows only later is for `send` to say: `Rejected` without a code, and the next provider is tried.
+        If an adapter finds a limit only later, `send` returns `Rejected` without a code, and routing tries the next
+        provider.
         """
         ...
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt.
+        """Make one attempt.
 
-        Does everything that can fail harmlessly first, calls `attempt.leaving()`, then hands the email over. Returns by
-        the deadline, whatever the provider drips. Never sends twice within a call. When cancelled before `leaving`,
-        nothing was sent; the worker does not cancel afterwards.
+        First does everything that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
+        the email. Returns by the deadline, even if the provider sends one byte at a time. Never sends twice within a
+        call. If it is cancelled before `mark_on_wire`, nothing was sent; the worker does not cancel it later.
 
         Raises:
-            ProviderFault: the provider as a whole cannot be used (credentials, account, set-up); nothing was sent.
-            NoPlace: see there.
+            ProviderFault: The provider as a whole cannot be used (credentials, account, settings); it took nothing.
+            NoFreeConnection: See there.
         """
         ...
 
     async def close(self) -> None:
-        """Ends idle connections; no send is under way. A second call is harmless."""
+        """Close idle connections. No send is in progress. Idempotent."""
         ...
 
 
 class CheckableProvider(Provider, Protocol):
-    """An adapter that can say whether it would work, without sending."""
+    """An adapter that can check its settings and its connection without sending."""
 
     async def check(self) -> str:
-        """Words for `dispatcher doctor`; raises ProviderFault where it would not work."""
+        """Return a report for `dispatcher doctor`; raise ProviderFault if the provider cannot be used."""
         ...
 
 
 class ProviderClass(Protocol):
-    """An adapter's class: `PROVIDER` in its module of this package, or what a package's entry point names.
+    """An adapter's class: `PROVIDER` in its module of this package, or the target of a package's entry point.
 
-    Its module is imported by every command, so it imports what is slow to load only where it sends.
+    Every command imports its module, so import libraries that load slowly inside the functions that use them.
     """
 
     @property
     def name(self) -> str:
-        """See `Provider`; also what the variables of its settings begin with."""
+        """See `Provider`. The variables of its settings begin with this name."""
         ...
 
     @property
@@ -126,28 +127,28 @@ class ProviderClass(Protocol):
 
     @property
     def settings(self) -> type[ProviderSettings]:
-        """What an operator can set, a field each."""
+        """The class of its settings, one field per setting."""
         ...
 
     def open(self, settings: Settings) -> CheckableProvider:
-        """An adapter, which connects to nobody yet; `settings.of(…)` gives its own settings.
+        """Create an adapter without connecting; `settings.of(…)` returns the adapter's own settings.
 
         Raises:
-            ConfigurationError: they do not suffice.
+            ConfigurationError: A setting is missing or invalid.
         """
         ...
 
 
 @dataclass(slots=True)
-class Part:
-    """An email, rendered as a part of a call that it may share.
+class BulkEntry:
+    """An email that is rendered as one entry of a bulk call.
 
     Attributes:
-        key: Emails share a call only if their keys are equal.
-        recipients: How many it goes to.
-        addresses: What no two emails of a call may have in common; empty where the provider does not mind.
-        octets: About how many it adds to the call.
-        content: The adapter's own.
+        key: Only entries with equal keys can be in the same call.
+        recipients: The number of recipients.
+        addresses: Addresses that may occur only once per call; empty if the provider allows repeats.
+        octets: About how many octets the entry adds to the call.
+        content: Private to the adapter.
     """
 
     key: Hashable
@@ -158,8 +159,8 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class CallLimits:
-    """How much one call takes."""
+class BulkLimits:
+    """The limits of one bulk call."""
 
     emails: int
     recipients: int
@@ -167,11 +168,11 @@ class CallLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RefusedTogether:
-    """The provider took nothing of a call, because of some of its emails: smaller calls will tell of which.
+class BulkCallRefused:
+    """The provider refused a bulk call because of some of its emails. Smaller calls will show which.
 
     Attributes:
-        suspects: The positions of those that it named.
+        suspects: The positions of the emails that the provider named.
     """
 
     suspects: frozenset[int] = frozenset()
@@ -179,28 +180,29 @@ class RefusedTogether:
 
 @runtime_checkable
 class BulkProvider(Provider, Protocol):
-    """An adapter that can also put several emails into one call."""
+    """An adapter that can also send several emails in one call."""
 
     @property
-    def limits(self) -> CallLimits:
-        """What the provider takes at most."""
+    def limits(self) -> BulkLimits:
+        """The limits of one call."""
         ...
 
-    def part_of(self, email: OutgoingEmail) -> Part | None:
-        """The email as part of a call; None if it has to travel alone, over `send`, which may find it unrenderable."""
+    def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
+        """The email as an entry of a bulk call; None if it must be sent alone by `send`, which may reject it."""
         ...
 
-    async def send_many(
-        self, parts: Sequence[Part], attempt: Attempt
-    ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
-        """One call for at least two parts of one key; what became of each, in order. Otherwise as `send`.
+    async def send_bulk(
+        self, parts: Sequence[BulkEntry], attempt: Attempt
+    ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
+        """Make one call for at least two entries with the same key; return the outcome of each, in order.
 
-        Where the provider answers for the call as a whole, all outcomes are the same object.
+        The rules of `send` apply. If the provider answers only for the call as a whole, all outcomes are the same
+        object.
 
         Args:
-            attempt: The call's: its `leaving` speaks for all of them.
+            attempt: The call's attempt; its `mark_on_wire` counts for all emails of the call.
 
         Raises:
-            ProviderFault: nothing was sent of any of them.
+            ProviderFault: None of the emails was sent.
         """
         ...

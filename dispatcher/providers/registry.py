@@ -1,4 +1,4 @@
-"""Providers by name, built in or brought by a package; `config.plugins` finds them."""
+"""Providers by name: built in, or from an installed package. `config.plugins` finds the classes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def class_of(name: str) -> ProviderClass:
     """The provider's class.
 
     Raises:
-        ConfigurationError: there is none of this name, or it cannot be used.
+        ConfigurationError: No provider has this name, or its class cannot be used.
     """
     try:
         found: ProviderClass = provider_class(name)
@@ -21,35 +21,35 @@ def class_of(name: str) -> ProviderClass:
     return found
 
 
-def most_connections(name: str, settings: Settings) -> int:
-    """How many connections, or files, one worker has open to this provider at most."""
-    return min(settings.prefetch, settings.own[name].most_connections(settings))
+def max_connections(name: str, settings: Settings) -> int:
+    """The most connections (or files) that one worker opens to this provider."""
+    return min(settings.prefetch, settings.own[name].max_connections(settings))
 
 
-def most_at_once(name: str, settings: Settings) -> int:
-    """How many emails one worker has on the wire to this provider at most."""
-    calls = settings.bulk_call_emails if hasattr(class_of(name), "send_many") else 1
-    return min(settings.prefetch, most_connections(name, settings) * calls)
+def max_in_flight(name: str, settings: Settings) -> int:
+    """The most emails that one worker has on the wire to this provider at the same time."""
+    calls = settings.bulk_call_emails if hasattr(class_of(name), "send_bulk") else 1
+    return min(settings.prefetch, max_connections(name, settings) * calls)
 
 
 def open_provider(name: str, settings: Settings) -> CheckableProvider:
-    """The adapter of this name, ready to send; connects to nobody yet. To be called after the fork.
+    """Create the adapter of this name, without connecting. Call this after the fork.
 
     Raises:
-        ConfigurationError: there is none of this name, or its settings are missing or unusable.
+        ConfigurationError: No provider has this name, or a setting is missing or invalid.
     """
     try:
         return class_of(name).open(settings)
-    except OSError as error:  # ssl.SSLError is one
-        raise ConfigurationError(["DISPATCHER_CA_FILE holds no certificates in PEM."]) from error
+    except OSError as error:  # includes ssl.SSLError
+        raise ConfigurationError(["DISPATCHER_CA_FILE must name a file with PEM certificates."]) from error
 
 
 async def check_provider(name: str, settings: Settings) -> str:
-    """What `dispatcher doctor` says of a provider that works: connects and signs in, sends nothing.
+    """The report of `dispatcher doctor` for a working provider. Connects and logs in, and sends nothing.
 
     Raises:
-        ConfigurationError: its settings are missing or unusable.
-        ProviderFault: it would not work; the message and the remedy say why.
+        ConfigurationError: A setting is missing or invalid.
+        ProviderFault: The provider cannot be used; the message says why, the remedy what to do.
     """
     provider = open_provider(name, settings)
     try:

@@ -1,4 +1,4 @@
-"""The provider smtp: any SMTP server, over kept connections; transport/ has how each of its replies is judged."""
+"""The provider `smtp`: any SMTP server, over a pool of connections. `transport/smtp_replies.py` judges the replies."""
 
 from __future__ import annotations
 
@@ -12,35 +12,37 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.transport.mime import RenderedEmail, rendered
 from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.smtp_connection import NAME, NotConnected, SmtpConnection, open_connection
-from dispatcher.transport.smtp_conversation import ConnectionBroke
 from dispatcher.transport.smtp_pool import TRUSTED_IDLE_SECONDS, ConnectionPool
+from dispatcher.transport.smtp_protocol import SmtpConnectionLost
 from dispatcher.transport.smtp_replies import SmtpPhase
-from dispatcher.transport.smtp_transaction import Transaction
+from dispatcher.transport.smtp_transaction import SmtpTransaction
 from dispatcher.transport.tls import client_context
 
 CHECK_SECONDS: Final = 15.0
-"""How long `check` gives a server from the first packet to the goodbye."""
+"""The limit for `check`, from connecting to QUIT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmtpSettings(ProviderSettings):
-    """What an operator can set."""
+    """The settings of the smtp provider."""
 
     url: values.SmtpServer | None = setting(
         values.smtp_url,
         None,
-        "SMTP server: smtp:// requires STARTTLS, smtps:// is TLS, smtp://…?tls=none is plain.",
+        "SMTP server: smtp:// requires STARTTLS, smtps:// uses TLS, smtp://…?tls=none is unencrypted.",
         secret=True,
         needed="like smtp://host:587",
     )
-    connections: int = setting(values.whole(1, 1000), "8", "Connections that a worker keeps to the SMTP server.")
-    emails_per_connection: int = setting(values.whole(1, 1_000_000), "100", "Emails before a connection is renewed.")
+    connections: int = setting(values.whole(1, 1000), "8", "SMTP connections of one worker, at most.")
+    emails_per_connection: int = setting(
+        values.whole(1, 1_000_000), "100", "Emails after which an SMTP connection is replaced."
+    )
 
-    def most_connections(self, _settings: Settings, /) -> int:
+    def max_connections(self, _settings: Settings, /) -> int:
         """See `ProviderSettings`."""
         return self.connections
 
@@ -49,24 +51,24 @@ class SmtpProvider:
     """Sends over SMTP; see `contract.Provider`."""
 
     name = NAME
-    # A server names its size limit and SMTPUTF8 after EHLO.
+    # The server announces its size limit and SMTPUTF8 only in its reply to EHLO.
     capabilities = Capabilities(copies=2)
     settings = SmtpSettings
 
     def __init__(
         self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
     ) -> None:
-        """An adapter without connections; they are opened as emails come.
+        """Create the adapter without connecting.
 
         Args:
             ca_file: Certificates to trust instead of the system's.
 
         Raises:
-            ConfigurationError: no server is named.
-            ssl.SSLError, OSError: the CA file cannot be used.
+            ConfigurationError: DISPATCHER_SMTP_URL is not set.
+            ssl.SSLError, OSError: The CA file cannot be used.
         """
         if own.url is None:
-            raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it, like smtp://host:587."])
+            raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
         self._context = None if own.url.security == "none" else client_context(ca_file)
         self._pool = ConnectionPool(
@@ -84,39 +86,43 @@ class SmtpProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`.
 
-        A recipient that the server refuses does not stop the others: the outcome is `Accepted` and its detail tells who
-        was refused, by position in To, Cc, Bcc. With none left nothing is sent.
+        If the server refuses some of the recipients, the email is sent to the others. The outcome is `Accepted`, and
+        its detail lists the refused recipients by position in To, Cc, Bcc. If the server refuses all, nothing is sent.
         """
-        transaction = Transaction(attempt)
+        transaction = SmtpTransaction(attempt)
         try:
             return await self._deliver(email, attempt, transaction)
         except TimeoutError:
-            return transaction.silence(None)
+            return transaction.outcome_without_reply(None)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """What can be said of the server after connecting and signing in, for `dispatcher doctor`; sends nothing.
+        """Connect, log in and report for `dispatcher doctor`. Sends nothing.
 
         Raises:
-            ProviderFault: it cannot be used, now or before somebody mends something.
+            ProviderFault: The server cannot be used.
         """
         try:
             async with asyncio.timeout(CHECK_SECONDS):
                 connection = await self._open()
-                connection.conversation.quit()
-                await connection.conversation.closed
+                connection.protocol.quit()
+                await connection.protocol.closed
         except NotConnected as error:
             words = f"{error.outcome.detail} ({error.outcome.code})" if error.outcome.code else error.outcome.detail
-            raise ProviderFault(NAME, f"{self._address}: {words}.", remedy="Is it running and reachable?") from error
+            raise ProviderFault(
+                NAME, f"{self._address}: {words}.", remedy="Check that the server is running and reachable."
+            ) from error
         except TimeoutError as error:
             raise ProviderFault(
-                NAME, f"{self._address} did not answer within {CHECK_SECONDS:g} s.", remedy="Is a firewall in between?"
+                NAME,
+                f"{self._address} did not answer within {CHECK_SECONDS:g} s.",
+                remedy="Check that no firewall blocks the connection.",
             ) from error
-        return self._praise(connection)
+        return self._report(connection)
 
     async def close(self) -> None:
-        """Ends idle connections with QUIT."""
+        """Close idle connections with QUIT."""
         await self._pool.close()
 
     @property
@@ -126,64 +132,64 @@ class SmtpProvider:
     async def _open(self) -> SmtpConnection:
         return await open_connection(self._server, self._context)
 
-    async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: Transaction) -> Outcome:
-        """The transaction's outcome, once there is a place for it.
+    async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
+        """Run the transaction as soon as a connection slot is free.
 
         Raises:
-            NoPlace: there was none in time.
-            TimeoutError: the deadline passed.
+            NoFreeConnection: No slot became free in time.
+            TimeoutError: The deadline passed.
         """
-        leave = self._pool.leave
+        release = self._pool.release_slot
         try:
             async with asyncio.timeout_at(attempt.deadline):
-                await self._pool.enter()
+                await self._pool.acquire_slot()
         except TimeoutError:
-            raise NoPlace from None
+            raise NoFreeConnection from None
         try:
-            attempt.admitted()
+            attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Only who holds a place has its bytes in memory: large attachments times all who wait are too much.
+                # Rendered only now: emails that wait for a slot would otherwise hold their attachments in memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)
         except NotConnected as error:
-            if not error.is_full or not self._pool.can_do_with_less():
+            if not error.is_full or not self._pool.can_wait_for_another():
                 return error.outcome
-            leave = self._pool.leave_for_later
-        except ConnectionBroke as broke:
-            return transaction.silence(broke)
+            release = self._pool.release_slot_later
+        except SmtpConnectionLost as broke:
+            return transaction.outcome_without_reply(broke)
         finally:
-            leave()
+            release()
         transaction.phase = SmtpPhase.WAITING
         return await self._deliver(email, attempt, transaction)
 
-    async def _transact(self, content: RenderedEmail, transaction: Transaction) -> Outcome:
-        """The transaction's outcome, over a kept connection, and over a new one if that turns out dead."""
+    async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
+        """Run the transaction over an idle connection; over a new one if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
-                return await self._run(content, transaction, connection, kept=True)
-            except ConnectionBroke:
+                return await self._run(content, transaction, connection, reused=True)
+            except SmtpConnectionLost:
                 if transaction.phase in (SmtpPhase.BODY, SmtpPhase.FINAL):
                     raise
         transaction.phase = SmtpPhase.CONNECTING
-        return await self._run(content, transaction, await self._pool.open(), kept=False)
+        return await self._run(content, transaction, await self._pool.open(), reused=False)
 
     async def _run(
-        self, content: RenderedEmail, transaction: Transaction, connection: SmtpConnection, *, kept: bool
+        self, content: RenderedEmail, transaction: SmtpTransaction, connection: SmtpConnection, *, reused: bool
     ) -> Outcome:
         try:
-            outcome = await transaction.run(content, connection, kept=kept)
+            outcome = await transaction.run(content, connection, reused=reused)
         except BaseException:
-            connection.conversation.abort()
+            connection.protocol.abort()
             raise
-        self._pool.give_back(connection)
+        self._pool.put_back(connection)
         return outcome
 
-    def _praise(self, connection: SmtpConnection) -> str:
+    def _report(self, connection: SmtpConnection) -> str:
         server = self._server
         security = {"none": "without TLS", "starttls": "STARTTLS, verified", "tls": "TLS, verified"}[server.security]
-        login = "signed in" if server.username else "no sign-in"
-        size = f"takes up to {connection.size_limit} octets" if connection.size_limit else "names no size limit"
+        login = "logged in" if server.username else "no login"
+        size = f"accepts up to {connection.size_limit} octets" if connection.size_limit else "announces no size limit"
         return f"{self._address} answers: {security}; {login}; {size}."
 
 

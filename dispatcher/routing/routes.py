@@ -26,7 +26,7 @@ from dispatcher.domain.outcome import (
 )
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.capabilities import Uncarried, uncarried
+from dispatcher.providers.capabilities import CapabilityGap, capability_gap
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import (
     FAILURES_IN_A_ROW,
@@ -80,13 +80,13 @@ class Route:
         return self.breaker.admits(email)
 
     def record_outcome(
-        self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_told_already: bool = False
+        self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_already_counted: bool = False
     ) -> Blame:
         """Updates the breaker with an outcome. Returns what is to blame for a refusal.
 
         Args:
             trial: The trial's number from `breaker.begin`.
-            is_told_already: Another email of the same bulk call has reported the failure of the provider, which counts
+            is_already_counted: Another email of the same bulk call has reported the provider's failure, which counts
                 once. A missing answer still counts for each email, because it limits how many emails become held.
         """
         match outcome:
@@ -96,7 +96,7 @@ class Route:
                 # No answer. Without a breaker, a provider that never answers would cause the whole queue to be held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
-                return self._note_refusal(outcome, trial, email, is_told_already=is_told_already)
+                return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred(code=None) | Rejected(code=None):
                 # The adapter refused the content, or failed. The provider may not have been asked.
                 self.breaker.abandon(trial)
@@ -106,11 +106,11 @@ class Route:
                 assert_never(outcome)
         return Blame.EMAIL
 
-    def _note_refusal(self, refusal: Deferred, trial: int, email: OutgoingEmail, *, is_told_already: bool) -> Blame:
+    def _note_refusal(self, refusal: Deferred, trial: int, email: OutgoingEmail, *, is_already_counted: bool) -> Blame:
         """Updates the breaker with a refusal that may concern the provider as a whole."""
         is_throttled = refusal.reason is Reason.THROTTLED
         witness = None if refusal.concern is Concern.PROVIDER else email
-        if is_told_already:
+        if is_already_counted:
             self.breaker.abandon(trial)
             blame = Blame.PROVIDER if not self.is_closed else Blame.UNKNOWN if is_throttled else Blame.EMAIL
         elif is_throttled or _asks_for_long_wait(refusal):
@@ -167,9 +167,9 @@ class Routes:
         """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)
 
-    def uncarried(self, email: OutgoingEmail) -> Uncarried | None:
+    def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
         """Why no provider could ever send the email; None if one could."""
-        return uncarried(email, {route.name: route.capabilities for route in self._routes})
+        return capability_gap(email, {route.name: route.capabilities for route in self._routes})
 
     def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
         """The routes that could send the email, now or later.

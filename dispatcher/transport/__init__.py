@@ -1,16 +1,16 @@
-"""How an email leaves this process, over HTTP and SMTP, and the truth about how that ended; of no provider's own.
+"""Clients for HTTP, SMTP and TLS that report exactly whether an email was sent. Nothing here is specific to a provider.
 
-call               what a transport asks of the attempt that it carries out
-body               what goes on the wire, in pieces
-mime mime_headers  an email as MIME
-http               kept TLS connections, exactly one POST per call
-http_answer        how a call ended
-http_connection    one of them
-http_proxy         a tunnel through the environment's proxy
-tls                TLS below a protocol; whom our clients trust
-smtp_pool          the SMTP connections that a worker keeps
-smtp_connection    TCP, TLS, EHLO, AUTH              every failure definite, or a ProviderFault
-smtp_transaction   MAIL … final dot on one of them   knows the phase
-smtp_conversation  lines and replies                 knows what has left, and when a server is out of step
-smtp_replies       what each reply means
+call               the interface between a transport and the attempt that it serves
+body               the request body, written in pieces
+mime mime_headers  an email as a MIME message
+http               a pool of TLS connections; exactly one POST per call
+http_response      the result of a call: a response, no response, or a request that was not sent
+http_connection    one HTTP connection
+http_proxy         a tunnel through the proxy that the environment names
+tls                the TLS layer, and the certificates that our clients trust
+smtp_pool          the SMTP connections that a worker keeps open
+smtp_connection    TCP, TLS, EHLO, AUTH: every failure is definite, or a ProviderFault
+smtp_transaction   MAIL to final dot on one connection; tracks the phase
+smtp_protocol      command lines and replies; detects a server that is out of step
+smtp_replies       the outcome that each reply leads to
 """

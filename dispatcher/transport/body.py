@@ -1,7 +1,7 @@
-"""What goes on the wire for one email, without a second copy of its attachments in memory.
+"""Bodies that are sent without a second copy of their attachments in memory.
 
-A body is a row of parts. An attachment stays as PostgreSQL gave it, and is put into Base64 piece by piece while the
-connection takes it. The length is known before, so HTTP and SMTP can announce it.
+A body is a sequence of parts. An attachment keeps the octets that PostgreSQL returned. It is encoded to Base64 piece by
+piece, as the connection takes the pieces. The length is known in advance, so HTTP and SMTP can announce it.
 """
 
 from __future__ import annotations
@@ -14,20 +14,21 @@ from hashlib import sha256
 from typing import Final
 
 PIECE_OCTETS: Final = 64 * 1024
-"""Given more at once, TLS takes all of it into memory, and it would count as written."""
+"""The largest piece for one write: asyncio's TLS copies everything that it is given into memory, and reports it as
+written."""
 _LINE_OCTETS: Final = 57
-"""What a line of 76 characters of Base64 holds (RFC 2045, section 6.8)."""
+"""The octets in a Base64 line of 76 characters (RFC 2045, section 6.8)."""
 _STEP_OCTETS: Final = 768 * _LINE_OCTETS
-"""What makes a piece of Base64: whole lines, and a multiple of three."""
+"""Content octets per encoded piece: whole lines, and a multiple of three."""
 
 
 @dataclass(frozen=True, slots=True)
-class InBase64:
-    """Content that leaves in Base64.
+class Base64Content:
+    """Content that is sent as Base64.
 
     Attributes:
         content: The octets before encoding.
-        has_lines: Whether the Base64 comes in lines that end in CRLF, as MIME wants it; else it is one long line.
+        has_lines: True breaks the Base64 into lines that end in CRLF, as MIME requires; False gives one long line.
     """
 
     content: bytes = field(repr=False)
@@ -39,7 +40,7 @@ class InBase64:
         return (octets + 2) // 3 * 4 + line_ends
 
     def pieces(self) -> Iterator[bytes]:
-        """The Base64, encoded as it is asked for."""
+        """Yield the Base64, encoded piece by piece."""
         view = memoryview(self.content)
         for start in range(0, len(view), _STEP_OCTETS):
             step = view[start : start + _STEP_OCTETS]
@@ -47,8 +48,8 @@ class InBase64:
 
 
 @dataclass(frozen=True, slots=True)
-class BodyInBase64:
-    """A body that leaves in Base64 as a whole, as one long line."""
+class Base64Body:
+    """A whole body that is sent as Base64, on one long line."""
 
     body: Body
 
@@ -56,7 +57,7 @@ class BodyInBase64:
         return (len(self.body) + 2) // 3 * 4
 
     def pieces(self) -> Iterator[bytes]:
-        """The Base64, encoded as it is asked for."""
+        """Yield the Base64, encoded piece by piece."""
         rest = b""
         for piece in self.body.pieces():
             octets = rest + piece
@@ -71,7 +72,7 @@ class BodyInBase64:
 class Body:
     """Octets in parts; `bytes()` joins them."""
 
-    parts: Sequence[bytes | InBase64 | BodyInBase64] = field(repr=False)
+    parts: Sequence[bytes | Base64Content | Base64Body] = field(repr=False)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -80,7 +81,7 @@ class Body:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """The octets in order, at most PIECE_OCTETS at a time."""
+        """Yield the octets in order, at most PIECE_OCTETS at a time."""
         for part in self.parts:
             if isinstance(part, bytes):
                 yield from (part[start : start + PIECE_OCTETS] for start in range(0, len(part), PIECE_OCTETS))
@@ -88,8 +89,8 @@ class Body:
                 yield from part.pieces()
 
 
-async def digest_of(body: bytes | Body) -> str:
-    """A body's SHA-256 in hexadecimal; the loop serves others while a large body is read."""
+async def sha256_of(body: bytes | Body) -> str:
+    """The SHA-256 of a body in hexadecimal; yields to the event loop between the pieces of a large body."""
     if isinstance(body, bytes):
         return sha256(body).hexdigest()
     digest = sha256()

@@ -1,27 +1,27 @@
-"""What a transport asks of the attempt that it carries out; `providers.contract.Attempt` is one."""
+"""The interface between a transport and the attempt that it serves; `providers.contract.Attempt` implements it."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 
-class NoPlace(Exception):
-    """No connection of ours became free for the email by its deadline: nothing has begun, and the provider is well."""
+class NoFreeConnection(Exception):
+    """No connection of the pool became free before the deadline. Nothing was sent, and the provider is not to blame."""
 
 
 class Call(Protocol):
     """One call to a server.
 
     Attributes:
-        deadline: When it must have ended, connecting included, in the running loop's `time()`.
+        deadline: When the call must have ended, connecting included, in the running loop's `time()`.
     """
 
     deadline: float
 
-    def leaving(self) -> None:
-        """To be called once, just before the first byte that could cause acceptance leaves this process."""
+    def mark_on_wire(self) -> None:
+        """The transport calls this once, just before it sends the first byte that could cause acceptance."""
         ...
 
-    def admitted(self) -> None:
-        """To be called once a connection is free for it; sets the deadline anew, or raises, and nothing has begun."""
+    def connection_acquired(self) -> None:
+        """The transport calls this once a connection is free. It moves the deadline, or raises before a send."""
         ...

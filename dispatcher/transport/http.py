@@ -1,8 +1,8 @@
-"""The one way out to HTTP providers: kept TLS connections, exactly one POST per call, and the truth about how it ended.
+"""The HTTP client for providers: a pool of TLS connections, exactly one POST per call, and an exact result.
 
-`leaving` is called when a connection stands and the body is about to be written to it. Of a large body all but the last
-octet is written before: without it the server cannot accept, so that a connection which breaks half-way through ten
-megabytes is a definite no.
+The transport calls `call.mark_on_wire` when a connection is open and the body is about to be written. For a large body,
+all octets but the last are written before that call. The server cannot accept the request without the last octet, so a
+connection that breaks after half of ten megabytes is a definite failure.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ from aiohappyeyeballs import start_connection
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.transport.body import Body
-from dispatcher.transport.call import Call, NoPlace
-from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
+from dispatcher.transport.call import Call, NoFreeConnection
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.http_proxy import HttpProxy, ProxyRefused, open_tunnel
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.tls import Tls, client_context
 
 CONNECT_SECONDS: Final = 10.0
-"""For the name, TCP and TLS; the call's own deadline may be sooner."""
+"""The limit for DNS, TCP and TLS together; the call's own deadline may be earlier."""
 IDLE_SECONDS: Final = 20.0
-"""Kept connections are closed after so long without use. Servers do it after 60 or more, without asking: a request that
-meets their goodbye half-way has left, and nobody can know whether it was read."""
+"""Connections that were idle for this long are closed. Servers close them after 60 s or more, without notice. A request
+that crosses the server's close on the network has been sent, and its outcome is unknown."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
-"""From here on a body leaves but for its last octet before `leaving` is called."""
-ANSWERS_SHARE: Final = 0.25
-MOST_FOR_ANSWER_SECONDS: Final = 1.0
-"""Of a call's time so much is the answer's, at most a second: what could only leave in that time stays, for its answer
-would hardly be met."""
+"""Of a larger body, all octets but the last are sent before `mark_on_wire`."""
+RESPONSE_SHARE: Final = 0.25
+MAX_RESPONSE_SECONDS: Final = 1.0
+"""A share of a call's time is reserved for the response: RESPONSE_SHARE, and at most this many seconds. A request that
+could only be sent within the reserved time is not sent, because its response would probably come after the deadline."""
 FALLBACK_SECONDS: Final = 0.25
-"""Until a host's next address is tried beside the one before (RFC 8305, section 5)."""
-_MOST_HEADS: Final = 64
+"""The delay before the next address of a host is tried in parallel (RFC 8305, section 5)."""
+_MAX_HEADS: Final = 64
 
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""A request's headers, or what makes them once a connection is free: a signature carries its time."""
+"""A request's headers; or a function that returns them once a connection is free, because a signature contains the
+time."""
 
 
 class _Target(NamedTuple):
-    """Where a URL leads."""
+    """The parts of a URL that a request needs."""
 
     is_secure: bool
     host: str
@@ -58,9 +59,9 @@ class _Target(NamedTuple):
 
 
 class HttpTransport:
-    """A pool of connections, for one process; for any number of calls at once on one loop.
+    """A pool of connections to one server, for one event loop and any number of concurrent calls.
 
-    Every URL of one transport is at one server. Nothing is opened before the first call.
+    All URLs of one transport must name the same server. The first call opens the first connection.
     """
 
     def __init__(
@@ -72,98 +73,98 @@ class HttpTransport:
         proxy: HttpProxy | None = None,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """A transport that has connected to nobody.
+        """Create the pool without opening a connection.
 
         Args:
-            connections: How many calls may be under way; the others wait.
-            ca_file: Certificates to trust besides the system's, as PEM.
+            connections: The most concurrent calls; further calls wait.
+            ca_file: Certificates to trust in addition to the system's, as PEM.
             trusted: Certificates to trust instead of the system's, as PEM.
-            proxy: Every TLS connection goes through a tunnel that this proxy opens.
+            proxy: Opens a tunnel for every TLS connection.
 
         Raises:
-            ssl.SSLError, OSError: a file of certificates cannot be used.
+            ssl.SSLError, OSError: A certificate file cannot be used.
         """
-        self._places = asyncio.Semaphore(connections)
+        self._slots = asyncio.Semaphore(connections)
         self._connect_seconds = connect_seconds
         self._tls = _tls(ca_file, trusted)
         self._proxy = proxy
         self._idle: list[HttpConnection] = []
         self._open: set[HttpConnection] = set()
         self._heads: dict[tuple[str, str], tuple[dict[str, str], bytes]] = {}
-        self._sweep: asyncio.TimerHandle | None = None
+        self._idle_timer: asyncio.TimerHandle | None = None
 
-    async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> Answer:
-        """The answer to one POST; never a second one, and no redirect is followed.
+    async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> HttpResponse:
+        """Send one POST and return its response. Never retries, and never follows a redirect.
 
-        `call.admitted` is called once a connection is free for the call. `call.leaving` is called once a
-        connection stands and nothing of the body has left, or of a large body all but its last octet. What they raise
-        is raised here, and nothing leaves. `call.deadline` covers everything, whatever the server drips.
+        Calls `call.connection_acquired` once a connection is free, and `call.mark_on_wire` once the connection is open
+        and before it writes the body (or the last octet of a large body). An exception from either is passed on, and
+        nothing is sent. `call.deadline` limits the whole call, even if the server sends one octet at a time.
 
         Raises:
-            NoPlace: no connection became free in time.
-            NothingLeft, NoAnswer: see there.
+            NoFreeConnection: No connection of the pool became free in time.
+            RequestNotSent, NoResponse: See there.
         """
-        await self._place(call.deadline)
+        await self._acquire(call.deadline)
         try:
-            call.admitted()
+            call.connection_acquired()
             deadline = call.deadline
-            latest = _latest_departure(deadline)
+            send_by = _latest_send_at(deadline)
             head = self._head("POST", url, headers() if callable(headers) else headers)
-            connection = self._kept() or await self._new(_target(url), latest)
+            connection = self._idle_connection() or await self._new_connection(_target(url), send_by)
             try:
                 return await _exchange(
-                    connection, head + b"%d\r\n\r\n" % len(body), body, deadline, latest, call.leaving
+                    connection, head + b"%d\r\n\r\n" % len(body), body, deadline, send_by, call.mark_on_wire
                 )
             finally:
-                self._give_back(connection)
+                self._put_back(connection)
         finally:
-            self._places.release()
+            self._slots.release()
 
-    async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> Answer:
-        """The answer to one GET, which changes nothing.
+    async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> HttpResponse:
+        """Send one GET and return its response.
 
         Raises:
-            NoPlace, NothingLeft, NoAnswer: there was none.
+            NoFreeConnection, RequestNotSent, NoResponse: There is no response.
         """
-        await self._place(deadline)
+        await self._acquire(deadline)
         try:
-            connection = self._kept() or await self._new(_target(url), deadline)
+            connection = self._idle_connection() or await self._new_connection(_target(url), deadline)
             try:
                 head = self._head("GET", url, headers) + b"0\r\n\r\n"
                 return await _exchange(connection, head, b"", deadline, deadline, lambda: None)
             finally:
-                self._give_back(connection)
+                self._put_back(connection)
         finally:
-            self._places.release()
+            self._slots.release()
 
     async def close(self) -> None:
-        """End the connections; no call is under way. A second call is harmless."""
+        """Close all connections. The caller makes sure that no call is in progress. Idempotent."""
         for connection in tuple(self._open):
-            connection.end()
+            connection.abort()
         self._idle.clear()
 
-    def _place(self, deadline: float) -> Awaitable[object]:
-        """Takes a place; to be awaited."""
-        # A timeout costs ten times what a free place does.
-        return self._wait_for_place(deadline) if self._places.locked() else self._places.acquire()
+    def _acquire(self, deadline: float) -> Awaitable[object]:
+        """Return an awaitable that acquires a connection slot."""
+        # A timeout costs ten times as much as acquiring a free slot.
+        return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
-    async def _wait_for_place(self, deadline: float) -> None:
+    async def _acquire_in_time(self, deadline: float) -> None:
         try:
-            async with asyncio.timeout_at(_latest_departure(deadline)):
-                await self._places.acquire()
+            async with asyncio.timeout_at(_latest_send_at(deadline)):
+                await self._slots.acquire()
         except TimeoutError:
-            raise NoPlace from None
+            raise NoFreeConnection from None
 
-    def _kept(self) -> HttpConnection | None:
-        """The connection that was used last, the least likely to have been closed; None if none is kept."""
+    def _idle_connection(self) -> HttpConnection | None:
+        """The idle connection that was used last, as the least likely to have been closed; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_fit:
+            if connection.is_reusable:
                 return connection
-            connection.end()
+            connection.abort()
         return None
 
-    async def _new(self, target: _Target, until: float) -> HttpConnection:
+    async def _new_connection(self, target: _Target, until: float) -> HttpConnection:
         loop = asyncio.get_running_loop()
         gives_up_at = loop.time() + self._connect_seconds
         try:
@@ -171,68 +172,74 @@ class HttpTransport:
                 connection = await self._connected(target)
         except TimeoutError:
             if until <= gives_up_at:
-                raise _late("no connection") from None
-            raise NothingLeft(Reason.CONNECTION_FAILED, "no connection: it took too long") from None
+                raise _late("no connection was open") from None
+            raise RequestNotSent(
+                Reason.CONNECTION_FAILED, f"no connection: connecting took longer than {self._connect_seconds:g} s"
+            ) from None
         except OSError as error:
             is_untrusted = isinstance(error, ssl.SSLCertVerificationError)
-            words = scrub(_words(error))
-            raise NothingLeft(Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=is_untrusted) from error
-        if not connection.is_fit_at_first:
-            connection.end()
-            raise NothingLeft(Reason.CONNECTION_FAILED, "no connection: it was closed at once")
+            words = scrub(_cause_of(error))
+            raise RequestNotSent(
+                Reason.CONNECTION_FAILED, f"no connection: {words}", is_untrusted=is_untrusted
+            ) from error
+        if not connection.is_usable_when_new:
+            connection.abort()
+            raise RequestNotSent(
+                Reason.CONNECTION_FAILED, "no connection: the server closed it right after the handshake"
+            )
         return connection
 
     async def _connected(self, target: _Target) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        way = self._proxy or target
-        addresses = await loop.getaddrinfo(way.host, way.port, type=socket.SOCK_STREAM)
-        taken = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
+        hop = self._proxy or target
+        addresses = await loop.getaddrinfo(hop.host, hop.port, type=socket.SOCK_STREAM)
+        connected = await start_connection(addresses, happy_eyeballs_delay=FALLBACK_SECONDS, interleave=1)
         if self._proxy is not None:
-            await open_tunnel(self._proxy, taken, target.host, target.port)
+            await open_tunnel(self._proxy, connected, target.host, target.port)
         connection = HttpConnection(self._open.discard)
         if target.is_secure:
-            await self._secured(taken, connection, target.host)
+            await self._add_tls(connected, connection, target.host)
         else:
-            await loop.create_connection(lambda: connection, sock=taken)
-        if connection.is_open:  # it may have ended in the same round: nobody would take it out again
+            await loop.create_connection(lambda: connection, sock=connected)
+        if connection.is_open:  # if it closed in this same loop iteration, nothing would remove it from the set again
             self._open.add(connection)
         return connection
 
-    async def _secured(self, taken: socket.socket, connection: HttpConnection, host: str) -> None:
+    async def _add_tls(self, connected: socket.socket, connection: HttpConnection, host: str) -> None:
         tls = Tls(self._tls, connection, server_hostname=host)
-        transport, _ = await connection.loop.create_connection(lambda: tls, sock=taken)
+        transport, _ = await connection.loop.create_connection(lambda: tls, sock=connected)
         try:
-            await tls.stands
+            await tls.handshake_done
         except BaseException:
             transport.abort()
             raise
 
-    def _give_back(self, connection: HttpConnection) -> None:
-        """Keeps a connection for the next call, unless the last one's answer is not whole."""
+    def _put_back(self, connection: HttpConnection) -> None:
+        """Keep a connection for the next call; close it if its last response is incomplete."""
         if connection.is_busy:
-            connection.end()
+            connection.abort()
         elif connection.is_open:
             connection.idle_since = connection.loop.time()
             self._idle.append(connection)
-            if self._sweep is None:
-                self._sweep = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
+            if self._idle_timer is None:
+                self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Ends what was not used for long; those that were used last are the last."""
+        """Close connections that were idle for too long. The list is ordered by their last use."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]
         self._idle = [connection for connection in self._idle if connection.idle_since > oldest and connection.is_open]
         for connection in old:
-            connection.end()
-        self._sweep = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self._idle else None
+            connection.abort()
+        self._idle_timer = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle) if self._idle else None
 
     def _head(self, method: str, url: str, headers: Mapping[str, str]) -> bytes:
-        """A request's head up to the value of its last header, the length."""
+        """The request head, up to and including the name of its last header, Content-Length."""
         kept = self._heads.get((method, url))
         if kept is not None and kept[0] == headers:
             return kept[1]
-        if len(self._heads) >= _MOST_HEADS:
+        if len(self._heads) >= _MAX_HEADS:
             self._heads.clear()
         head = _head(method, _target(url), headers)
         self._heads[method, url] = dict(headers), head
@@ -244,72 +251,74 @@ async def _exchange(
     head: bytes,
     body: bytes | Body,
     deadline: float,
-    latest: float,
+    send_by: float,
     leaving: Callable[[], None],
-) -> Answer:
+) -> HttpResponse:
     if len(body) > LARGE_BODY_OCTETS:
-        body, last = _cut(body)
-        if answer := await _all_but_the_last(connection, head, body, latest):
-            return answer
-        write, rest = connection.go_on, last
+        body, last = _split_last_octet(body)
+        if response := await _write_all_but_last(connection, head, body, send_by):
+            return response
+        write, rest = connection.write_more, last
     else:
-        write, rest = connection.ask, head + bytes(body)
-    if connection.loop.time() >= latest:
-        raise _late("no connection")
+        write, rest = connection.start_request, head + bytes(body)
+    if connection.loop.time() >= send_by:
+        raise _late("no connection was open")
     leaving()
     write(rest)
-    await connection.answered(deadline)
+    await connection.response_done(deadline)
     if not connection.is_busy:
-        return _answer(connection)
-    raise _no_answer(connection)
+        return _response(connection)
+    raise _no_response(connection)
 
 
-def _cut(body: bytes | Body) -> tuple[Body, bytes]:
-    """All but the last octet, and that; the last part of a body is in clear."""
+def _split_last_octet(body: bytes | Body) -> tuple[Body, bytes]:
+    """Split a body before its last octet. The last part of a body is never Base64."""
     *parts, end = body.parts if isinstance(body, Body) else (body,)
     assert isinstance(end, bytes)
     return Body((*parts, end[:-1])), end[-1:]
 
 
-async def _all_but_the_last(connection: HttpConnection, head: bytes, most: Body, latest: float) -> Answer | None:
-    """Writes the most of a request; the answer that a server may give before it has read everything."""
-    connection.ask(head)
+async def _write_all_but_last(
+    connection: HttpConnection, head: bytes, most: Body, send_by: float
+) -> HttpResponse | None:
+    """Write the request except its last octet; return the response if the server sends one early."""
+    connection.start_request(head)
     try:
-        async with asyncio.timeout_at(latest):
-            await connection.go_on_slowly(most.pieces())
+        async with asyncio.timeout_at(send_by):
+            await connection.write_pieces(most.pieces())
     except TimeoutError:
-        raise _late("the body was not taken") from None
+        raise _late("the server did not read the body") from None
     if not connection.is_busy:
-        connection.end()
-        return _answer(connection)
-    if not connection.stands:
-        words = connection.fault or "the connection was closed"
-        raise NothingLeft(Reason.CONNECTION_FAILED, f"the connection broke before the body's end: {words}")
+        connection.abort()
+        return _response(connection)
+    if not connection.can_write:
+        cause = connection.fault or "the connection was closed"
+        raise RequestNotSent(Reason.CONNECTION_FAILED, f"the connection broke before the end of the body: {cause}")
     return None
 
 
-def _answer(connection: HttpConnection) -> Answer:
+def _response(connection: HttpConnection) -> HttpResponse:
     assert connection.status is not None
-    return Answer(connection.status, connection.headers, connection.body)
+    return HttpResponse(connection.status, connection.headers, connection.body)
 
 
-def _no_answer(connection: HttpConnection) -> NoAnswer:
+def _no_response(connection: HttpConnection) -> NoResponse:
     status, fault = connection.status, connection.fault
     if status is None:
-        return NoAnswer("no answer before the deadline" if fault is None else f"no answer: {fault}")
-    how = "did not end in time" if fault is None else f"broke off: {fault}"
-    return NoAnswer(f"an answer with status {status} {how}", status=status)
+        return NoResponse("no response before the deadline" if fault is None else f"no response: {fault}")
+    how = "was incomplete at the deadline" if fault is None else f"was cut off: {fault}"
+    return NoResponse(f"the response with status {status} {how}", status=status)
 
 
-def _late(what: str) -> NothingLeft:
-    return NothingLeft(Reason.TIMEOUT_BEFORE_SEND, f"{what} in time for an answer before the deadline")
+def _late(what: str) -> RequestNotSent:
+    return RequestNotSent(Reason.TIMEOUT_BEFORE_SEND, f"{what} early enough for a response before the deadline")
 
 
-def _latest_departure(deadline: float) -> float:
-    """Until when a body may leave that is to be answered by the deadline; in the loop's `time()`."""
-    share = (deadline - asyncio.get_running_loop().time()) * ANSWERS_SHARE
-    if share >= MOST_FOR_ANSWER_SECONDS:  # as nearly always
-        return deadline - MOST_FOR_ANSWER_SECONDS
+def _latest_send_at(deadline: float) -> float:
+    """The latest time to send a body whose response is due by the deadline, in the loop's `time()`."""
+    share = (deadline - asyncio.get_running_loop().time()) * RESPONSE_SHARE
+    if share >= MAX_RESPONSE_SECONDS:  # the usual case
+        return deadline - MAX_RESPONSE_SECONDS
     return deadline - max(0.0, share)
 
 
@@ -325,7 +334,7 @@ def _head(method: str, target: _Target, headers: Mapping[str, str]) -> bytes:
     lines = [f"{method} {target.path} HTTP/1.1", f"Host: {target.authority}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("a header holds a line break")
+        raise ValueError("a header contains a line break")
     return ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
 
 
@@ -337,13 +346,13 @@ def _tls(ca_file: Path | None, trusted: Path | None) -> ssl.SSLContext:
     return context
 
 
-def _words(error: OSError) -> str:
+def _cause_of(error: OSError) -> str:
     if isinstance(error, ProxyRefused):
         return str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate is not valid: {error.verify_message}"
+        return f"the server's certificate is not valid: {error.verify_message}"
     if isinstance(error, ssl.SSLError):
         return f"TLS failed ({error.reason or type(error).__name__})"
     if isinstance(error, socket.gaierror):
-        return error.strerror or "the name is not known"
+        return error.strerror or "the host name cannot be resolved"
     return os.strerror(error.errno) if error.errno else "the connection was closed"

@@ -1,7 +1,7 @@
-"""One kept HTTP/1.1 connection: one request at a time, and at every moment the truth about how far it is.
+"""One persistent HTTP/1.1 connection that handles one request at a time.
 
-llhttp parses (by httptools). What is written is ours, so that nobody has to be asked whether something left: what was
-not given to the connection never will.
+httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: octets that
+were not passed to the connection are never sent.
 """
 
 from __future__ import annotations
@@ -15,37 +15,38 @@ from typing import Final, cast
 
 import httptools
 
-MAX_ANSWER_OCTETS: Final = 64 * 1024
-"""Of an answer's body; SendGrid's longest list of errors is far below, and a hostile server fills no memory."""
+MAX_RESPONSE_OCTETS: Final = 64 * 1024
+"""The most octets of a response body that are kept. SendGrid's longest error list is far shorter, and a hostile server
+cannot fill the memory."""
 MAX_HEAD_OCTETS: Final = 64 * 1024
-"""Of an answer's headers."""
+"""The most octets of a response's headers."""
 MAX_OCTETS: Final = 1024 * 1024
-"""Of everything before an answer is whole: the frames of small chunks, trailers."""
+"""The most octets before a response is complete, including chunk framing and trailers."""
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection; asyncio calls what `asyncio.Protocol` has, httptools what begins with `on_`.
+    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls those that begin with `on_`.
 
     Attributes:
-        is_open: Whether it stands.
-        is_busy: Whether something of a request was written whose answer is not whole.
-        idle_since: When it was last given back, in the loop's `time()`.
-        status: The answer's; None before it.
-        headers: The answer's, by their names in lower case; of one that came twice, the last.
-        body: The answer's, its first `MAX_ANSWER_OCTETS`.
-        fault: Why there will be no whole answer, as half a sentence; None while there may be one.
+        is_open: The connection is open.
+        is_busy: A part of a request was written, and its response is not complete.
+        idle_since: When the connection was last returned to the pool, in the loop's `time()`.
+        status: The response's status; None until it arrives.
+        headers: The response's headers, keyed by lower-case name; of a repeated header, the last value.
+        body: At most the first `MAX_RESPONSE_OCTETS` of the response's body.
+        fault: Why no complete response will arrive, as a clause; None while one may arrive.
     """
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
         """
         Args:
-            on_end: Told once, when a connection that stood has ended.
+            on_end: Called once, when a connection that was open has closed.
         """
         self.loop = asyncio.get_running_loop()
         self._on_end = on_end
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
-        self._answered: asyncio.Future[None] | None = None
+        self._done: asyncio.Future[None] | None = None
         self._deadline = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0.0
@@ -62,114 +63,121 @@ class HttpConnection(asyncio.Protocol):
         self.fault: str | None = None
 
     @property
-    def is_fit(self) -> bool:
-        """Whether a request may be written: it stands, and nothing waits to be read, which could only be its end."""
-        return self.stands and not self._socket.poll(0)
+    def is_reusable(self) -> bool:
+        """Whether a request may be written.
+
+        The connection must be open and have no unread input: between two requests, that could only be its close.
+        """
+        return self.can_write and not self._socket.poll(0)
 
     @property
-    def is_fit_at_first(self) -> bool:
-        """The same of a new connection, where TLS may have something to read that is not its end."""
-        return self.stands and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
+    def is_usable_when_new(self) -> bool:
+        """As `is_reusable`, for a new connection, where TLS may have unread input that is not its close."""
+        return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
-    def stands(self) -> bool:
-        """Whether what is written may still leave, as far as its transport knows."""
-        # Of a connection that broke we are told a turn of the loop after its transport knows.
+    def can_write(self) -> bool:
+        """Whether octets that are written now may still be sent, as far as the asyncio transport knows."""
+        # asyncio calls `connection_lost` one loop iteration after the transport begins to close.
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
-    def ask(self, octets: bytes) -> None:
-        """Writes a request, or its beginning."""
+    def start_request(self, octets: bytes) -> None:
+        """Write a request, or its beginning."""
         assert self._transport is not None
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
         self._octets = 0
-        # Until somebody waits for the answer: what the timer is set for is an earlier deadline, and may come meanwhile.
+        # No deadline until `response_done` sets one: the timer may still fire for the deadline of an earlier request.
         self._deadline = math.inf
-        self._answered = self.loop.create_future()
+        self._done = self.loop.create_future()
         self._transport.write(octets)
 
-    def go_on(self, octets: bytes) -> None:
-        """Writes more of a request."""
+    def write_more(self, octets: bytes) -> None:
+        """Write more of a request."""
         assert self._transport is not None
         self._transport.write(octets)
 
-    async def go_on_slowly(self, pieces: Iterable[bytes]) -> None:
-        """Writes more of a request, as the system takes it; returns once it has, or there is an answer or an end."""
+    async def write_pieces(self, pieces: Iterable[bytes]) -> None:
+        """Write more of a request, as fast as the system takes it.
+
+        Returns when all pieces are written, a response arrives, or the connection closes.
+        """
         assert self._transport is not None
         self._transport.set_write_buffer_limits(high=1, low=0)
         for piece in pieces:
-            if not (self.stands and self.is_busy):
+            if not (self.can_write and self.is_busy):
                 return
             self._transport.write(piece)
             if self._is_paused:
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                await asyncio.sleep(0)  # the system may take megabytes at once, and other emails wait for the loop
+                await asyncio.sleep(0)  # the system may take megabytes at once, and other emails need the loop
 
-    def answered(self, deadline: float) -> asyncio.Future[None]:
-        """Done once there is a whole answer, or a `fault`, or at the deadline, in the loop's `time()`."""
-        assert self._answered is not None
+    def response_done(self, deadline: float) -> asyncio.Future[None]:
+        """A future that is done when the response is complete, when `fault` is set, or at the deadline."""
+        assert self._done is not None
         self._deadline = deadline
-        # One timer sees to many requests: it is set anew where it fires before the deadline of the present one.
+        # One timer serves many requests: if it fires before the current deadline, it is set again.
         if self._timer is None or deadline < self._timer_at:
             self._set_timer()
-        return self._answered
+        return self._done
 
-    def end(self) -> None:
-        """Drops it: what the system has not taken never leaves. A second call is harmless."""
-        self._note_end()
+    def abort(self) -> None:
+        """Abort the connection; octets that the system has not taken are never sent. Idempotent."""
+        self._set_closed()
         if self._transport is not None:
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """It stands, TLS included."""
+        """The connection is open, including TLS."""
         self._transport = cast(asyncio.Transport, transport)
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        """Part of an answer; whoever speaks unasked is not listened to."""
+        """Parse a part of a response. Input without a pending request closes the connection."""
         if not self.is_busy:
-            self.end()
+            self.abort()
             return
         self._octets += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):
-            self._fail("what came is no HTTP")
+            self._fail("the server sent something that is not HTTP")
         if self._octets > (MAX_HEAD_OCTETS if self.status is None else MAX_OCTETS):
-            self._fail("it has no end")
+            self._fail("the response is too long")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It ended, by whomever."""
-        self._note_end()
+        """The connection has closed, from either side."""
+        self._set_closed()
         if self.is_busy and exc is None and self._ends_with_connection:
             self._complete()
         elif self.is_busy:
-            self._fail(_words(exc))
+            self._fail(_cause_of(exc))
         self.resume_writing()
-        # Both know us: only the collector would take the circle apart, with TLS's buffers, perhaps an hour later.
+        # Both refer back to this object. Without this, the cycle and TLS's buffers stay in memory until the garbage
+        # collector runs, perhaps an hour later.
         del self._parser
         self._transport = None
 
     def eof_received(self) -> None:
-        """The other side says no more; `connection_lost` follows, over TLS much later."""
-        self._note_end()
+        """The server will send no more; `connection_lost` follows, over TLS much later."""
+        self._set_closed()
 
     def pause_writing(self) -> None:
-        """The system takes no more for now."""
+        """The system's buffer is full."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
         """The system has taken everything."""
         self._is_paused = False
-        self._go_on_writing()
+        self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """An answer; one that comes after the answer is nobody's, and so would be whatever comes after it."""
+        """A response begins. Without a pending request, close the connection: later input cannot be trusted either."""
         if not self.is_busy:
-            self.end()
+            self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header."""
@@ -178,7 +186,7 @@ class HttpConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """All headers, perhaps of an interim answer (RFC 9110, section 15.2), which says nothing."""
+        """The headers are complete. Those of an interim response (RFC 9110, section 15.2) are discarded."""
         status = self._parser.get_status_code()
         if not self.is_busy:
             return
@@ -188,72 +196,73 @@ class HttpConnection(asyncio.Protocol):
             self.headers = {}
 
     def on_body(self, part: bytes) -> None:
-        """Part of the body."""
+        """A part of the body."""
         if not self.is_busy:
             return
-        self.body += part[: MAX_ANSWER_OCTETS - len(self.body)]
-        if len(self.body) == MAX_ANSWER_OCTETS:
+        self.body += part[: MAX_RESPONSE_OCTETS - len(self.body)]
+        if len(self.body) == MAX_RESPONSE_OCTETS:
             self._complete()
-            self.end()
+            self.abort()
 
     def on_message_complete(self) -> None:
-        """The whole answer."""
+        """The response is complete."""
         if self.status is None or not self.is_busy:
             return
         assert self._transport is not None
-        # Nor is it kept where the answer came before all had left: who knows what the server takes the rest for.
+        # Also close it if the response came before the whole request was sent: the server might read the remaining
+        # octets as a new request.
         if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
-            self.end()
+            self.abort()
         self._complete()
 
     @property
     def _ends_with_connection(self) -> bool:
-        """Whether the answer has neither length nor chunks, so that the end is its end (RFC 9112, section 6.3)."""
+        """Whether only the connection's close ends the response: no length, no chunks (RFC 9112, section 6.3)."""
         return self.status is not None and not self.headers.keys() & {"content-length", "transfer-encoding"}
 
     def _complete(self) -> None:
         self.is_busy = False
-        self._settle()
-        self._go_on_writing()
+        self._set_done()
+        self._resume_pieces()
 
     def _fail(self, words: str) -> None:
         self.fault = self.fault or words
-        self._settle()
-        self.end()
+        self._set_done()
+        self.abort()
 
-    def _settle(self) -> None:
-        if self._answered is not None and not self._answered.done():
-            self._answered.set_result(None)
+    def _set_done(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = self._deadline
-        self._timer = self.loop.call_at(self._deadline, self._look_at_deadline)
+        self._timer = self.loop.call_at(self._deadline, self._on_timer)
 
-    def _look_at_deadline(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        if self._answered is None or self._answered.done() or self._deadline == math.inf:
+        if self._done is None or self._done.done() or self._deadline == math.inf:
             return
         if self.loop.time() < self._deadline:
             self._set_timer()
         else:
-            self._settle()
+            self._set_done()
 
-    def _go_on_writing(self) -> None:
+    def _resume_pieces(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
-    def _note_end(self) -> None:
+    def _set_closed(self) -> None:
         if self.is_open:
             self.is_open = False
             self._on_end(self)
-        if self._timer is not None and (self._answered is None or self._answered.done()):
+        if self._timer is not None and (self._done is None or self._done.done()):
             self._timer.cancel()
             self._timer = None
 
 
-def _words(error: Exception | None) -> str:
+def _cause_of(error: Exception | None) -> str:
     if error is None:
         return "the connection was closed"
     if isinstance(error, ConnectionError):

@@ -1,4 +1,4 @@
-"""A tunnel through the HTTP proxy that the environment names (HTTPS_PROXY, NO_PROXY), for connections over TLS."""
+"""A tunnel through the HTTP proxy that the environment names (HTTPS_PROXY, NO_PROXY), for TLS connections."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError
 
 MAX_HEAD_OCTETS: Final = 16 * 1024
-"""Of a proxy's answer."""
+"""The most octets of a proxy's response."""
 _GRANTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
 _END: Final = b"\r\n\r\n"
 
 
 class ProxyRefused(OSError):
-    """The proxy opened no tunnel; its text says what the proxy answered, scrubbed."""
+    """The proxy opened no tunnel; the text contains the proxy's response, scrubbed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpProxy:
-    """A proxy that is spoken to in the clear.
+    """A proxy that is reached without TLS.
 
     Attributes:
-        login: `user:password` from the proxy's URL; None if there is none.
+        login: `user:password` from the proxy's URL; None without them.
     """
 
     host: str
@@ -40,9 +40,9 @@ def proxy_for(url: str) -> HttpProxy | None:
     """The proxy that the environment names for a URL; None if it names none.
 
     Raises:
-        ConfigurationError: it names one that we cannot use.
+        ConfigurationError: The environment names a proxy that we cannot use.
     """
-    from urllib.request import getproxies, proxy_bypass  # with what it loads 10 ms, and few need it
+    from urllib.request import getproxies, proxy_bypass  # imported here: it takes 10 ms, and few processes need it
 
     target = urlsplit(url)
     named = getproxies().get(target.scheme)
@@ -51,37 +51,43 @@ def proxy_for(url: str) -> HttpProxy | None:
     variable = f"{target.scheme}_proxy".upper()
     remedy = f"Name another proxy, or exempt the host: NO_PROXY={target.hostname}."
     if target.scheme != "https":
-        raise ConfigurationError([f"{variable} names a proxy, but we use proxies for https:// alone. {remedy}"])
+        raise ConfigurationError(
+            [f"{variable} names a proxy for {target.scheme}://, but proxies are supported for https:// only. {remedy}"]
+        )
     try:
         proxy = urlsplit(named if "://" in named else f"http://{named.removeprefix('//')}")
         port = proxy.port or 80
     except ValueError:
-        raise ConfigurationError([f"{variable} is not a URL such as http://proxy.example.com:3128."]) from None
+        raise ConfigurationError([f"{variable} must be a URL such as http://proxy.example.com:3128."]) from None
     if proxy.scheme != "http" or not proxy.hostname:
-        raise ConfigurationError([f"{variable} does not name a proxy of the form http://host:port. {remedy}"])
+        raise ConfigurationError([f"{variable} must have the form http://host:port. {remedy}"])
     login = f"{unquote(proxy.username)}:{unquote(proxy.password)}" if proxy.username and proxy.password else None
     return HttpProxy(proxy.hostname, port, login)
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Make the proxy connect on to a host; closes the socket where it does not.
+    """Ask the proxy for a tunnel to a host. Closes the socket if that fails.
 
     Raises:
-        ProxyRefused, OSError: it did not.
+        ProxyRefused, OSError: There is no tunnel.
     """
     try:
         answer = await _asked(proxy, connected, host, port)
         if not (_GRANTED.match(answer) and answer.endswith(_END)):
             line = answer.partition(b"\r\n")[0][:80].decode("ascii", "replace")
-            words = scrub(f"the proxy answered {line!r}") if answer.endswith(_END) else "the proxy answered no HTTP"
-            raise ProxyRefused(words)  # noqa: TRY301 - the socket is closed for this, too
+            words = (
+                scrub(f"the proxy answered {line!r}")
+                if answer.endswith(_END)
+                else "the proxy answered with invalid HTTP"
+            )
+            raise ProxyRefused(words)  # noqa: TRY301 - the except clause closes the socket
     except BaseException:
         connected.close()
         raise
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """The head of the proxy's answer; or what came instead of one."""
+    """Send CONNECT and return the head of the proxy's response, or whatever arrived instead."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

@@ -1,13 +1,13 @@
-"""An email as RFC 5322 and MIME have it, by the standard library's `email`: the same bytes on every attempt.
+"""An email as an RFC 5322 message, built with the standard library's `email` package: the same bytes on every attempt.
 
     text or html                  the part itself
     text and html                 multipart/alternative [text, html]
     … and attachments             multipart/mixed [the above, attachment, …]
 
-Everything that leaves is ASCII in lines of at most 998 octets ending in CRLF, so no server needs 8BITMIME; but a local
-part that is not ASCII stands in the headers in UTF-8, and needs SMTPUTF8 (RFC 6531, RFC 6532). For its sake the header
-lines are joined here: the library's legacy generator writes ASCII headers only, and `EmailMessage` costs four times as
-much.
+Everything is ASCII, in lines of at most 998 octets that end in CRLF, so no server needs 8BITMIME. One exception: a
+local part that is not ASCII is written into the headers as UTF-8 and needs SMTPUTF8 (RFC 6531, RFC 6532). That is why
+this module joins the header lines itself. The library's legacy generator writes ASCII headers only, and `EmailMessage`
+takes four times as long.
 """
 
 from __future__ import annotations
@@ -29,44 +29,44 @@ from typing import Final
 from dispatcher.domain.address import Address
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.transport.body import Body, InBase64
+from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     address_field,
     addresses,
     ascii_domain,
     ascii_spec,
-    checked,
+    checked_header_name,
+    checked_text,
     checked_type,
     quoted,
-    settable,
     text_field,
 )
 
 LARGE_OCTETS: Final = 64 * 1024
-"""What renders in some milliseconds; a thread costs a tenth of one."""
+"""Text of this size takes some milliseconds to render; a thread costs 0.1 ms."""
 MAX_LINE_OCTETS: Final = 998
 """RFC 5322, section 2.1.1, without the line end."""
 
 _POLICY: Final = compat32.clone(linesep="\r\n")
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
 _FILENAME_CHARACTERS: Final = 60
-"""What leaves a line of 78 with the parameter's name."""
+"""With the parameter's name, this keeps the line below 78 characters."""
 _FILENAME_SECTION: Final = re.compile(r"(?:%..|[^%]){1,20}")
-"""At most so many characters again, and no escape split."""
+"""Sections of up to 20 characters or escapes; no escape is split."""
 _QUOTED_PRINTABLE: Final = Charset("utf-8")
 _QUOTED_PRINTABLE.body_encoding = QP
 
 
 @dataclass(frozen=True, slots=True)
 class RenderedEmail:
-    """What goes on the wire.
+    """An email as it is transmitted.
 
     Attributes:
-        body: Headers and body, CRLF line ends, without dot-stuffing. Each part begins a line.
-        sender: The envelope's sender, domain in ASCII.
-        recipients: The envelope's recipients, To, Cc, Bcc, in that order and each once.
-        needs_smtputf8: An address has a local part that is not ASCII; a server without SMTPUTF8 cannot take this.
+        body: Headers and body with CRLF line ends, without dot-stuffing. Each part begins at the start of a line.
+        sender: The envelope sender, with the domain in ASCII.
+        recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
+        needs_smtputf8: An address has a local part that is not ASCII, so the server must support SMTPUTF8.
     """
 
     body: Body
@@ -76,24 +76,26 @@ class RenderedEmail:
 
     @property
     def content(self) -> bytes:
-        """The body as one piece, attachments encoded."""
+        """The body in one piece, with encoded attachments."""
         return bytes(self.body)
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """As `render`; large texts in a thread, others on the loop. Attachments are encoded when they are written."""
+    """As `render`, but large texts are rendered in a thread. Attachments are encoded when they are written."""
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """The email's bytes and envelope.
+    """Render the message and its envelope.
 
     Raises:
-        UnrenderableEmail: what enqueue should have refused; says which field, and nothing of its value.
+        UnrenderableEmail: Enqueue should have refused the email. The text names the field and never its value.
     """
     if email.template_id is not None:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "template_id names a provider's template, and MIME has none")
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, "only providers with templates (sendgrid, ses) take template_id; set text or html"
+        )
     sender = addresses("from", (email.sender,), Reason.REJECTED_SENDER)
     to = addresses("to", email.to, Reason.REJECTED_RECIPIENT)
     cc = addresses("cc", email.cc, Reason.REJECTED_RECIPIENT)
@@ -112,7 +114,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
 
 
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each mailbox once, as it was first written; only the domain ignores case (RFC 5321, section 2.4)."""
+    """Each mailbox once, as first written. Only the domain is case-insensitive (RFC 5321, section 2.4)."""
     specs: dict[tuple[str, str], str] = {}
     for address in addresses:
         specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))
@@ -124,7 +126,7 @@ def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
         if listed:
             yield address_field(name, listed)
     if not mailboxes["To"] and not mailboxes["Cc"]:
-        # RFC 5322, section 3.6.3: a group with nobody in it, for an email to Bcc alone.
+        # RFC 5322, section 3.6.3: an empty group, for an email that has only Bcc recipients.
         yield "To: undisclosed-recipients:;\r\n"
 
 
@@ -133,7 +135,7 @@ def _other_fields(email: OutgoingEmail, domain: str) -> Iterator[str]:
     yield f"Date: {format_datetime(_utc(email.created_at))}\r\n"
     yield f"Message-ID: <{email.email_id}@{ascii_domain(domain)}>\r\n"
     for name, value in email.headers.items():
-        yield text_field(settable(name), value)
+        yield text_field(checked_header_name(name), value)
 
 
 def _utc(instant: datetime) -> datetime:
@@ -141,7 +143,7 @@ def _utc(instant: datetime) -> datetime:
 
 
 def _body(email: OutgoingEmail) -> Message:
-    """The content as a part, or parts in parts."""
+    """The content as one MIME part, possibly nested."""
     body: Message
     if email.html is None:
         body = _text_part("plain", "text", email.text or "")
@@ -155,22 +157,23 @@ def _body(email: OutgoingEmail) -> Message:
 
 
 def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
-    """The email with each attachment's content at the end of its part, which `_attachment_part` leaves empty."""
+    """The message with each attachment's content appended to its part, which `_attachment_part` leaves empty."""
     if not email.attachments:
         return Body((octets,))
     mark = f"\r\n--{_boundary('mixed', email)}".encode()
-    # Before the first mark are the headers; between it and the second, the text.
-    parts: list[bytes | InBase64] = []
+    # The first mark ends the headers; the text is between the first and the second mark.
+    parts: list[bytes | Base64Content] = []
     before, text, *files, end = octets.split(mark)
     before += mark + text
     for part, file in zip(files, email.attachments, strict=True):
-        parts += (before + mark + part, InBase64(file.content, has_lines=True))
+        parts += (before + mark + part, Base64Content(file.content, has_lines=True))
         before = b""
     return Body((*parts, mark + end))
 
 
 def _boundary(kind: str, email: OutgoingEmail) -> str:
-    # Never random. No part holds `--=_`: see `_charset_for`, and Base64 has no such character.
+    # Not random, so that every attempt sends the same bytes. No part contains `--=_`: `_charset_for` prevents it in
+    # texts, and Base64 has no such characters.
     return f"=_{kind}_{email.email_id.hex}"
 
 
@@ -188,7 +191,7 @@ def _text_part(subtype: str, name: str, text: str) -> Message:
 
 
 def _with_line_ends(text: str) -> str:
-    """Every line, the last one too, ends in CRLF, in Base64 as well (RFC 2046, section 4.1.1); an empty text stays."""
+    """The text with CRLF after every line, including the last (RFC 2046, section 4.1.1). An empty text stays empty."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text and not text.endswith("\n"):
         text += "\n"
@@ -196,10 +199,10 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """The charset, which brings the most readable encoding that every server passes on, and that holds no boundary."""
+    """The charset, which selects the most readable encoding that every server passes on and that has no boundary."""
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
-    # Quoted-printable triples what is not ASCII; Base64, the library's choice for UTF-8, adds a third to everything.
+    # Quoted-printable triples each octet that is not ASCII. Base64, the library's choice for UTF-8, adds a third.
     return _QUOTED_PRINTABLE if (len(octets) - len(text)) * 12 <= len(octets) else "utf-8"
 
 
@@ -213,18 +216,21 @@ def _has_long_line(octets: bytes) -> bool:
 
 def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked_type(file.content_type)
-    # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, and without it their bytes may change on the way.
-    # Nor `message-delivery/status` and the like, which the library's generator takes for one of them.
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and without it servers may change the bytes.
+    # The library's generator treats `message-delivery/status` and the like as one of these types, too.
     if content_type.lower().startswith(("message", "multipart")):
         content_type = "application/octet-stream"
     part = MIMEBase(*content_type.split("/"))
     part["Content-Transfer-Encoding"] = "base64"
-    part["Content-Disposition"] = "attachment; " + _filename(checked("an attachment's filename", file.filename))
+    part["Content-Disposition"] = "attachment; " + _filename(checked_text("an attachment's filename", file.filename))
     return part
 
 
 def _filename(name: str) -> str:
-    """The parameter; long or not ASCII in the sections of RFC 2231, which `Message.add_header` does not split."""
+    """The parameter `filename`.
+
+    A name that is long or not ASCII is split into RFC 2231 sections, which `Message.add_header` does not do.
+    """
     if name.isascii() and len(name) <= _FILENAME_CHARACTERS and "=?" not in name:
         return f"filename={quoted(name)}"
     encoded = encode_rfc2231(name, "utf-8", "")

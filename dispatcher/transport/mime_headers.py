@@ -1,8 +1,8 @@
-"""Header fields, encoded and folded by the standard library's `Header`, and what may not stand in one.
+"""Header fields, encoded and folded by the standard library's `Header`, and the check for unsafe values.
 
-The check is ours on purpose: the library has a history of header injections, and Python 3.11 before .15 lets some
-through. So is the form of a mailbox: `email.utils.formataddr` refuses a local part in UTF-8 (RFC 6532), and folds
-nothing.
+Our own code checks for header injection: the library has a history of it, and Python 3.11 before 3.11.15 lets some
+through. Our own code also formats mailboxes: `email.utils.formataddr` rejects a local part in UTF-8 (RFC 6532) and
+folds nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
 
 LINE_CHARACTERS: Final = 76
-"""Where we fold: what RFC 2047, section 2, allows a line with an encoded word; RFC 5322 asks for 78."""
+"""We fold at the limit for a line with an encoded word (RFC 2047, section 2); RFC 5322 asks for 78."""
 MAX_WORD_CHARACTERS: Final = 900
-"""A longer run without a space cannot be folded below the 998 octets of RFC 5322 and becomes encoded words."""
+"""A longer word cannot be folded below the 998 octets of RFC 5322, so it becomes encoded words."""
 _UTF_8: Final = Charset("utf-8")
-# Left alone, it measures every character for the shorter of two encodings: 998 of them take 2 ms, five times as long.
+# By default the library compares two encodings for every character: 998 take 2 ms, five times as long.
 _UTF_8.header_encoding = BASE64
 _FOLD: Final = ",\r\n "
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
@@ -38,10 +38,10 @@ _FIELD_NAME: Final = re.compile(r"[!-9;-~]{1,76}")
 
 
 class UnrenderableEmail(DispatcherError):
-    """An email cannot be put into MIME; enqueue should have refused it.
+    """An email cannot be rendered as MIME; enqueue should have refused it.
 
     Attributes:
-        reason: What an adapter rejects it with.
+        reason: The reason for the adapter's rejection.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -49,11 +49,11 @@ class UnrenderableEmail(DispatcherError):
         self.reason = reason
 
 
-def checked(field: str, text: str) -> str:
-    """The text, if it can stand in a header.
+def checked_text(field: str, text: str) -> str:
+    """Return the text if a header may contain it.
 
     Raises:
-        UnrenderableEmail: it holds a control character, or what a receiver would decode to one.
+        UnrenderableEmail: The text contains a control character, or decodes to one at the receiver.
     """
     if fault := header_fault(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"{field} {fault}")
@@ -63,30 +63,36 @@ def checked(field: str, text: str) -> str:
 def text_field(name: str, text: str) -> str:
     """An unstructured field such as Subject, folded, with its line end."""
     if not _FIELD_NAME.fullmatch(name):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "headers holds a name that is no header's name")
-    if not _stands_as_it_is(checked(f"header {name}", text)):
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, "headers contains an invalid name: use 1 to 76 printable ASCII characters, no colon"
+        )
+    if not _is_plain_text(checked_text(f"header {name}", text)):
         text = _folded(name, text, _UTF_8)
     elif len(name) + 2 + len(text) > LINE_CHARACTERS:
         text = _folded(name, text, None)
     return f"{name}: {text}\r\n"
 
 
-def settable(name: str) -> str:
-    """Returns the name of an email's own header; raises UnrenderableEmail if an email may not set it."""
+def checked_header_name(name: str) -> str:
+    """Return the name if an email may set this header; raise UnrenderableEmail if not."""
     if is_written_by_others(name):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"headers holds {name}, which an email may not set itself")
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, f"headers contains {name}, which the dispatcher or mail servers set; remove it"
+        )
     return name
 
 
 def checked_type(content_type: str) -> str:
-    """An attachment's content type, if it is one; raises UnrenderableEmail as `checked` does."""
-    if not _CONTENT_TYPE.fullmatch(checked("an attachment's content_type", content_type)):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type")
+    """Return an attachment's content type if it is valid; raise UnrenderableEmail if not."""
+    if not _CONTENT_TYPE.fullmatch(checked_text("an attachment's content_type", content_type)):
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type such as application/pdf"
+        )
     return content_type
 
 
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    """A field's addresses; raises UnrenderableEmail with the reason if one cannot stand in a header."""
+    """Parse a field's addresses; raise UnrenderableEmail with the reason if a header cannot contain one."""
     found = []
     for text in texts:
         try:
@@ -99,37 +105,38 @@ def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]
 
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:
-    """A field of mailboxes such as To, one per line; a local part that is not ASCII stands as it is."""
+    """A field of mailboxes such as To, one per line. A local part that is not ASCII is written as UTF-8."""
     return f"{name}: {_FOLD.join(map(mailbox, addresses))}\r\n"
 
 
 def mailbox(address: Address) -> str:
-    """`Name <local@domain>` for a header: the name quoted or encoded where needed, the domain in ASCII."""
+    """`Name <local@domain>` for a header: the name quoted or encoded if necessary, the domain in ASCII."""
     spec = ascii_spec(address)
-    name = checked("a name in an address", address.display_name)
+    name = checked_text("a name in an address", address.display_name)
     if not name:
         return spec
     if name.isascii() and len(name) <= LINE_CHARACTERS and "=?" not in name:
         return f"{name if _ATOMS.fullmatch(name) else quoted(name)} <{spec}>"
-    # Room for the longest field's name: this may come to stand after it.
+    # Leaves room for the longest field name, because any field may contain this mailbox.
     return f"{_folded('Reply-To', name, _UTF_8)}\r\n <{spec}>"
 
 
 def ascii_spec(address: Address) -> str:
-    """`local@domain` with the domain as DNS has it.
+    """`local@domain` with the domain in ASCII.
 
     Raises:
-        ValueError: the domain has no such form.
+        ValueError: The domain has no ASCII form.
     """
     return f"{address.local}@{ascii_domain(address.domain)}"
 
 
 @lru_cache(maxsize=4096)
 def ascii_domain(domain: str) -> str:
-    """A domain as DNS has it: IDNA 2008 with the mappings of UTS 46 where it is not ASCII.
+    """The domain in ASCII: by IDNA 2008 with the mappings of UTS 46 if necessary.
 
     Raises:
-        ValueError: IDNA has no form for it (`idna.IDNAError` is one); says nothing of the domain.
+        ValueError: IDNA does not allow the domain (`idna.IDNAError` is a ValueError). The text does not contain the
+            domain.
     """
     if domain.isascii():
         return domain
@@ -144,8 +151,8 @@ def quoted(text: str) -> str:
     return f'"{quote(text)}"'
 
 
-def _stands_as_it_is(text: str) -> bool:
-    """Whether folding and unfolding give the text back, and nobody takes it for something encoded."""
+def _is_plain_text(text: str) -> bool:
+    """Whether folding and unfolding return the same text, and no reader would decode it."""
     fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, text.split(" "))) <= MAX_WORD_CHARACTERS
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 

@@ -1,6 +1,6 @@
-"""Opening an SMTP connection: TCP, TLS that is verified or refused, EHLO, AUTH. Every failure here is definite.
+"""Opening an SMTP connection: TCP, verified TLS, EHLO, AUTH. Nothing was sent when it fails.
 
-It is `NotConnected` (try again later) or `ProviderFault` (a person must mend something).
+A failure is `NotConnected` (a later attempt may succeed) or `ProviderFault` (an operator must correct something).
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from dispatcher.config.values import SmtpServer
 from dispatcher.domain.outcome import Concern, Deferred, Reason
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply, ServerClosing
+from dispatcher.transport.smtp_protocol import InvalidReply, ServerClosing, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
 
 NAME: Final = "smtp"
 
-MOST_SIZE_DIGITS: Final = 20
-"""The most digits of SIZE (RFC 1870, section 4). Python refuses to convert some thousands of digits."""
+MAX_SIZE_DIGITS: Final = 20
+"""The most digits of SIZE (RFC 1870, section 4). Python refuses to convert thousands of digits."""
 _READY: Final = 220
 _DONE: Final = 250
 _GO_ON: Final = 334
 _SIGNED_IN: Final = 235
 
-_BAD_TLS: Final = "Mend the server's certificate, or name the authority that signed it in DISPATCHER_CA_FILE."
+_BAD_TLS: Final = "Replace the server's certificate, or set DISPATCHER_CA_FILE to the authority that signed it."
 _BAD_LOGIN: Final = "Check the user and password in DISPATCHER_SMTP_URL."
-_BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// is STARTTLS, smtps:// is TLS from the first byte."
+_BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// uses STARTTLS, smtps:// uses TLS from the first byte."
 
 
 class NotConnected(Exception):
-    """No connection could be opened; nothing of any email left.
+    """No connection could be opened; nothing was sent.
 
     Attributes:
-        outcome: What that means for the email in hand.
-        is_full: The server says that it has no room for one more: 421.
+        outcome: The outcome for the email that needed the connection.
+        is_full: The server refused one more connection with 421.
     """
 
     def __init__(self, outcome: Deferred) -> None:
@@ -55,13 +55,13 @@ class SmtpConnection:
     """An open connection, ready for MAIL.
 
     Attributes:
-        size_limit: The largest email that the server takes, in octets; 0 if it did not say (RFC 1870).
-        emails: How many it has carried.
-        idle_since: When it was given back, in the loop's `time()`.
-        needs_reset: A transaction was left half done: RSET comes first.
+        size_limit: The largest email that the server accepts, in octets; 0 if it announced none (RFC 1870).
+        emails: How many emails the connection has carried.
+        idle_since: When the connection was returned to the pool, in the loop's `time()`.
+        needs_reset: A transaction was not completed, so RSET must come first.
     """
 
-    conversation: Conversation
+    protocol: SmtpProtocol
     has_size: bool
     size_limit: int
     has_smtputf8: bool
@@ -72,100 +72,100 @@ class SmtpConnection:
 
 
 async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
-    """A connection on which the server expects MAIL; takes as long as the server likes: the caller sets a deadline.
+    """Open a connection that is ready for MAIL. There is no time limit; the caller sets one.
 
     Args:
-        context: Verifies certificate and host name; None where the server is reached without TLS.
+        context: Verifies certificate and host name; None for a server without TLS.
 
     Raises:
-        NotConnected: not now.
-        ProviderFault: not before somebody mends it: TLS missing or not trusted, credentials refused.
+        NotConnected: A later attempt may succeed.
+        ProviderFault: An operator must correct something: TLS is missing or untrusted, or the login was refused.
     """
-    conversation = await _connected(server, context)
+    protocol = await _connected(server, context)
     try:
-        offers = await _negotiated(conversation, server, context)
-        # A surplus reply would be taken for the answer to MAIL.
-        await conversation.hear()
-        conversation.check()
-    except ConnectionBroke as broke:
-        conversation.abort()
-        raise _broken(broke) from broke
+        extensions = await _negotiated(protocol, server, context)
+        # A surplus reply would count as the reply to MAIL.
+        await protocol.read_available()
+        protocol.check()
+    except SmtpConnectionLost as broke:
+        protocol.abort()
+        raise _lost_while_opening(broke) from broke
     except BaseException:
-        conversation.abort()
+        protocol.abort()
         raise
-    size = offers.get("size", "")
+    size = extensions.get("size", "")
     return SmtpConnection(
-        conversation,
-        has_size="size" in offers,
-        size_limit=int(size) if size.isascii() and size.isdigit() and len(size) <= MOST_SIZE_DIGITS else 0,
-        has_smtputf8="smtputf8" in offers and "8bitmime" in offers,
-        has_pipelining="pipelining" in offers,
+        protocol,
+        has_size="size" in extensions,
+        size_limit=int(size) if size.isascii() and size.isdigit() and len(size) <= MAX_SIZE_DIGITS else 0,
+        has_smtputf8="smtputf8" in extensions and "8bitmime" in extensions,
+        has_pipelining="pipelining" in extensions,
     )
 
 
-async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Conversation:
+async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpProtocol:
     tls = context if server.security == "tls" else None
     try:
-        _, conversation = await asyncio.get_running_loop().create_connection(
-            Conversation, server.host, server.port, ssl=tls
+        _, protocol = await asyncio.get_running_loop().create_connection(
+            SmtpProtocol, server.host, server.port, ssl=tls
         )
     except (OSError, UnicodeError) as error:
         raise _connect_failure(error) from error
-    return conversation
+    return protocol
 
 
-async def _negotiated(
-    conversation: Conversation, server: SmtpServer, context: ssl.SSLContext | None
-) -> Mapping[str, str]:
-    """Greets the server, starts TLS, logs in; returns its extensions' parameters by keyword, in lower case."""
-    greeting = await conversation.reply()
+async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None) -> Mapping[str, str]:
+    """Read the greeting, start TLS, log in; return the parameters of the server's extensions by lower-case keyword."""
+    greeting = await protocol.reply()
     if greeting.code != _READY:
-        raise _unwilling(greeting)
-    offers = await _greet(conversation)
+        raise _refused_to_open(greeting)
+    extensions = await _say_ehlo(protocol)
     if server.security == "starttls":
         assert context is not None
-        await _start_tls(conversation, offers, server, context)
-        offers = await _greet(conversation)
+        await _start_tls(protocol, extensions, server, context)
+        extensions = await _say_ehlo(protocol)
     if server.username:
-        await _log_in(conversation, offers, server)
-    return offers
+        await _log_in(protocol, extensions, server)
+    return extensions
 
 
-async def _ask(conversation: Conversation, command: str) -> SmtpReply:
-    """Sends a command and returns its reply; refuses replies that came before the command."""
-    await conversation.hear()
-    conversation.check()
-    conversation.write(f"{command}\r\n".encode(), 1)
-    return await conversation.reply()
+async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
+    """Send a command and return its reply; fail if a reply came before the command."""
+    await protocol.read_available()
+    protocol.check()
+    protocol.write(f"{command}\r\n".encode(), 1)
+    return await protocol.reply()
 
 
-async def _greet(conversation: Conversation) -> Mapping[str, str]:
-    name = _our_name(conversation.address)
-    reply = await _ask(conversation, f"EHLO {name}")
+async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
+    name = _our_name(protocol.address)
+    reply = await _command(protocol, f"EHLO {name}")
     if reply.code == _DONE:
-        return _offers(reply)
+        return _extensions_of(reply)
     if reply.is_permanent:
-        # A server from before 1995, without extensions.
-        reply = await _ask(conversation, f"HELO {name}")
+        # A server that predates ESMTP (1995).
+        reply = await _command(protocol, f"HELO {name}")
     if reply.code != _DONE:
-        raise _unwilling(reply)
+        raise _refused_to_open(reply)
     return {}
 
 
-def _offers(reply: SmtpReply) -> Mapping[str, str]:
-    """The extensions in a reply to EHLO: parameters by keyword, in lower case."""
-    offers: dict[str, str] = {}
+def _extensions_of(reply: SmtpReply) -> Mapping[str, str]:
+    """The extensions in a reply to EHLO: parameters by lower-case keyword."""
+    extensions: dict[str, str] = {}
     for line in reply.text.split("\n")[1:]:
         keyword, _, parameters = line.strip().partition(" ")
         if keyword.lower().startswith("auth="):  # the form before RFC 2554
             keyword, parameters = "auth", f"{keyword[5:]} {parameters}"
         keyword = keyword.lower()
-        offers[keyword] = f"{offers['auth']} {parameters}" if keyword == "auth" and "auth" in offers else parameters
-    return offers
+        extensions[keyword] = (
+            f"{extensions['auth']} {parameters}" if keyword == "auth" and "auth" in extensions else parameters
+        )
+    return extensions
 
 
 def _our_name(address: str) -> str:
-    """What we call ourselves in EHLO: a full name, else the address that we come from (RFC 5321, section 4.1.4)."""
+    """Our name in EHLO: the full host name, else the local IP address (RFC 5321, section 4.1.4)."""
     name = socket.gethostname()
     if "." in name.strip(".") and name.isascii():
         return name
@@ -173,58 +173,60 @@ def _our_name(address: str) -> str:
 
 
 async def _start_tls(
-    conversation: Conversation, offers: Mapping[str, str], server: SmtpServer, context: ssl.SSLContext
+    protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer, context: ssl.SSLContext
 ) -> None:
-    if "starttls" not in offers:
+    if "starttls" not in extensions:
         raise ProviderFault(
-            NAME, "the SMTP server does not offer STARTTLS, and without it nothing is sent.", remedy=_BAD_SECURITY
+            NAME, "the SMTP server does not offer STARTTLS, which smtp:// requires.", remedy=_BAD_SECURITY
         )
-    reply = await _ask(conversation, "STARTTLS")
+    reply = await _command(protocol, "STARTTLS")
     if reply.is_permanent:
         raise ProviderFault(NAME, f"the SMTP server refused STARTTLS ({reply.code}).", remedy=_BAD_SECURITY)
     if reply.code != _READY:
-        raise _unwilling(reply)
+        raise _refused_to_open(reply)
     try:
-        await conversation.secure(context, server.host)
+        await protocol.start_tls(context, server.host)
     except OSError as error:
         raise _connect_failure(error) from error
 
 
-async def _log_in(conversation: Conversation, offers: Mapping[str, str], server: SmtpServer) -> None:
+async def _log_in(protocol: SmtpProtocol, extensions: Mapping[str, str], server: SmtpServer) -> None:
     methods = {"plain": _plain, "login": _login, "cram-md5": _cram_md5}
-    offered = offers.get("auth", "").lower().split()
-    # One method, tried once: more tries with the same password could lock the account.
+    offered = extensions.get("auth", "").lower().split()
+    # One method, one attempt: more attempts with the same password could lock the account.
     method = next((method for name, method in methods.items() if name in offered), None)
     if method is None:
         raise ProviderFault(
-            NAME, "the SMTP server offers no way to sign in (AUTH PLAIN, LOGIN or CRAM-MD5).", remedy=_BAD_SECURITY
+            NAME,
+            "the SMTP server offers no login that we support (AUTH PLAIN, LOGIN or CRAM-MD5).",
+            remedy=_BAD_SECURITY,
         )
-    reply = await method(conversation, server.username.encode(), server.password.encode())
+    reply = await method(protocol, server.username.encode(), server.password.encode())
     if reply.code != _SIGNED_IN:
         raise _log_in_failure(reply)
 
 
-async def _plain(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
+async def _plain(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
     secret = _base64(b"\0" + user + b"\0" + password)
-    return await _ask(conversation, f"AUTH PLAIN {secret}")
+    return await _command(protocol, f"AUTH PLAIN {secret}")
 
 
-async def _login(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
-    reply = await _ask(conversation, f"AUTH LOGIN {_base64(user)}")
-    return await _ask(conversation, _base64(password)) if reply.code == _GO_ON else reply
+async def _login(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
+    reply = await _command(protocol, f"AUTH LOGIN {_base64(user)}")
+    return await _command(protocol, _base64(password)) if reply.code == _GO_ON else reply
 
 
-async def _cram_md5(conversation: Conversation, user: bytes, password: bytes) -> SmtpReply:
+async def _cram_md5(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
     """RFC 2195."""
-    reply = await _ask(conversation, "AUTH CRAM-MD5")
+    reply = await _command(protocol, "AUTH CRAM-MD5")
     if reply.code != _GO_ON:
         return reply
     try:
         challenge = base64.b64decode(reply.text, validate=True)
     except (binascii.Error, ValueError):
-        raise GarbledReply("the server sent a challenge that is not Base64") from None
+        raise InvalidReply("the server's CRAM-MD5 challenge is not Base64") from None
     digest = hmac.digest(password, challenge, "md5").hex()
-    return await _ask(conversation, _base64(user + b" " + digest.encode()))
+    return await _command(protocol, _base64(user + b" " + digest.encode()))
 
 
 def _base64(octets: bytes) -> str:
@@ -232,11 +234,11 @@ def _base64(octets: bytes) -> str:
 
 
 def _log_in_failure(reply: SmtpReply) -> Exception:
-    # The server's words may repeat the user's name, and whatever else we sent it: its code says enough.
+    # The reply's text is left out, because it may repeat the user name or the password. The code is enough.
     if reply.is_permanent:
         words = f"the SMTP server refused the user name and password ({reply.codes})."
         return ProviderFault(NAME, words, remedy=_BAD_LOGIN)
-    words = "the server refused to log us in for now" if reply.is_transient else "unexpected reply to AUTH"
+    words = "the server temporarily refused the login" if reply.is_transient else "unexpected reply to AUTH"
     return NotConnected(Deferred(Reason.SERVER_ERROR, words, reply.codes))
 
 
@@ -244,15 +246,15 @@ def _connect_failure(error: Exception) -> Exception:
     if isinstance(error, ssl.SSLError):
         return _tls_failure(error)
     if isinstance(error, UnicodeError):
-        return ProviderFault(NAME, "the SMTP server's host name is not a name.", remedy=_BAD_SECURITY)
+        return ProviderFault(NAME, "the SMTP server's host name is not valid.", remedy=_BAD_SECURITY)
     return _unreached(error)
 
 
-def _broken(broke: ConnectionBroke) -> NotConnected:
+def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
     if isinstance(broke, ServerClosing):
-        # The reply's text is left out: it may repeat what we sent last, even the password.
-        return NotConnected(replace(_unwilling(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
-    reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
+        # The reply's text is left out, because it may repeat what we sent last, even the password.
+        return NotConnected(replace(_refused_to_open(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
+    reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
     return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))
 
 
@@ -265,8 +267,8 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
     return ProviderFault(NAME, f"TLS with the SMTP server failed: {error.reason}.", remedy=_BAD_SECURITY)
 
 
-def _unwilling(reply: SmtpReply) -> NotConnected:
-    """The server answered, but not with what opens a connection: never the email's fault, whatever the code."""
+def _refused_to_open(reply: SmtpReply) -> NotConnected:
+    """The failure for a reply that does not open the connection. No email is to blame, whatever the code."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

@@ -1,8 +1,8 @@
-"""One email on one SMTP connection: MAIL, RCPT, DATA, body, and what the replies make of it.
+"""Sends one email on one SMTP connection (MAIL, RCPT, DATA, body) and turns the replies into an outcome.
 
-The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot
-leave in one write, `leaving` just before it. A large body goes first, with the dot held back until the system has taken
-the rest: then a connection that breaks half-way through ten megabytes is a definite no.
+The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot are
+sent in one write, right after `mark_on_wire`. A large body is sent first, and the dot only when the system has taken
+the whole body. So a connection that breaks after half of ten megabytes is a definite failure.
 """
 
 from __future__ import annotations
@@ -17,67 +17,69 @@ from dispatcher.transport.body import Body
 from dispatcher.transport.call import Call
 from dispatcher.transport.mime import RenderedEmail
 from dispatcher.transport.smtp_connection import NAME, SmtpConnection
-from dispatcher.transport.smtp_conversation import (
-    ConnectionBroke,
-    Conversation,
-    GarbledReply,
-    OutOfStep,
+from dispatcher.transport.smtp_protocol import (
+    InvalidReply,
     ServerClosing,
+    SmtpConnectionLost,
+    SmtpProtocol,
+    UnexpectedReply,
 )
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
-"""The one reply that asks for the body."""
+"""The only reply that asks for the body."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
-"""What a socket takes at once anyway; below, waiting for it would cost more than it tells."""
-PATIENCE_SECONDS: Final = 10.0
-"""How long a kept connection may take to its first reply before we try a new one; at most half of the time left."""
-ANSWERS_SHARE: Final = 0.25
-MOST_FOR_ANSWER_SECONDS: Final = 5.0
-"""Of a transaction's time so much is the last reply's, at most five seconds: servers look into an email before they
-answer for it. What could only leave in that time stays."""
+"""A socket takes this much at once, so waiting for a smaller body would cost more than it gains."""
+REUSED_REPLY_SECONDS: Final = 10.0
+"""How long a reused connection may take for its first reply before we open a new one; at most half of the time left."""
+REPLY_SHARE: Final = 0.25
+MAX_REPLY_SECONDS: Final = 5.0
+"""A share of a transaction's time is reserved for the last reply: REPLY_SHARE, and at most this many seconds, because
+servers scan an email before they reply. The final dot is not sent within the reserved time."""
 
 
-class Transaction:
-    """One attempt for one email, over one connection or, if a kept one turns out dead, two.
+class SmtpTransaction:
+    """One attempt for one email, over one connection; over a second one if a reused connection turns out to be dead.
 
     Attributes:
-        phase: How far it has come.
+        phase: How far the attempt has come.
     """
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._loop = asyncio.get_running_loop()
-        self._latest = 0.0
+        self._send_dot_by = 0.0
         self.phase = SmtpPhase.WAITING
 
-    async def run(self, email: RenderedEmail, connection: SmtpConnection, *, kept: bool) -> Outcome:
-        """What the server said. The connection is used up, in order or broken: `is_sound` tells.
+    async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool) -> Outcome:
+        """Send the email and return the outcome.
+
+        Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
         Args:
-            kept: The connection has carried emails before, and may have died since.
+            reused: The connection has carried emails before, so it may be dead.
 
         Raises:
-            ConnectionBroke: no answer; `silence` tells what that means.
-            ProviderFault: the server wants credentials or TLS before it takes any email.
+            SmtpConnectionLost: There is no reply; `outcome_without_reply` returns the outcome.
+            ProviderFault: The server requires credentials or TLS before it takes any email.
         """
-        if unfit := _unfit(email, connection):
-            return unfit
+        if unsupported := _unsupported(email, connection):
+            return unsupported
         left = self._call.deadline - self._loop.time()
-        self._latest = self._call.deadline - min(MOST_FOR_ANSWER_SECONDS, max(0.0, left) * ANSWERS_SHARE)
-        refused = await self._envelope(email, connection, kept=kept)
+        self._send_dot_by = self._call.deadline - min(MAX_REPLY_SECONDS, max(0.0, left) * REPLY_SHARE)
+        refused = await self._envelope(email, connection, reused=reused)
         if not isinstance(refused, list):
             connection.needs_reset = True
             return refused
-        reply = await self._content(email.body, connection.conversation)
+        reply = await self._content(email.body, connection.protocol)
         connection.emails += 1
         if reply.is_positive and self.phase is SmtpPhase.FINAL:
             return acceptance(reply, refused)
         connection.needs_reset = True
-        return _judged(reply, self.phase, connection.conversation)
+        return _outcome_of(reply, self.phase, connection.protocol)
 
-    def silence(self, broke: ConnectionBroke | None) -> Deferred | Uncertain:
-        """What it means that no answer came: the connection broke, or (None) the deadline passed."""
+    def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
+        """The outcome if no reply came: the connection broke, or (None) the deadline passed."""
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
@@ -88,177 +90,180 @@ class Transaction:
             judged = refusal(broke.reply, self.phase)
             assert isinstance(judged, Deferred)
             return judged
-        reason = Reason.SERVER_ERROR if isinstance(broke, GarbledReply) else Reason.CONNECTION_FAILED
+        reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
         return Deferred(reason, detail, known_concern=concern)
 
     async def _envelope(
-        self, email: RenderedEmail, connection: SmtpConnection, *, kept: bool
+        self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """The refused recipients, once the server waits for the body; an outcome if it does not."""
+        """The refused recipients, once the server waits for the body; an outcome if it refuses the email."""
         self.phase = SmtpPhase.MAIL
-        patience = min(PATIENCE_SECONDS, (self._call.deadline - self._loop.time()) / 2) if kept else None
-        dialogue = Dialogue(connection.conversation, _commands(email, connection), connection.has_pipelining, patience)
+        timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
+        commands = CommandSequence(
+            connection.protocol, _commands(email, connection), connection.has_pipelining, timeout_seconds
+        )
         if connection.needs_reset:
-            await dialogue.reset_done()
+            await commands.read_reset_reply()
             connection.needs_reset = False
-        mail = await dialogue.next()
+        mail = await commands.next()
         if not mail.is_positive:
-            await dialogue.back_out()
-            return self._refusal(mail, connection.conversation)
+            await commands.cancel()
+            return self._refusal(mail, connection.protocol)
         self.phase = SmtpPhase.RCPT
         refused = [
             (position, reply)
             for position in range(1, len(email.recipients) + 1)
-            if not (reply := await dialogue.next()).is_positive
+            if not (reply := await commands.next()).is_positive
         ]
         if len(refused) == len(email.recipients):
-            await dialogue.back_out()
+            await commands.cancel()
             ours = next((reply for _, reply in refused if reply.blames_our_setup), None)
-            return self._refusal(ours, connection.conversation) if ours else no_recipient_left(refused)
+            return self._refusal(ours, connection.protocol) if ours else no_recipient_left(refused)
         self.phase = SmtpPhase.DATA
-        data = await dialogue.next()
-        return refused if data.code == START_INPUT else self._refusal(data, connection.conversation)
+        data = await commands.next()
+        return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
-    async def _content(self, content: Body, conversation: Conversation) -> SmtpReply:
-        """The reply to the email, or one that came before its end.
+    async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
+        """The reply to the email, or an earlier reply to an incomplete body.
 
         Raises:
-            ConnectionBroke: there is no reply; or the server replied before the final dot, which was not sent then; or
-                two replies after the dot contradict each other.
+            SmtpConnectionLost: There is no reply; or the server replied before the final dot, which was not sent then;
+                or two replies after the dot contradict each other.
         """
-        await conversation.hear()
-        conversation.check()
+        await protocol.read_available()
+        protocol.check()
         body, owed = b"", 0
         if len(content) > LARGE_BODY_OCTETS:
             self.phase = SmtpPhase.BODY
-            await self._write_slowly(dot_stuffed(content), conversation)
-            await conversation.hear()
-            if early := conversation.reply_at_hand():
-                conversation.abort()
+            await self._write_slowly(dot_stuffed(content), protocol)
+            await protocol.read_available()
+            if early := protocol.received_reply():
+                protocol.abort()
                 return early
-            conversation.check()
+            protocol.check()
         else:
             body, owed = bytes(dot_stuffed(content)), 1
-        if self._loop.time() >= self._latest:
+        if self._loop.time() >= self._send_dot_by:
             raise TimeoutError
-        self._call.leaving()
+        self._call.mark_on_wire()
         self.phase = SmtpPhase.FINAL
-        conversation.write(body + b".\r\n", owed)
-        reply = await self._final_reply(conversation)
-        if conversation.contradicts(reply):
-            raise OutOfStep
+        protocol.write(body + b".\r\n", owed)
+        reply = await self._final_reply(protocol)
+        if protocol.contradicts(reply):
+            raise UnexpectedReply
         return reply
 
     @staticmethod
-    async def _final_reply(conversation: Conversation) -> SmtpReply:
+    async def _final_reply(protocol: SmtpProtocol) -> SmtpReply:
         try:
-            return await conversation.reply()
+            return await protocol.reply()
         except asyncio.CancelledError:
-            # If the loop was busy, the reply may be in the socket when the deadline passes: look once more.
-            await conversation.hear()
-            if reply := conversation.reply_at_hand():
+            # If the loop was busy, the reply may be unread in the socket when the deadline passes, so read once more.
+            await protocol.read_available()
+            if reply := protocol.received_reply():
                 return reply
             raise
 
-    async def _write_slowly(self, body: Body, conversation: Conversation) -> None:
-        """Writes a body as the system takes it; returns once it has, or the server has replied, or is gone."""
-        conversation.write(b"", 1)
+    async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
+        """Write a body as the system takes it, until it is written, the server replies, or the connection closes."""
+        protocol.write(b"", 1)
         for piece in body.pieces():
-            if not conversation.is_listening:
+            if not protocol.awaits_reply:
                 return
-            conversation.write(piece, 0)
-            await conversation.written()
+            protocol.write(piece, 0)
+            await protocol.flush()
 
-    def _refusal(self, reply: SmtpReply, conversation: Conversation) -> Outcome:
-        """What a no before the body means; not what the server says to an email that it has read."""
+    def _refusal(self, reply: SmtpReply, protocol: SmtpProtocol) -> Outcome:
+        """The outcome of a refusal before the body; not of a reply to a complete email."""
         if reply.blames_our_setup:
             raise ProviderFault(
                 NAME,
-                f"the SMTP server takes no email from us {self.phase} ({reply.codes}): it wants credentials or TLS.",
+                f"the SMTP server refuses every email {self.phase} ({reply.codes}): it requires credentials or TLS.",
                 remedy="Check DISPATCHER_SMTP_URL: user, password, and smtp:// or smtps://.",
             )
-        return _judged(reply, self.phase, conversation)
+        return _outcome_of(reply, self.phase, protocol)
 
 
-class Dialogue:
-    """Commands and their replies, one by one; sent all at once where the server has PIPELINING (RFC 2920)."""
+class CommandSequence:
+    """Commands and their replies, in order. With PIPELINING (RFC 2920) all commands are sent at once."""
 
     def __init__(
-        self, conversation: Conversation, commands: list[bytes], pipelining: bool, patience: float | None
+        self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """A dialogue that begins.
+        """With PIPELINING, send all commands.
 
         Args:
-            patience: Seconds that the first reply may take; None for as long as the deadline allows.
+            timeout_seconds: The limit for the first reply, in seconds; None for no limit but the deadline.
         """
-        self._conversation = conversation
+        self._protocol = protocol
         self._unsent = deque(commands)
         self._left = len(commands)
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         if pipelining:
             self._unsent.clear()
-            conversation.check()
-            conversation.write(b"".join(commands), len(commands))
+            protocol.check()
+            protocol.write(b"".join(commands), len(commands))
 
     async def next(self) -> SmtpReply:
-        """The next command's reply.
+        """The reply to the next command.
 
         Raises:
-            ConnectionBroke: there is no reply, or it cannot be this command's.
-            ServerClosing: it is 421.
+            SmtpConnectionLost: There is no reply, or it cannot belong to this command.
+            ServerClosing: The reply is 421.
         """
         if self._unsent:
-            self._conversation.check()
-            self._conversation.write(self._unsent.popleft(), 1)
+            self._protocol.check()
+            self._protocol.write(self._unsent.popleft(), 1)
         self._left -= 1
-        patience, self._patience = self._patience, None
-        reply = await self._conversation.reply(patience)
+        timeout_seconds, self._timeout_seconds = self._timeout_seconds, None
+        reply = await self._protocol.reply(timeout_seconds)
         if reply.closes:
             raise ServerClosing(reply)
-        if reply.code == START_INPUT and self._left:  # DATA comes last
-            raise OutOfStep
+        if reply.code == START_INPUT and self._left:  # DATA is the last command
+            raise UnexpectedReply
         return reply
 
-    async def reset_done(self) -> None:
+    async def read_reset_reply(self) -> None:
         """Read the reply to RSET.
 
         Raises:
-            ConnectionBroke: it is no yes, so what the server still remembers is unknown.
+            SmtpConnectionLost: The server refused RSET, so its state is unknown.
         """
         if not (await self.next()).is_positive:
-            raise ConnectionBroke("the server refused RSET")
+            raise SmtpConnectionLost("the server refused RSET")
 
-    async def back_out(self) -> None:
-        """Send no more, and read what the server still owes; nothing of the email has left.
+    async def cancel(self) -> None:
+        """Send no further command, and read the outstanding replies. Nothing of the email was sent.
 
-        A server that asks for the body although it took no recipient is left alone: RFC 2920, section 3.1, would have
-        us send an empty email.
+        If a server asks for the body although it accepted no recipient, close the connection. RFC 2920, section 3.1,
+        would have us send an empty email.
         """
         self._unsent.clear()
         last = None
         try:
-            while self._conversation.owes:
-                last = await self._conversation.reply()
-        except ConnectionBroke:
+            while self._protocol.outstanding:
+                last = await self._protocol.reply()
+        except SmtpConnectionLost:
             return
         if last is not None and last.code == START_INPUT:
-            self._conversation.abort()
+            self._protocol.abort()
 
 
-def _judged(reply: SmtpReply, phase: SmtpPhase, conversation: Conversation) -> Outcome:
-    """The outcome of an unexpected reply. If it is no refusal, the server is out of step: aborts the connection."""
+def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
+    """The outcome of an unexpected reply. If it is not a refusal, the server is out of step: close the connection."""
     if reply.code < 400:
-        conversation.abort()
+        protocol.abort()
     return refusal(reply, phase)
 
 
-def _unfit(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
-    """Why this server cannot take this email, whatever we say to it."""
+def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
+    """The rejection if this server can never take this email; None if it may."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
-        return Rejected(Reason.TOO_LARGE, f"the server takes {connection.size_limit} octets, the email has {octets}")
+        words = f"the email has {octets} octets, and the server accepts at most {connection.size_limit}"
+        return Rejected(Reason.TOO_LARGE, words)
     if email.needs_smtputf8 and not connection.has_smtputf8:
-        words = "an address has letters before the @ that are not ASCII, and the server has no SMTPUTF8"
+        words = "an address has non-ASCII letters before the @, and the server does not support SMTPUTF8"
         return Rejected(_utf8_reason(email), words)
     return None
 
@@ -276,7 +281,7 @@ def _commands(email: RenderedEmail, connection: SmtpConnection) -> list[bytes]:
     if connection.has_size:
         mail += f" SIZE={len(email.body)}"
     if email.needs_smtputf8:
-        # RFC 6531, section 3.6: the headers hold UTF-8, so the content counts as 8-bit.
+        # RFC 6531, section 3.6: the headers contain UTF-8, so the content is 8-bit.
         mail += " BODY=8BITMIME SMTPUTF8"
     reset = ["RSET"] if connection.needs_reset else []
     recipients = [f"RCPT TO:<{recipient}>" for recipient in email.recipients]
@@ -284,7 +289,7 @@ def _commands(email: RenderedEmail, connection: SmtpConnection) -> list[bytes]:
 
 
 def dot_stuffed(body: Body) -> Body:
-    """The body with a dot before each line that begins with one (RFC 5321, section 4.5.2); Base64 has no dots."""
+    """The body with each leading dot of a line doubled (RFC 5321, section 4.5.2). Base64 contains no dots."""
     return Body([_dot_stuffed(part) if isinstance(part, bytes) else part for part in body.parts])
 
 

@@ -18,7 +18,7 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
 from dispatcher.routing.rate import RateLimit
@@ -77,7 +77,7 @@ class LedgerAttempt(Attempt):
         self._rendered_at: int | None = None
         email.begin_attempt(route.name)
 
-    def leaving(self) -> None:
+    def mark_on_wire(self) -> None:
         """See the contract.
 
         Raises:
@@ -101,7 +101,7 @@ class LedgerAttempt(Attempt):
         # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read the
         # ledger without it (see `host.ledger`). The first check only avoids slots for leases that have ended.
         if not self._is_lease_valid():
-            self.came_back()
+            self.mark_not_sent()
             raise LeaseExpired
         email.on(EmailEvent.SEND)
 
@@ -109,7 +109,7 @@ class LedgerAttempt(Attempt):
         email = self.email
         return email.confirmed_at > self._ledger.voided_at and steady_clock() < email.leased_until
 
-    def came_back(self) -> None:
+    def mark_not_sent(self) -> None:
         """See the contract. Idempotent."""
         email = self.email
         if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
@@ -117,7 +117,7 @@ class LedgerAttempt(Attempt):
             email.ledger_slot = None
             email.on(EmailEvent.UNMARK)
 
-    def admitted(self) -> None:
+    def connection_acquired(self) -> None:
         """See the contract."""
         if not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
@@ -220,7 +220,7 @@ class Attempts:
             outcome = await self._outcome(attempt, content, answer)
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
-            attempt.came_back()
+            attempt.mark_not_sent()
             if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain that timed out has concluded it
                 raise NoRoute
 
@@ -274,7 +274,7 @@ class Attempts:
 
     def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:
         """The outcome if no provider could ever send the email."""
-        why = self._routes.uncarried(content)
+        why = self._routes.capability_gap(content)
         assert why is not None, "if adapters refused, the outcome is the last adapter's refusal"
         return self._refused(email, why.reason, str(why))
 
@@ -300,13 +300,13 @@ class Attempts:
         except ProviderFault as fault:
             blame = route.record_fault(fault, trial, content)
             return Deferred(Reason.REFUSED, fault.message) if blame is Blame.EMAIL else None
-        except (_RouteClosed, NoPlace):
+        except (_RouteClosed, NoFreeConnection):
             route.breaker.abandon(trial)
             return None
         except BaseException:
             route.breaker.abandon(trial)
             raise
-        match route.record_outcome(outcome, trial, content, is_told_already=attempt.is_told_already):
+        match route.record_outcome(outcome, trial, content, is_already_counted=attempt.is_already_counted):
             case Blame.EMAIL:
                 return outcome
             case Blame.UNKNOWN:
@@ -324,7 +324,7 @@ class Attempts:
         if self._routes.choose(content, email.refused_by | email.unable) is not None:
             return
         email.refused_by = frozenset()
-        attempt.came_back()
+        attempt.mark_not_sent()
         asked = outcome.retry_after if isinstance(outcome, Deferred) else None
         raise TryLater(min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
 
@@ -332,7 +332,7 @@ class Attempts:
         """Awaits the adapter's outcome. Other exceptions become an outcome, by whether the email was on the wire."""
         try:
             return without_echo(storable(await answer), content)
-        except (LeaseExpired, _RouteClosed, NoPlace):
+        except (LeaseExpired, _RouteClosed, NoFreeConnection):
             raise
         except ProviderFault as fault:
             words = words_without_echo(scrub(fault.message), content)

@@ -23,7 +23,7 @@ from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt, BulkProvider, CallLimits, Part, Provider, RefusedTogether
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, BulkLimits, BulkProvider, Provider
 from dispatcher.telemetry import metrics
 
 MAX_SUSPECTS: Final = 8
@@ -43,7 +43,7 @@ class _Member:
     """
 
     email: OutgoingEmail
-    part: Part
+    part: BulkEntry
     attempt: Attempt
     seconds: float
     outcome: asyncio.Future[Outcome]
@@ -70,7 +70,7 @@ class BulkSender:
         """
         limits = provider.limits
         self._provider = provider
-        self._limits = CallLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
+        self._limits = BulkLimits(min(most_emails, limits.emails), limits.recipients, limits.octets)
         self._pending: list[_Member] = []
         self._seen_count = 0
         self._calls: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class BulkSender:
         Needs no task. Cancel the future to keep the email from being sent; this has no effect once it is on the wire.
         """
         with attempt.rendering:
-            part = self._provider.part_of(email)
+            part = self._provider.bulk_entry_of(email)
         if part is None:
             return None
         loop = asyncio.get_running_loop()
@@ -156,10 +156,10 @@ class BulkSender:
     async def _send_together(self, members: list[_Member]) -> None:
         seconds = min(member.seconds for member in members)
         call = _CallAttempt(members, seconds)
-        answer = await self._provider.send_many([member.part for member in members], call)
-        if isinstance(answer, RefusedTogether):
+        answer = await self._provider.send_bulk([member.part for member in members], call)
+        if isinstance(answer, BulkCallRefused):
             for member in members:
-                member.attempt.came_back()
+                member.attempt.mark_not_sent()
             for call_members in _smaller_calls(members, answer.suspects):
                 self._begin(call_members)
             return
@@ -178,7 +178,7 @@ class _CallAttempt(Attempt):
         self._members = members
         self._seconds = seconds
 
-    def leaving(self) -> None:
+    def mark_on_wire(self) -> None:
         """Marks every email as on the wire; unmarks all if one may not be sent.
 
         Raises:
@@ -187,12 +187,12 @@ class _CallAttempt(Attempt):
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
             for member in allowed:
-                member.attempt.came_back()
+                member.attempt.mark_not_sent()
             raise _CallAborted
 
-    def admitted(self) -> None:
+    def connection_acquired(self) -> None:
         """Checks the breaker once for the whole call."""
-        self._members[0].attempt.admitted()
+        self._members[0].attempt.connection_acquired()
         self.deadline = asyncio.get_running_loop().time() + self._seconds
 
 
@@ -205,7 +205,7 @@ def _may_leave(member: _Member) -> bool:
     if member.outcome.done():
         return False
     try:
-        member.attempt.leaving()
+        member.attempt.mark_on_wire()
     except Exception as refusal:  # noqa: BLE001 - passed on to its attempt, which judges it
         member.end(refusal)
         return False
@@ -223,7 +223,7 @@ def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | Provide
     reported: set[Reason] = set()
     for member, outcome in zip(members, outcomes, strict=True):
         if isinstance(outcome, Deferred) and outcome.reason in CONCERNS_PROVIDER and not member.outcome.done():
-            member.attempt.is_told_already = outcome.reason in reported
+            member.attempt.is_already_counted = outcome.reason in reported
             reported.add(outcome.reason)
         member.end(outcome)
 
@@ -248,7 +248,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
     return [members[:middle], members[middle:]]
 
 
-def _plan_calls(members: Iterable[_Member], limits: CallLimits) -> list[list[_Member]]:
+def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
     """Plans calls in order of arrival: equal keys, no address twice, within the provider's limits."""
     by_key: dict[object, _CallPlan] = {}
     for member in members:
@@ -265,7 +265,7 @@ class _PlannedCall:
         self.members: list[_Member] = []
         self.recipients = self.octets = 0
 
-    def has_room(self, part: Part, limits: CallLimits) -> bool:
+    def has_room(self, part: BulkEntry, limits: BulkLimits) -> bool:
         """Whether one more part fits. The first always does."""
         return not self.members or (
             len(self.members) < limits.emails
@@ -277,7 +277,7 @@ class _PlannedCall:
 class _CallPlan:
     """The planned calls of one key."""
 
-    def __init__(self, limits: CallLimits) -> None:
+    def __init__(self, limits: BulkLimits) -> None:
         self.calls: list[_PlannedCall] = []
         self._limits = limits
         self._next_by_address: dict[str, int] = {}

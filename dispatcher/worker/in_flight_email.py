@@ -129,7 +129,7 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.leaving`: another worker may hold the lease by now. Caught inside the worker."""
+    """Raised by `Attempt.mark_on_wire`: another worker may hold the lease by now. Caught inside the worker."""
 
 
 class InFlightEmail:

@@ -19,7 +19,7 @@ from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, S
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event
 from dispatcher.host.process_table import ChildContext, ProcessSlot
-from dispatcher.providers.registry import most_at_once, open_provider
+from dispatcher.providers.registry import max_in_flight, open_provider
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
@@ -132,7 +132,7 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
 def _route(name: str, settings: Settings, breakers: BreakerListener, store: ProviderStore) -> Route:
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling)
-    breaker = breakers.new_breaker(name, window=most_at_once(name, settings))
+    breaker = breakers.new_breaker(name, window=max_in_flight(name, settings))
     return Route(with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails), breaker, limit)
 
 

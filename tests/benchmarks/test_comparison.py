@@ -1,4 +1,4 @@
-"""Two runs side by side, and what the tables say of a run."""
+"""The comparison of two runs, and the tables of one run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def test_runs_are_compared_by_case_with_ratio_and_ranges() -> None:
     assert "1,000 (950 \u2013 1,050)" in text
     assert "1,500 (1,450 \u2013 1,550)" in text
     assert "1.50" in text
-    assert "apart" in text
+    assert "separate" in text
 
 
-def test_ranges_that_meet_are_said_to_meet() -> None:
+def test_overlapping_ranges_are_reported() -> None:
     text = _text(report.comparison([_record(rate=900), _record(rate=1000)], [_record(rate=990), _record(rate=1100)]))
 
     row = next(line for line in text.splitlines() if "emails/s" in line)
-    assert "meet" in row
+    assert "overlap" in row
 
 
-def test_one_repetition_has_no_range_and_tells_nothing_apart() -> None:
+def test_one_repetition_has_no_range_so_the_overlap_is_unknown() -> None:
     text = _text(report.comparison([_record(rate=900)], [_record(rate=1000)]))
 
     assert "unknown" in next(line for line in text.splitlines() if "emails/s" in line)
@@ -44,13 +44,13 @@ def test_latency_is_compared_in_open_loops() -> None:
     assert "p50 ms" in _text(report.comparison([_record(arrivals=300.0)], [_record(arrivals=310.0)]))
 
 
-def test_a_case_of_one_run_alone_is_named_and_not_compared() -> None:
+def test_a_case_in_only_one_run_is_listed_and_not_compared() -> None:
     text = _text(report.comparison([_record(workers=1)], [_record(workers=1), _record(workers=4)]))
 
-    assert "in one run alone: sendgrid, 4 workers" in text
+    assert "only in one run: sendgrid, 4 workers" in text
 
 
-def test_open_loops_of_different_rates_are_the_same_case_and_backlogs_are_another() -> None:
+def test_open_loops_of_different_rates_are_one_case_and_a_backlog_is_another() -> None:
     loops = [_record(arrivals=300.0), _record(arrivals=310.0)]
 
     assert kind_of(loops[0]) == kind_of(loops[1])
@@ -58,19 +58,19 @@ def test_open_loops_of_different_rates_are_the_same_case_and_backlogs_are_anothe
     assert [len(records) for records in by_kind([*loops, _record()]).values()] == [2, 1]
 
 
-def test_a_double_that_may_be_the_limit_is_said_to_be() -> None:
-    assert "it may be what limits" in _text(report.tables([_record(double_busy=0.95)]))
-    assert "is not what limits" in _text(report.tables([_record(double_busy=0.4)]))
+def test_a_double_that_may_be_the_bottleneck_is_reported() -> None:
+    assert "may be the bottleneck" in _text(report.tables([_record(double_busy=0.95)]))
+    assert "is not the bottleneck" in _text(report.tables([_record(double_busy=0.4)]))
 
 
-def test_books_that_nobody_keeps_are_unknown_and_not_zero() -> None:
+def test_without_a_ledger_lost_emails_are_unknown_and_not_zero() -> None:
     text = _text(report.tables([_record(lost=None)]))
 
     assert "unknown" in text
     assert "cannot be counted" in text
 
 
-def test_the_costliest_statements_are_shown_as_they_are_written() -> None:
+def test_the_most_expensive_statements_are_shown_verbatim() -> None:
     assert "update [x]" in _text(report.tables([_record()]))
 
 
@@ -80,18 +80,18 @@ def test_throughput_is_shown_beside_the_ideal() -> None:
     assert "90%" in text
 
 
-def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_written_results_are_read_back_unchanged(tmp_path: Path) -> None:
     records = [_record(), _record(workers=4)]
     (tmp_path / "run.jsonl").write_text(lines_of(records))
 
     assert read_records(tmp_path) == records
 
 
-def test_a_folder_without_results_is_named_in_words(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name a folder that --out has filled"):
+def test_a_folder_without_results_gives_a_readable_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="name a folder that an earlier run wrote with --out"):
         read_records(tmp_path)
     (tmp_path / "run.jsonl").write_text("no JSON")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="does not contain results"):
         read_records(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks make of raw numbers."""
+"""The statistics of the benchmarks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.page import mean_of, totals
 
 
 @pytest.mark.parametrize(("share", "expected"), [(50, 50), (95, 95), (99, 99), (100, 100), (0.1, 1)])
-def test_a_percentile_is_the_smallest_figure_that_so_many_do_not_exceed(share: float, expected: int) -> None:
+def test_a_percentile_is_the_smallest_figure_with_that_share_at_or_below_it(share: float, expected: int) -> None:
     assert percentile(range(1, 101), share) == expected
 
 
@@ -23,13 +23,13 @@ def test_a_percentile_of_one_figure_is_that_figure() -> None:
     assert [percentile([7.0], share) for share in (0, 50, 99, 100)] == [7.0] * 4
 
 
-def test_latency_counts_to_the_first_acceptance_and_leaves_out_what_has_none() -> None:
+def test_latency_ends_at_the_first_acceptance_and_omits_emails_without_one() -> None:
     began = {"a": 10.0, "b": 10.0, "never": 10.0}
 
     assert latencies_ms(began, {"a": [10.5, 12.0], "b": [10.25]}) == [250.0, 500.0]
 
 
-def test_a_spread_knows_its_noise_and_whether_it_may_be_the_same_as_another() -> None:
+def test_a_spread_has_noise_and_detects_overlap() -> None:
     slow, fast, between = Spread.of([90, 100, 110]), Spread.of([150, 140, 160]), Spread.of([105, 120, 145])
 
     assert slow.median == 100
@@ -44,18 +44,18 @@ def test_the_ideal_line_goes_through_the_case_with_the_fewest_workers() -> None:
     assert ideal_rate({2: 3000.0, 4: 4000.0}, 4) == 6000
 
 
-def test_the_machines_line_is_where_its_cores_are_used_up() -> None:
+def test_the_machine_rate_uses_all_cores() -> None:
     assert machine_rate(2, 500.0) == 4000
     assert machine_rate(2, 0.0) == 0
 
 
-def test_cpu_per_email_is_what_was_used_between_two_readings() -> None:
+def test_cpu_per_email_is_the_difference_of_two_readings() -> None:
     used = per_email_us({"worker": 1.0}, {"worker": 3.0, "double": 0.5}, 1000)
 
     assert used == {"worker": pytest.approx(2000), "double": pytest.approx(500)}
 
 
-def test_a_process_is_read_whatever_its_name_holds() -> None:
+def test_a_stat_line_is_parsed_whatever_the_process_name_contains() -> None:
     fields = ["S", "7", *["0"] * 9, "150", "50", "10", "20", "rest"]
 
     seen = cpu.read_stat(f"42 (a (b) c) {' '.join(fields)}")
@@ -64,14 +64,14 @@ def test_a_process_is_read_whatever_its_name_holds() -> None:
     assert seen.seconds == pytest.approx(230 / os.sysconf("SC_CLK_TCK"))
 
 
-def test_cpu_goes_to_the_role_of_each_tree_under_run_and_to_whole_trees_elsewhere() -> None:
+def test_cpu_is_summed_by_role_under_run_and_by_tree_elsewhere() -> None:
     processes = [
         Seen(1, 0, 100.0),
         Seen(10, 1, 1.0),  # run
         Seen(11, 10, 2.0),
         Seen(12, 10, 4.0),
         Seen(13, 10, 8.0),
-        Seen(14, 12, 16.0),  # whom a worker has started
+        Seen(14, 12, 16.0),  # a worker's child
         Seen(20, 1, 32.0),  # postgres
         Seen(21, 20, 64.0),
     ]
@@ -84,7 +84,7 @@ def test_cpu_goes_to_the_role_of_each_tree_under_run_and_to_whole_trees_elsewher
     assert used == {"parent": 1.0, "relay": 2.0, "worker": 28.0, "postgresql": 96.0}
 
 
-def test_arrivals_have_the_rate_that_was_asked_for_and_are_the_same_for_the_same_seed() -> None:
+def test_arrivals_have_the_requested_rate_and_repeat_for_the_same_seed() -> None:
     instants = list(schedule(500.0, 20_000, seed=3))
 
     assert instants == sorted(instants)
@@ -93,7 +93,7 @@ def test_arrivals_have_the_rate_that_was_asked_for_and_are_the_same_for_the_same
     assert read_arrivals("a 1.5 1.6\nb 2.5 2.75") == {"a": (1.5, 1.6), "b": (2.5, 2.75)}
 
 
-def test_a_metrics_page_is_summed_over_labels_without_its_buckets() -> None:
+def test_a_metrics_page_is_summed_over_labels_without_buckets() -> None:
     page = totals(
         "# TYPE emails_total counter\n"
         'emails_total{provider="smtp"} 3\nemails_total{provider="ses"} 4\n'

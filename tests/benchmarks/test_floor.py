@@ -1,4 +1,4 @@
-"""The parts of the floor: each does its part of the work for every email, with the statements that the product has."""
+"""The parts of the floor: each part does its work for every email, with the product's statements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZES: Final = Sizes(prefetch=64, lease_batch=50, record_batch=40, in_flight=8)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", [1, 16])
-def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers, tmp_path: Path, bundle: int) -> None:
+def test_every_part_handles_every_email_and_has_a_cost(servers: Servers, tmp_path: Path, bundle: int) -> None:
     with _places(servers, tmp_path) as (places, double):
         enqueued = _enqueue(places)
 
@@ -40,7 +40,7 @@ def test_every_part_is_done_for_every_email_and_costs_something(servers: Servers
 
 
 @pytest.mark.slow
-def test_all_parts_at_once_are_done_for_as_many_emails_each(servers: Servers, tmp_path: Path) -> None:
+def test_concurrent_parts_each_handle_all_their_emails(servers: Servers, tmp_path: Path) -> None:
     with _places(servers, tmp_path / "one") as (places, double), _places(servers, tmp_path / "other") as (other, _):
         _enqueue(places)
 
@@ -51,7 +51,7 @@ def test_all_parts_at_once_are_done_for_as_many_emails_each(servers: Servers, tm
         wait_until(lambda: len(double.acceptances()) == EMAILS)
 
 
-def test_the_overhead_is_what_the_chain_costs_beyond_its_parts() -> None:
+def test_the_overhead_is_the_cost_of_the_chain_beyond_its_parts() -> None:
     chain = {"client": 300.0, "postgresql": 150.0, "rabbitmq": 50.0, "double": 1.0, ELAPSED: 180.0}
     floor = {"client": 250.0, "postgresql": 100.0, "rabbitmq": 50.0, "double": 99.0, ELAPSED: 160.0}
 

@@ -1,4 +1,4 @@
-"""The comparison with others: what it counts, what it starts, and that the job it gives them is done once."""
+"""The comparison with other systems: what it counts and starts, and that each email is sent once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.table import Table
 from benchmarks.peers import application, environments, ours, report
 from benchmarks.peers.application import Busy, Draft
 from benchmarks.peers.case import measure
-from benchmarks.peers.measuring import Load, Measured, Watched, counted, steady_rate, told
+from benchmarks.peers.measuring import Load, Measured, Watched, counted, result_of, steady_rate
 from benchmarks.peers.ours import OURS, Ours
 from benchmarks.peers.post_office import leases
 from benchmarks.peers.processes import running
@@ -79,14 +79,14 @@ def row_of(name: str, lines: list[str]) -> list[str]:
     return row
 
 
-def test_a_key_that_is_known_queues_nothing_again(books: psycopg.Connection) -> None:
+def test_a_known_key_queues_no_second_email(books: psycopg.Connection) -> None:
     enqueued(books)
 
     assert application.insert(books, DRAFT) is None
     assert books.execute("select count(*) from email").fetchone() == (1,)
 
 
-def test_a_leased_email_is_nobody_elses_until_the_lease_is_over(books: psycopg.Connection) -> None:
+def test_a_leased_email_is_exclusive_until_the_lease_expires(books: psycopg.Connection) -> None:
     email_id = enqueued(books)
     leased = application.lease(books, email_id, seconds=60)
 
@@ -101,7 +101,7 @@ def test_a_leased_email_is_nobody_elses_until_the_lease_is_over(books: psycopg.C
     assert taken_over.lease_token == leased.lease_token + 1
 
 
-def test_a_sent_email_is_leased_to_nobody(books: psycopg.Connection) -> None:
+def test_a_sent_email_cannot_be_leased(books: psycopg.Connection) -> None:
     email_id = enqueued(books)
     email = application.lease(books, email_id, seconds=0)
     assert email is not None
@@ -113,7 +113,7 @@ def test_a_sent_email_is_leased_to_nobody(books: psycopg.Connection) -> None:
     assert books.execute("select completed_at is not null from email_idempotency").fetchone() == (True,)
 
 
-def test_the_record_of_a_lease_that_was_lost_changes_nothing(books: psycopg.Connection) -> None:
+def test_recording_under_a_lost_lease_changes_nothing(books: psycopg.Connection) -> None:
     email_id = enqueued(books)
     first = application.lease(books, email_id, seconds=0)
     assert first is not None
@@ -124,7 +124,7 @@ def test_the_record_of_a_lease_that_was_lost_changes_nothing(books: psycopg.Conn
     assert books.execute("select status from email").fetchone() == ("sending",)
 
 
-def test_an_added_lease_is_nobody_elses_until_it_is_over(books: psycopg.Connection) -> None:
+def test_an_added_lease_is_exclusive_until_it_expires(books: psycopg.Connection) -> None:
     email_id = str(uuid4())
     token = leases.lease(books, email_id, seconds=60)
 
@@ -137,7 +137,7 @@ def test_an_added_lease_is_nobody_elses_until_it_is_over(books: psycopg.Connecti
     assert leases.lease(books, email_id, seconds=60) == token + 1
 
 
-def test_an_added_lease_is_never_to_be_had_of_a_sent_email(books: psycopg.Connection) -> None:
+def test_an_added_lease_refuses_a_sent_email(books: psycopg.Connection) -> None:
     email_id = str(uuid4())
     token = leases.lease(books, email_id, seconds=0)
     assert token is not None
@@ -149,7 +149,7 @@ def test_an_added_lease_is_never_to_be_had_of_a_sent_email(books: psycopg.Connec
     assert (sent, last_at > 0) == (1, True)
 
 
-def test_whoever_has_lost_an_added_lease_records_nothing(books: psycopg.Connection) -> None:
+def test_recording_under_a_lost_added_lease_changes_nothing(books: psycopg.Connection) -> None:
     email_id = str(uuid4())
     first = leases.lease(books, email_id, seconds=0)
     assert first is not None
@@ -160,7 +160,7 @@ def test_whoever_has_lost_an_added_lease_records_nothing(books: psycopg.Connecti
     assert books.execute("select completed_at from email_lease").fetchone() == (None,)
 
 
-def test_what_is_published_before_waits_once_and_is_due_no_more(
+def test_emails_published_before_the_run_are_queued_once_and_not_due(
     servers: Servers, database_url: str, topology: Topology
 ) -> None:
     enqueue_drafts(database_url, 30)
@@ -172,9 +172,7 @@ def test_what_is_published_before_waits_once_and_is_due_no_more(
         assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
 
 
-def test_of_what_is_published_in_bundles_emails_count_not_messages(
-    servers: Servers, database_url: str, topology: Topology
-) -> None:
+def test_bundled_publishing_counts_emails_not_messages(servers: Servers, database_url: str, topology: Topology) -> None:
     enqueue_drafts(database_url, 30)
 
     publish_all({**settings_of(servers, database_url, topology), "DISPATCHER_BUNDLE_EMAILS": "16"}, 30)
@@ -184,7 +182,7 @@ def test_of_what_is_published_in_bundles_emails_count_not_messages(
         assert connection.execute("select count(publish_due_at), count(*) from email_log").fetchone() == (0, 30)
 
 
-def test_what_is_published_beside_them_is_a_fault(servers: Servers, database_url: str, topology: Topology) -> None:
+def test_publishing_more_emails_than_expected_fails(servers: Servers, database_url: str, topology: Topology) -> None:
     enqueue_drafts(database_url, 3)
 
     with pytest.raises(RuntimeError, match="of 2 emails 3 were published"):
@@ -199,26 +197,26 @@ def test_the_steady_rate_leaves_the_first_and_the_last_tenth_out() -> None:
     assert steady_rate([*slow_end, *steady, *slow_start]) == pytest.approx(10)
 
 
-def test_the_books_name_what_is_missing_doubled_and_unrecorded() -> None:
+def test_missing_duplicate_and_unrecorded_emails_are_counted() -> None:
     ids = [str(uuid4()) for _ in range(10)]
     acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
     acceptances[ids[3]].append(111.0)
     watched = Watched(sent=8, last_at=110.0, cpu_seconds=0.02, servers_cpu_seconds=0.03, processes=3)
 
-    measured = told("celery", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances)
+    measured = result_of("celery", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances)
 
     assert (measured.missing, measured.duplicates, measured.unrecorded) == (1, 1, 1)
     assert measured.emails_per_second == pytest.approx(0.8)
     assert (measured.cpu_microseconds, measured.servers_cpu_microseconds) == pytest.approx((2000, 3000))
 
 
-def test_what_is_held_is_neither_missing_nor_unrecorded() -> None:
+def test_held_emails_are_neither_missing_nor_unrecorded() -> None:
     ids = [str(uuid4()) for _ in range(10)]
     acceptances = {email_id: [100.0 + number] for number, email_id in enumerate(ids[:9])}
     watched = Watched(sent=10, last_at=110.0, cpu_seconds=0.02, servers_cpu_seconds=0.03, processes=3)
     held = frozenset([ids[8], ids[9]])
 
-    measured = told("ours", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances, held)
+    measured = result_of("ours", {}, Load(10, 60.0), 500.0, watched, frozenset(ids), acceptances, held)
 
     assert (measured.missing, measured.duplicates, measured.unrecorded, measured.held) == (0, 0, 0, 2)
 
@@ -239,19 +237,19 @@ def test_the_table_compares_stock_peers_with_our_defaults_and_the_others_with_ou
     assert row_of("ours-tuned", lines)[4:] == ["", "", "6,000", "", ""]
 
 
-def test_turns_are_compared_with_each_other_too() -> None:
+def test_repetitions_are_also_compared_one_by_one() -> None:
     results = [a_result("ours", rate) for rate in (4000, 5000, 6000)]
     results += [a_result("celery-stock", rate) for rate in (100, 50, 100)]
 
     cases = report.by_case(results)
-    (told,) = (measured for (name, _), measured in cases.items() if name == "celery-stock")
+    (peer,) = (measured for (name, _), measured in cases.items() if name == "celery-stock")
 
-    assert report.ratios(cases, told) == {"ours": 50.0}
-    assert report.turns(cases, told) == {"ours": (40.0, 100.0)}
+    assert report.ratios(cases, peer) == {"ours": 50.0}
+    assert report.turns(cases, peer) == {"ours": (40.0, 100.0)}
     assert "(40.0" in "".join(shown(report.speeds(cases)))
 
 
-def test_what_a_folder_gets_tells_all_tables_and_the_machine(tmp_path: Path) -> None:
+def test_the_written_file_contains_all_tables_and_the_machine(tmp_path: Path) -> None:
     cases = report.by_case([a_result("ours", 4000), a_result("celery-stock", 100)])
 
     report.write_tables(tmp_path, cases, "two cores")
@@ -260,7 +258,7 @@ def test_what_a_folder_gets_tells_all_tables_and_the_machine(tmp_path: Path) -> 
     assert all(title in text for title in ("Emails per second", "CPU per email", "What each promises", "two cores"))
 
 
-def test_the_table_leaves_out_what_was_not_measured_of_ours() -> None:
+def test_the_table_omits_cases_of_ours_that_were_not_measured() -> None:
     results = [a_result(name, 5000) for name in ("ours", "ours-published", "ours-tuned-published")]
     results += [a_result("celery-tuned", 500)]
 
@@ -269,7 +267,7 @@ def test_the_table_leaves_out_what_was_not_measured_of_ours() -> None:
     assert row_of("celery-tuned", lines)[4:6] == ["", "10.0"]
 
 
-def test_what_was_swept_of_ours_is_compared_with_nobody() -> None:
+def test_a_swept_case_of_ours_is_not_compared() -> None:
     results = [a_result("ours-tuned", 5000, threads) for threads in (4, 8)]
     results += [a_result("ours-tuned-published", 6000), a_result("celery-tuned", 500)]
 
@@ -280,7 +278,7 @@ def test_what_was_swept_of_ours_is_compared_with_nobody() -> None:
 
 def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:
     cases = report.by_case(a_result(name, 500) for name in (*ours.NAMES, *(peer.name for peer in PEERS)))
-    beside = {told[0].name: list(report.ratios(cases, told)) for told in cases.values()}
+    beside = {results[0].name: list(report.ratios(cases, results)) for results in cases.values()}
 
     assert not any(beside.pop(name) for name in ours.NAMES)
     defaults, tuned = ["ours", "ours-published"], ["ours-tuned", "ours-tuned-published"]
@@ -298,7 +296,7 @@ def test_every_stock_peer_and_no_other_is_compared_with_our_defaults() -> None:
         (["--sweep", "--peers", "ours-tuned"], ["ours-tuned"], []),
     ],
 )
-def test_what_is_named_is_measured_and_ours_beside_peers(
+def test_named_cases_are_measured_and_ours_is_added_to_named_peers(
     arguments: list[str], own: list[str], peers: list[str]
 ) -> None:
     options = options_of(arguments)
@@ -307,7 +305,7 @@ def test_what_is_named_is_measured_and_ours_beside_peers(
     assert [peer.name for peer in options.peers] == peers
 
 
-def test_no_cell_of_the_tables_needs_a_second_line() -> None:
+def test_no_table_cell_wraps() -> None:
     names = [*ours.NAMES, *(peer.name for peer in PEERS)]
     cases = report.by_case(a_result(name, rate) for name in names for rate in (10_000, 100_000))
 
@@ -317,7 +315,7 @@ def test_no_cell_of_the_tables_needs_a_second_line() -> None:
         assert [line.startswith("│") for line in lines].count(True) == len(names)
 
 
-def test_a_case_that_promises_something_of_its_own_says_so() -> None:
+def test_a_case_with_its_own_promise_has_its_own_column() -> None:
     names = [*ours.NAMES, "post_office-stock", "post_office-tuned", "post_office-leasing"]
     cases = report.by_case(a_result(name, 500) for name in names)
 
@@ -342,7 +340,7 @@ def test_every_peer_can_be_installed_started_and_swept(peer: Peer) -> None:
     assert all(knobs.keys() == peer.knobs.keys() for knobs in peer.sweep)
 
 
-def test_the_cpu_of_children_counts_while_they_run_and_when_they_ended(tmp_path: Path) -> None:
+def test_the_cpu_of_children_counts_while_they_run_and_after_they_exit(tmp_path: Path) -> None:
     parent = f"import signal, subprocess, sys\nsubprocess.run([sys.executable, '-c', {BURN!r}])\nsignal.pause()"
     with running([[sys.executable, "-c", parent]], os.environ, tmp_path / "log") as programs:
         eventually(lambda: programs.cpu_seconds() >= 0.3 and len(programs.pids()) == 1, "the child's end")
@@ -350,15 +348,17 @@ def test_the_cpu_of_children_counts_while_they_run_and_when_they_ended(tmp_path:
     assert programs.cpu_seconds() >= 0.3
 
 
-def test_a_program_that_is_killed_is_started_again_and_one_that_ends_well_is_not(tmp_path: Path) -> None:
+def test_a_killed_program_is_restarted_and_one_that_exits_normally_is_not(tmp_path: Path) -> None:
     commands = [[sys.executable, "-c", "import signal; signal.pause()"], [sys.executable, "-c", ""]]
     with running(commands, os.environ, tmp_path / "log") as programs:
-        eventually(lambda: programs.look() and len(programs.pids()) == 1, "the end of the second")
+        eventually(lambda: programs.restart_dead() and len(programs.pids()) == 1, "the end of the second")
         killed = programs.pids()
 
         programs.kill(whole=False)
 
-        eventually(lambda: programs.look() and programs.pids() not in ([], killed), "the new start of the first")
+        eventually(
+            lambda: programs.restart_dead() and programs.pids() not in ([], killed), "the new start of the first"
+        )
         assert programs.restarts == 1
     assert programs.pids() == []
 
@@ -378,7 +378,7 @@ def test_a_peer_sends_every_email_once(servers: Servers, tmp_path: Path, name: s
 
 
 @pytest.mark.slow
-def test_added_leases_let_a_killed_batch_double_no_more_than_an_email_per_thread(
+def test_with_added_leases_a_killed_batch_duplicates_at_most_one_email_per_thread(
     servers: Servers, tmp_path: Path
 ) -> None:
     peer = next(peer for peer in PEERS if peer.name == "post_office-leasing")
@@ -402,7 +402,9 @@ def test_ours_sends_every_email_once(servers: Servers, tmp_path: Path, case: Our
 
 
 @pytest.mark.slow
-def test_ours_doubles_and_loses_nothing_where_a_worker_is_killed_over_bundles(servers: Servers, tmp_path: Path) -> None:
+def test_ours_loses_and_duplicates_nothing_when_a_worker_with_bundles_is_killed(
+    servers: Servers, tmp_path: Path
+) -> None:
     (case,) = (case for case in OURS if case.name == "ours-tuned-published")
 
     measured = ours.measure_ours(case, servers, tmp_path / "case", Load(2000, 60.0, kill=True), {"bundle_emails": 50})

@@ -1,4 +1,4 @@
-"""The capacity benchmark itself, small: what it writes, and that its books balance."""
+"""The capacity benchmark with few emails: its output, and that no email is lost or duplicated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECONDS: Final = 60
 
 
 @pytest.mark.slow
-def test_a_small_run_writes_tables_figures_and_plots_and_its_books_balance(servers: Servers, tmp_path: Path) -> None:
+def test_a_small_run_writes_tables_and_plots_and_loses_and_duplicates_nothing(servers: Servers, tmp_path: Path) -> None:
     out = tmp_path / "results"
     arguments = ["--provider", "capture", "--workers", "1", "--emails", "200", "--repeat", "1", "--out", str(out)]
 
@@ -51,7 +51,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
     record = json.loads(done.stdout)
     assert (record["books"]["sent"], record["books"]["lost"], record["books"]["duplicates"]) == (400, 0, 0)
     assert record["seconds"] > 2
-    # More than a run that nothing passes through.
+    # More than an idle run.
     assert record["cpu_us"]["worker"] > 50
     assert 0 < record["from_commit_ms"]["p50"] <= record["latency_ms"]["p99"]
 
@@ -59,14 +59,14 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--provider", "postcard"], "known are sendgrid, ses, smtp, capture"),
-        (["--workers", "0"], "whole number from 1"),
-        (["--rate", "0%"], "not a number above 0"),
+        (["--provider", "postcard"], "known: sendgrid, ses, smtp, capture"),
+        (["--workers", "0"], "whole number of at least 1"),
+        (["--rate", "0%"], "must be a number above 0"),
         (["--sink", "c"], "add --provider smtp"),
-        (["--compare", "/nowhere"], "name a folder that --out has filled"),
+        (["--compare", "/nowhere"], "name a folder that an earlier run wrote with --out"),
     ],
 )
-def test_a_mistake_is_answered_in_words_before_anything_is_started(
+def test_an_invalid_option_is_reported_before_anything_starts(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

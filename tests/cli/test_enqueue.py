@@ -198,6 +198,6 @@ def test_an_email_that_no_configured_provider_can_send_is_refused(
     ended = storing.having(DISPATCHER_PROVIDERS="ses")("enqueue", *ONE, *many)
 
     assert ended.code == 1
-    assert 'Email "order-17": the number of recipients needs a provider with room for 51' in ended.stderr
+    assert 'Email "order-17": the number of recipients needs a provider with a limit of at least 51' in ended.stderr
     assert "configured: ses.\nAdd one to DISPATCHER_PROVIDERS, or split the email.\n" in ended.stderr
     assert connection.execute("select count(*) from email_log").fetchone() == (0,)

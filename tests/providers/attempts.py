@@ -1,4 +1,4 @@
-"""Attempts whose reports call what a test gives."""
+"""An attempt whose reports call functions of a test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dispatcher.providers.contract import Attempt
 
 
 class FakeAttempt(Attempt):
-    """Calls these functions where an adapter reports something.
+    """Calls these functions when an adapter reports something.
 
     Attributes:
         admission: Returns the new deadline; None keeps the deadline.
@@ -18,25 +18,25 @@ class FakeAttempt(Attempt):
         self,
         number: int,
         deadline: float,
-        leaving: Callable[[], None],
+        mark_on_wire: Callable[[], None],
         *,
-        came_back: Callable[[], None] = lambda: None,
+        mark_not_sent: Callable[[], None] = lambda: None,
         admission: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(number, deadline)
-        self._leaving = leaving
-        self._came_back = came_back
+        self._mark_on_wire = mark_on_wire
+        self._mark_not_sent = mark_not_sent
         self.admission = admission
 
-    def leaving(self) -> None:
+    def mark_on_wire(self) -> None:
         """See the contract."""
-        self._leaving()
+        self._mark_on_wire()
 
-    def came_back(self) -> None:
+    def mark_not_sent(self) -> None:
         """See the contract."""
-        self._came_back()
+        self._mark_not_sent()
 
-    def admitted(self) -> None:
+    def connection_acquired(self) -> None:
         """See the contract."""
         if self.admission is not None:
             self.deadline = self.admission()

@@ -1,4 +1,4 @@
-"""What tests of adapters share: the worker's event loop, an email to send, attempts, and a certificate authority."""
+"""Fixtures for tests of adapters: the workers' event loop, and a certificate authority."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The loop that workers run on."""
+    """The event loop of the workers."""
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -23,10 +23,10 @@ class Authority:
     """A certificate authority for tests.
 
     Attributes:
-        ca_file: What a client must trust.
+        ca_file: The authority's certificate, for clients.
         server: The server's side of TLS for `127.0.0.1` and `localhost`.
         elsewhere: The same for another host's name.
-        server_of_tls_1_2: The server's side, as far as TLS 1.2.
+        server_of_tls_1_2: As `server`, with TLS 1.2 at most.
     """
 
     ca_file: Path
@@ -37,7 +37,7 @@ class Authority:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that nobody trusts who is not told to."""
+    """An authority that only clients with its `ca_file` trust."""
     ca = trustme.CA()
     ca_file = tmp_path_factory.mktemp("authority") / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)

@@ -16,41 +16,41 @@ an_email = conformance.an_email
 parsed = conformance.parsed
 
 PATIENCE_SECONDS = 20.0
-"""A deadline that is not the test's subject."""
+"""A deadline that no test should reach."""
 SOON_SECONDS = 0.3
-"""A deadline that is, where it may come at any moment."""
+"""A deadline that a test waits for; it may come at any point of the attempt."""
 LATER_SECONDS = 2.0
-"""One that a busy machine gets to somewhere before."""
+"""A deadline that a test waits for; even a busy machine reaches the intended point before."""
 MANY_SECONDS = 120.0
-"""One for each of hundreds at once, of which most wait for the others."""
+"""A deadline for hundreds of concurrent attempts, most of which wait for the others."""
 
 
 @dataclass
 class Sending:
-    """What came of one attempt.
+    """The result of one attempt.
 
     Attributes:
-        left: How often the adapter said that the email leaves.
-        outcome: What it returned.
+        left: How often the adapter called `mark_on_wire`.
+        outcome: The outcome that the adapter returned.
     """
 
     left: int = 0
     outcome: Outcome | None = None
     left_at: list[float] = field(default_factory=list)
 
-    def leaving(self) -> None:
-        """To be given to the attempt."""
+    def mark_on_wire(self) -> None:
+        """Pass this to the attempt."""
         self.left += 1
 
 
 async def send(
     provider: Provider, outgoing: OutgoingEmail, *, seconds: float = PATIENCE_SECONDS, leaves: bool = False
 ) -> Sending:
-    """One attempt, and that it ended in time.
+    """Make one attempt, and assert that it ends in time.
 
     Args:
-        leaves: The deadline is to come when the email has left: one that came before, because the machine stood still,
-            is put off, for another attempt.
+        leaves: The deadline must come after `mark_on_wire`. If a slow machine reaches it before, the attempt is
+            repeated with a later deadline.
     """
     sending = await _attempt(provider, outgoing, seconds)
     while leaves and not sending.left and seconds < PATIENCE_SECONDS:
@@ -61,8 +61,8 @@ async def send(
     return sending
 
 
-async def send_surely(provider: Provider, outgoing: OutgoingEmail, *, most: int = 3) -> Sending:
-    """The attempt that left. Of hundreds of connections one may break off before TLS stands, and nothing leaves."""
+async def send_until_on_wire(provider: Provider, outgoing: OutgoingEmail, *, most: int = 3) -> Sending:
+    """Repeat the attempt until one is on the wire: of hundreds of connections, one may break early."""
     for _ in range(most):
         sending = await send(provider, outgoing, seconds=MANY_SECONDS)
         if sending.left:
@@ -76,7 +76,7 @@ async def _attempt(provider: Provider, outgoing: OutgoingEmail, seconds: float) 
     sending = Sending()
     deadline = asyncio.get_running_loop().time() + seconds
     overtime = Overtime(deadline)
-    sending.outcome = await provider.send(outgoing, FakeAttempt(1, deadline, sending.leaving))
-    assert overtime.end() < 1, "the adapter came back long after the deadline"
-    assert sending.left <= 1, "the adapter told twice that the email leaves"
+    sending.outcome = await provider.send(outgoing, FakeAttempt(1, deadline, sending.mark_on_wire))
+    assert overtime.end() < 1, "the adapter returned long after the deadline"
+    assert sending.left <= 1, "the adapter called mark_on_wire twice"
     return sending

@@ -1,4 +1,4 @@
-"""A provider in a package of its own, as pip would install it: a module, and a dist-info with an entry point."""
+"""A provider in a package of its own, as pip installs it: a module, and a dist-info with an entry point."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CODE: Final = '''
                     await rendered(email)
             except UnrenderableEmail as error:
                 return Rejected(error.reason, error.message)
-            attempt.leaving()
+            attempt.mark_on_wire()
             with self._file.open("a") as file:
                 file.write(f"{email.email_id}\\n")
             LINES.add(1)
@@ -65,7 +65,7 @@ CODE: Final = '''
 
 
 def install(folder: Path, *, name: str = "journal", code: str = CODE, target: str = "JournalProvider") -> Path:
-    """A folder for sys.path that holds the package."""
+    """Write the package into a folder for sys.path; return the folder."""
     info = folder / f"email_dispatcher_{name}-1.0.dist-info"
     info.mkdir(parents=True)
     module = f"email_dispatcher_{name}"

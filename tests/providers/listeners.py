@@ -1,4 +1,4 @@
-"""TCP servers that go wrong before HTTP begins, and a resolver that never answers."""
+"""TCP servers that fail before HTTP begins, and a resolver that never answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[int]:
-    """The port of a TCP server that does this to each connection, and then closes it."""
+    """The port of a TCP server that runs the handler for each connection, and then closes it."""
     sessions: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -52,7 +52,7 @@ async def reset_at_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWri
     writer.transport.abort()
 
 
-async def say_nothing(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+async def stay_silent(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
     await reader.read()
 
 
@@ -62,30 +62,30 @@ async def speak_plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 
 @contextmanager
-def full_house() -> Iterator[int]:
-    """The port of a listener that answers no SYN: its queue is full."""
+def full_listener() -> Iterator[int]:
+    """The port of a listener that does not answer a SYN, because its queue is full."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
-        guests = [socket.socket() for _ in range(4)]
-        for guest in guests:
-            guest.setblocking(False)
-            guest.connect_ex(listener.getsockname())
+        clients = [socket.socket() for _ in range(4)]
+        for client in clients:
+            client.setblocking(False)
+            client.connect_ex(listener.getsockname())
         try:
             yield listener.getsockname()[1]
         finally:
-            for guest in guests:
-                guest.close()
+            for client in clients:
+                client.close()
 
 
 @asynccontextmanager
 async def proxy(
     answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
 ) -> AsyncIterator[str]:
-    """The URL of a proxy that answers CONNECT so, and then passes on to the double, if there is one.
+    """The URL of a proxy that answers CONNECT with this, and then relays to the double, if there is one.
 
     Args:
-        heads: Gets what the proxy is asked.
+        heads: Collects the requests to the proxy.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ async def proxy(
 
 @contextmanager
 def unresolved() -> Iterator[threading.Event]:
-    """Within it, no thread gets an answer from the resolver before the event is set: nothing can end such a wait."""
+    """Within the block, the resolver answers no thread before the event is set. Nothing can cancel such a wait."""
     answer = threading.Event()
     resolve = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""One place to send to per adapter, which counts what arrived on its own: the far end of the conformance suite."""
+"""The adapters smtp and capture, each with a far end that counts emails independently, for the conformance suite."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 
 @dataclass(frozen=True, slots=True)
 class SmtpPlace:
-    """The smtp adapter and the sink."""
+    """The smtp adapter and its sink."""
 
     provider: SmtpProvider
     sink: SmtpSink
@@ -62,7 +62,7 @@ async def smtp_place(
     emails_per_connection: int = 100,
     trusted_idle_seconds: float = 5.0,
 ) -> AsyncIterator[SmtpPlace]:
-    """The smtp adapter, in the clear, and a sink that behaves so."""
+    """The smtp adapter without TLS, and a sink with this behaviour."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
         provider = SmtpProvider(
@@ -91,5 +91,5 @@ async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
-    """The capture adapter and a Maildir that is not there yet."""
+    """The capture adapter and a Maildir that does not exist yet."""
     yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")

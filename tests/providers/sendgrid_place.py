@@ -1,4 +1,4 @@
-"""The sendgrid adapter and the HTTP double, and what a reader would get of the bodies that arrived."""
+"""The sendgrid adapter and the HTTP double; renders the received bodies as recipients would see them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SendGridPlace:
     quirks: ProviderQuirks = QUIRKS
 
     def contents(self) -> list[bytes]:
-        """What a reader would get, rendered by the standard library as SendGrid does from its JSON."""
+        """The emails that recipients would get, rendered from the JSON by the standard library."""
         return [rendered(document) for document in self.double.received]
 
     def times(self) -> Counter[str]:
@@ -52,7 +52,7 @@ async def sendgrid_place(
     sandbox: bool = False,
     connections: int = 64,
 ) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter, in the clear unless told otherwise, and a double that behaves so."""
+    """The sendgrid adapter, without TLS by default, and a double with this behaviour."""
     async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
         own = SendGridSettings(api_key=KEY, host=double.url, sandbox=sandbox)
         provider = SendGridProvider(own, connections=connections, ca_file=ca_file)
@@ -63,7 +63,7 @@ async def sendgrid_place(
 
 
 def rendered(document: dict[str, Any]) -> bytes:
-    """A MIME message of a request's JSON: its first personalization's."""
+    """The MIME message of a request's first personalization."""
     message = email.message.EmailMessage(policy=email.policy.SMTP)
     people = document["personalizations"][0]
     message["From"] = _mailbox(document["from"])
@@ -81,7 +81,7 @@ def rendered(document: dict[str, Any]) -> bytes:
 
 
 def _mailbox(entry: dict[str, str]) -> Address:
-    # A quoted name is what SendGrid writes into the header as it stands; readers take the quotes off.
+    # SendGrid writes a quoted name into the header unchanged; mail programs remove the quotes.
     name = entry.get("name", "")
     name = parseaddr(f"{name} <a@b>")[0] if name.startswith('"') else name
     return Address(name, addr_spec=entry["email"])

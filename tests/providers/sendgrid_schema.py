@@ -1,7 +1,8 @@
-"""What SendGrid takes as the body of `POST /v3/mail/send`, from its documentation, for the fields that we send.
+"""What SendGrid accepts as the body of `POST /v3/mail/send`, from its documentation, for the fields that we send.
 
-A JSON Schema for the shape (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send), stricter than the
-published one in that it knows no other field, and the rules that a schema cannot say (…/mail-send/errors).
+A JSON Schema for the structure (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send), and checks for
+the rules that a schema cannot express (…/mail-send/errors). The schema is stricter than the published one, because it
+allows no other fields.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import jsonschema
 MAILBOX: Final = {
     "type": "object",
     "properties": {
-        # ASCII but for the local part, of which the documentation says nothing.
+        # ASCII except for the local part, which the documentation does not restrict.
         "email": {"type": "string", "pattern": r"^[^@\s]+@[A-Za-z0-9.-]+$", "maxLength": 320},
         "name": {"type": "string", "minLength": 1},
     },
@@ -80,7 +81,7 @@ SCHEMA: Final = {
         "headers": {
             "type": "object",
             "propertyNames": {"pattern": r"^[!-9;-~]+$"},
-            # Values that are not ASCII are to be encoded by the sender.
+            # The sender must encode values that are not ASCII.
             "additionalProperties": {"type": "string", "pattern": r"^[ -~]*$"},
         },
         "categories": {
@@ -118,7 +119,7 @@ _VALIDATOR: Final = jsonschema.Draft202012Validator(SCHEMA)
 
 
 def check(document: dict[str, Any]) -> None:
-    """Fails if SendGrid would refuse or misread a body."""
+    """Fail if SendGrid would refuse or misread a body."""
     _VALIDATOR.validate(document)
     _check_recipients(document)
     _check_content(document)
@@ -132,7 +133,7 @@ def _check_recipients(document: dict[str, Any]) -> None:
     everybody = []
     for person in document["personalizations"]:
         listed = [one for field in ("to", "cc", "bcc") for one in person.get(field, ())]
-        assert len({one["email"].lower() for one in listed}) == len(listed), "an address stands twice"
+        assert len({one["email"].lower() for one in listed}) == len(listed), "an address occurs twice"
         everybody += listed
         for one in listed:
             name = one.get("name", "")
@@ -143,7 +144,7 @@ def _check_recipients(document: dict[str, Any]) -> None:
         assert sum(len(f"{name}{value}".encode()) for name, value in arguments.items()) <= MAX_CUSTOM_OCTETS
     assert len(everybody) <= MAX_RECIPIENTS
     assert len({one["email"].lower() for one in everybody}) == len(everybody), (
-        "an address stands in two personalizations"
+        "an address occurs in two personalizations"
     )
 
 

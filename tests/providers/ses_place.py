@@ -1,4 +1,4 @@
-"""The ses adapter and the HTTP double, and what a reader would get of the requests that arrived."""
+"""The ses adapter and the HTTP double; renders the received requests as recipients would see them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SesPlace:
     quirks: ProviderQuirks = SES_QUIRKS
 
     def contents(self) -> list[bytes]:
-        """What a reader would get."""
+        """The emails that recipients would get."""
         return [rendered(document) for document in self.double.received]
 
     def times(self) -> Counter[str]:
@@ -48,7 +48,7 @@ class SesPlace:
 
 @contextmanager
 def aws_environment(**variables: str) -> Iterator[None]:
-    """Credentials for boto3, and nothing that this machine's user has set for it."""
+    """Credentials for boto3, isolated from this user's own AWS settings."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS"):
             patch.delenv(name, raising=False)
@@ -69,7 +69,7 @@ def aws_environment(**variables: str) -> Iterator[None]:
 async def ses_provider(
     url: str, *, environment: Mapping[str, str] | None = None, connections: int = 64, ca_file: Path | None = None
 ) -> AsyncIterator[SesProvider]:
-    """The ses adapter, sending to this address, with further variables of AWS's."""
+    """The ses adapter for this URL, with further AWS variables."""
     with aws_environment(**(environment or {})):
         provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, connections=connections), ca_file=ca_file)
         try:
@@ -82,7 +82,7 @@ async def ses_provider(
 async def ses_place(
     folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, **options: Any
 ) -> AsyncIterator[SesPlace]:
-    """The ses adapter, in the clear unless told otherwise, and a double that behaves so."""
+    """The ses adapter, without TLS by default, and a double with this behaviour."""
     async with (
         running_double(folder, behaviour, tls=tls) as double,
         ses_provider(double.url, **options) as provider,
@@ -91,7 +91,7 @@ async def ses_place(
 
 
 def rendered(document: dict[str, Any]) -> bytes:
-    """The MIME message that SES makes of a request; its own Message-ID and Date aside."""
+    """The MIME message that SES builds from a request, without SES's own Message-ID and Date."""
     content = document["Content"]
     if "Raw" in content:
         return base64.b64decode(content["Raw"]["Data"])

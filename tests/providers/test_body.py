@@ -1,4 +1,4 @@
-"""Bodies with attachments: encoded while they are written, and the loop goes on meanwhile."""
+"""Bodies with attachments: encoded while they are written, without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.sendgrid.request import body_of
-from dispatcher.transport.body import PIECE_OCTETS, Body, InBase64
+from dispatcher.transport.body import PIECE_OCTETS, Base64Content, Body
 from dispatcher.transport.http_connection import HttpConnection
 from dispatcher.transport.mime import render
-from dispatcher.transport.smtp_conversation import Conversation
+from dispatcher.transport.smtp_protocol import SmtpProtocol
 from dispatcher.transport.smtp_transaction import dot_stuffed
 from tests.providers.emails import an_email
 
@@ -23,9 +23,9 @@ MEBIBYTE = 1024 * 1024
 
 
 @pytest.mark.parametrize("octets", [0, 1, 2, 3, 56, 57, 58, 43_775, 43_776, 43_777, 200_000])
-def test_base64_in_pieces_is_the_standard_librarys(octets: int) -> None:
+def test_base64_in_pieces_equals_the_standard_librarys(octets: int) -> None:
     content = bytes(range(256)) * (octets // 256) + bytes(octets % 256)
-    plain, lined = Body((b"{", InBase64(content), b"}")), Body((InBase64(content, has_lines=True),))
+    plain, lined = Body((b"{", Base64Content(content), b"}")), Body((Base64Content(content, has_lines=True),))
 
     assert bytes(plain) == b"".join(plain.pieces()) == b"{" + b64encode(content) + b"}"
     assert bytes(lined) == b"".join(lined.pieces()) == encodebytes(content).replace(b"\n", b"\r\n")
@@ -50,7 +50,7 @@ def test_a_large_attachment_is_in_memory_once(rendered: Callable[[OutgoingEmail]
 
 
 class ReadsAtOnce(asyncio.Transport):
-    """To a server that reads as fast as we write; counts the turns of the loop between two writes."""
+    """A transport to a server that reads as fast as we write; counts the loop iterations between two writes."""
 
     def __init__(self, local: socket.socket) -> None:
         super().__init__({"socket": local})
@@ -83,19 +83,19 @@ async def over_http(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
     connection = HttpConnection(lambda _: None)
     connection.connection_made(transport)
     connection.is_busy = True
-    await connection.go_on_slowly(pieces)
+    await connection.write_pieces(pieces)
 
 
 async def over_smtp(transport: ReadsAtOnce, pieces: list[bytes]) -> None:
-    conversation = Conversation()
-    conversation.connection_made(transport)
+    protocol = SmtpProtocol()
+    protocol.connection_made(transport)
     for piece in pieces:
-        conversation.write(piece, 0)
-        await conversation.written()
+        protocol.write(piece, 0)
+        await protocol.flush()
 
 
 @pytest.mark.parametrize("send", [over_http, over_smtp])
-async def test_others_have_the_loop_between_two_pieces_however_fast_the_server_reads(
+async def test_the_loop_runs_other_tasks_between_pieces_even_if_the_server_reads_fast(
     send: Callable[[ReadsAtOnce, list[bytes]], Awaitable[None]],
 ) -> None:
     local, remote = socket.socketpair()

@@ -1,4 +1,4 @@
-"""What providers declare that they can carry, and the words where none of them will do."""
+"""The capabilities that providers declare, and the errors if no provider supports an email."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
-from dispatcher.providers.capabilities import capabilities_of, uncarried
+from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from tests.providers.emails import an_email
 
 OURS = ("capture", "sendgrid", "ses", "smtp")
@@ -31,7 +31,7 @@ LARGE = {"attachments": (Attachment("film.mp4", "video/mp4", b"x" * 32 * 1024 * 
     ],
     ids=["plain", "template", "60 recipients", "file of 24 MiB", "smtputf8", "name and domain", "both"],
 )
-def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
+def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: list[str]) -> None:
     email = an_email(**changes)
 
     assert [name for name, capabilities in capabilities_of(OURS).items() if capabilities.lacks(email) is None] == able
@@ -51,7 +51,10 @@ def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
             MANY,
             ["ses"],
             "to",
-            "the number of recipients needs a provider with room for 60 (sendgrid, smtp); configured: ses.",
+            (
+                "the number of recipients needs a provider with a limit of at least 60 recipients (sendgrid, smtp); "
+                "configured: ses."
+            ),
             "Add one to DISPATCHER_PROVIDERS, or split the email.",
         ),
         (
@@ -59,8 +62,8 @@ def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
             ["smtp", "ses"],
             "template_id",
             (
-                "template_id and the number of recipients need a provider with templates and room for 60 (sendgrid); "
-                "configured: smtp, ses."
+                "template_id and the number of recipients need a provider with templates and a limit of at least 60 "
+                "recipients (sendgrid); configured: smtp, ses."
             ),
             "Add one to DISPATCHER_PROVIDERS, or set text or html and split the email.",
         ),
@@ -75,27 +78,30 @@ def test_who_can_carry_what(changes: dict[str, Any], able: list[str]) -> None:
             {**TEMPLATE, **LARGE},
             ["sendgrid"],
             "attachments",
-            "the size needs a provider with room for 44,739,242 octets (none is known); configured: sendgrid.",
-            "Attach less.",
+            (
+                "the email's size needs a provider with a limit of at least 44,739,242 octets (none is known); "
+                "configured: sendgrid."
+            ),
+            "Use smaller attachments.",
         ),
     ],
     ids=["template", "recipients", "two needs", "smtputf8", "nobody"],
 )
-def test_an_email_that_no_configured_provider_can_carry_is_told_what_it_needs_and_who_has_it(
+def test_an_unsupported_email_names_the_missing_feature_and_the_providers_that_have_it(
     changes: dict[str, Any], configured: list[str], field: str, message: str, remedy: str
 ) -> None:
-    why = uncarried(an_email(**changes), capabilities_of(configured))
+    why = capability_gap(an_email(**changes), capabilities_of(configured))
 
     assert why is not None
     assert (why.field, why.message, why.remedy) == (field, message, remedy)
 
 
 @pytest.mark.parametrize("configured", [["smtp", "ses"], []], ids=["one can", "none is configured"])
-def test_an_email_is_let_through_that_some_provider_might_carry(configured: list[str]) -> None:
-    assert uncarried(an_email(**TEMPLATE), capabilities_of(configured)) is None
+def test_an_email_passes_if_any_configured_provider_may_support_it(configured: list[str]) -> None:
+    assert capability_gap(an_email(**TEMPLATE), capabilities_of(configured)) is None
 
 
-def test_an_email_is_judged_alike_before_it_is_enqueued() -> None:
+def test_the_same_check_applies_before_enqueueing() -> None:
     email = Email(message_key="k", sender="shop@example.com", to="ann@example.org", template_id="d-1")
 
-    assert uncarried(email, capabilities_of(["smtp"])) is not None
+    assert capability_gap(email, capabilities_of(["smtp"])) is not None

@@ -1,4 +1,4 @@
-"""The capture adapter's own: the Maildir, its names, and a disk that does not want."""
+"""The capture adapter: the Maildir, its file names, and a full disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.providers.attempts import FakeAttempt
 from tests.providers.emails import an_email, send
 
 
-async def test_the_maildir_is_made_when_first_used(tmp_path: Path) -> None:
+async def test_the_maildir_is_created_at_the_first_use(tmp_path: Path) -> None:
     folder = tmp_path / "a" / "maildir"
     provider = CaptureProvider(folder)
     assert not folder.exists()
@@ -28,7 +28,7 @@ async def test_the_maildir_is_made_when_first_used(tmp_path: Path) -> None:
     assert [path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())] == [0, 0, 0, 0]
 
 
-async def test_the_name_holds_the_email_id_and_is_the_message_id(tmp_path: Path) -> None:
+async def test_the_file_name_contains_the_email_id_and_is_the_message_id(tmp_path: Path) -> None:
     email = an_email()
 
     sending = await send(CaptureProvider(tmp_path), email)
@@ -39,7 +39,7 @@ async def test_the_name_holds_the_email_id_and_is_the_message_id(tmp_path: Path)
     assert sending.outcome == Accepted(path.name)
 
 
-async def test_the_email_leaves_when_it_is_complete_and_not_yet_seen(tmp_path: Path) -> None:
+async def test_the_file_is_complete_and_still_hidden_at_mark_on_wire(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     def leaving() -> None:
@@ -52,7 +52,7 @@ async def test_the_email_leaves_when_it_is_complete_and_not_yet_seen(tmp_path: P
     assert not list((tmp_path / "tmp").iterdir())
 
 
-async def test_a_folder_that_cannot_be_is_a_fault_and_can_be_mended(tmp_path: Path) -> None:
+async def test_an_impossible_folder_is_a_fault_until_it_is_corrected(tmp_path: Path) -> None:
     folder = tmp_path / "maildir"
     folder.write_text("in the way")
     provider = CaptureProvider(folder)
@@ -66,7 +66,7 @@ async def test_a_folder_that_cannot_be_is_a_fault_and_can_be_mended(tmp_path: Pa
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_a_folder_that_vanishes_is_made_again_after_the_fault(tmp_path: Path) -> None:
+async def test_a_deleted_folder_is_created_again_after_the_fault(tmp_path: Path) -> None:
     provider = CaptureProvider(tmp_path / "maildir")
     await send(provider, an_email())
     (tmp_path / "maildir").rename(tmp_path / "elsewhere")
@@ -97,7 +97,7 @@ async def test_check_leaves_no_email(tmp_path: Path) -> None:
 
 @contextmanager
 def no_room(octets: int) -> Iterator[None]:
-    """No file may grow beyond so many octets, as on a disk that is full."""
+    """No file can grow beyond this many octets, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (octets, hard))
     try:

@@ -1,4 +1,4 @@
-"""What every provider promises, checked for those that come with us; the cases are `dispatcher.dev.conformance`'s."""
+"""The conformance suite (`dispatcher.dev.conformance`) for the built-in providers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TestSmtp(ContentConformance, place=smtp_place): ...
 class TestCapture(ContentConformance, place=capture_place): ...
 
 
-async def test_every_provider_that_comes_with_us_is_here(tmp_path_factory: pytest.TempPathFactory) -> None:
+async def test_every_built_in_provider_is_tested(tmp_path_factory: pytest.TempPathFactory) -> None:
     names = []
     for found in (*Conformance.__subclasses__(), *ContentConformance.__subclasses__()):
         if found.__test__ and found.__module__ == __name__:

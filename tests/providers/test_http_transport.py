@@ -1,4 +1,4 @@
-"""How a call over HTTP may end, one way after the other, counted at the server: one POST, and the right word for it."""
+"""Every way in which an HTTP call can end, counted at the server: one POST, and the right result."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ import uvloop
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.dev.http_double import HttpDouble, running_double
 from dispatcher.domain.outcome import Reason
-from dispatcher.providers.contract import NoPlace
+from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
-from dispatcher.transport.http_connection import MAX_ANSWER_OCTETS, HttpConnection
+from dispatcher.transport.http_connection import MAX_RESPONSE_OCTETS, HttpConnection
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.tls import Tls
 from tests.providers import listeners
 from tests.providers.attempts import FakeAttempt
@@ -32,7 +32,7 @@ from tests.waiting import Overtime, until
 PATIENCE: Final = 20.0
 SOON: Final = 0.4
 LATER: Final = 2.0
-"""A deadline that a busy machine gets to somewhere before."""
+"""A deadline before which even a busy machine reaches the intended point."""
 KEY: Final = {"Authorization": "Bearer secret-key"}
 
 
@@ -52,11 +52,11 @@ async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
 
 
 class Call:
-    """One POST, and how it ended.
+    """One POST and its result.
 
     Attributes:
-        left: How often `leaving` was called.
-        end: What came of it.
+        left: How often `mark_on_wire` was called.
+        end: The result.
     """
 
     def __init__(self, transport: HttpTransport, url: str, email_id: str = "one", *, text: str = "") -> None:
@@ -65,42 +65,44 @@ class Call:
         people = [{"to": [{"email": "ann@example.com"}], "custom_args": {"email_id": email_id}}]
         self._body = orjson.dumps({"personalizations": people, "text": text})
         self.left = 0
-        self.end: Answer | NothingLeft | NoAnswer | None = None
+        self.end: HttpResponse | RequestNotSent | NoResponse | None = None
 
     async def run(self, seconds: float = PATIENCE) -> Call:
-        """The call, made."""
+        """Make the call."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         overtime = Overtime(deadline)
         try:
-            self.end = await self._transport.post(self._url, KEY, self._body, FakeAttempt(1, deadline, self._leaving))
-        except (NothingLeft, NoAnswer) as error:
+            self.end = await self._transport.post(
+                self._url, KEY, self._body, FakeAttempt(1, deadline, self._mark_on_wire)
+            )
+        except (RequestNotSent, NoResponse) as error:
             self.end = error
         assert overtime.end() < 1
         return self
 
-    async def run_past_leaving(self, seconds: float) -> Call:
-        """The call, made with a deadline that comes when the body has left; one that came before is put off."""
+    async def run_past_mark_on_wire(self, seconds: float) -> Call:
+        """Make the call with a deadline after the body was sent; repeat with a later one if it came earlier."""
         while not (await self.run(seconds)).left and seconds < PATIENCE:
-            assert isinstance(self.end, NothingLeft)
+            assert isinstance(self.end, RequestNotSent)
             assert self.end.reason is Reason.TIMEOUT_BEFORE_SEND
             seconds *= 4
         return self
 
-    def _leaving(self) -> None:
+    def _mark_on_wire(self) -> None:
         self.left += 1
 
 
-async def test_an_answer_comes_with_its_headers(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_a_response_has_its_headers(double: HttpDouble, transport: HttpTransport) -> None:
     call = await Call(transport, double.url).run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert (call.end.status, call.end.body) == (202, b"")
     assert len(call.end.headers["x-message-id"]) == 22
     assert call.left == 1
 
 
-async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transport: HttpTransport) -> None:
+async def test_the_length_is_announced_and_the_body_is_sent_in_one_piece(transport: HttpTransport) -> None:
     heard: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -124,31 +126,31 @@ async def test_the_length_is_announced_and_the_body_leaves_in_one_piece(transpor
 @pytest.mark.parametrize(
     ("act", "words", "status", "whole"),
     [
-        (Fault.CLOSE_UNREAD, "no answer", None, 0),
-        (Fault.RESET_UNREAD, "no answer", None, 0),
+        (Fault.CLOSE_UNREAD, "no response", None, 0),
+        (Fault.RESET_UNREAD, "no response", None, 0),
         (Fault.CLOSE, "closed", None, 1),
         (Fault.RESET, "reset", None, 1),
         (Fault.HANG, "deadline", None, 1),
         (Fault.DRIP, "deadline", None, 1),
-        (Fault.DRIP_BODY, "did not end in time", 202, 1),
-        (Fault.HALF, "broke off", 202, 1),
+        (Fault.DRIP_BODY, "incomplete at the deadline", 202, 1),
+        (Fault.HALF, "was cut off", 202, 1),
         (Fault.HALF_HEAD, "closed", None, 1),
-        (Fault.GARBAGE, "no HTTP", None, 1),
+        (Fault.GARBAGE, "not HTTP", None, 1),
     ],
 )
-async def test_silence_after_the_body_left_is_no_answer(
+async def test_silence_after_the_body_was_sent_is_no_response(
     act: Fault, words: str, status: int | None, whole: int, tls: bool, authority: Authority, tmp_path: Path,
     transport: HttpTransport,
 ) -> None:  # fmt: skip
     async with running_double(tmp_path, Behaviour(act), tls=authority.server if tls else None) as double:
         seconds = {Fault.HANG: SOON, Fault.DRIP: SOON, Fault.DRIP_BODY: LATER}.get(act, PATIENCE)
-        call = await Call(transport, double.url).run_past_leaving(seconds)
+        call = await Call(transport, double.url).run_past_mark_on_wire(seconds)
 
-        assert isinstance(call.end, NoAnswer)
+        assert isinstance(call.end, NoResponse)
         assert words in call.end.detail
         assert call.end.status == status
         assert call.left == 1
-        await until(lambda: double.requests.total() == whole)  # it may read on after the deadline
+        await until(lambda: double.requests.total() == whole)  # the double may still read after the deadline
         assert double.begun.total() == 1
 
 
@@ -160,7 +162,7 @@ async def test_the_next_call_is_not_affected(act: Fault, double: HttpDouble, tra
 
     call = await Call(transport, double.url, "second").run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert double.requests["second"] == 1
 
 
@@ -169,38 +171,38 @@ async def test_a_large_body_arrives_whole(double: HttpDouble, transport: HttpTra
 
     call = await Call(transport, double.url, text=text).run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert call.left == 1
     assert double.received[0]["text"] == text
 
 
 @pytest.mark.parametrize("act", [Fault.CLOSE_UNREAD, Fault.RESET_UNREAD])
-async def test_a_large_body_that_breaks_off_is_a_definite_no(
+async def test_a_large_body_that_is_cut_off_is_a_definite_failure(
     act: Fault, double: HttpDouble, transport: HttpTransport
 ) -> None:
     double.behaviour.fault = act
 
     call = await Call(transport, double.url, text="x" * 20_000_000).run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
-    assert "before the body's end" in call.end.detail
+    assert "before the end of the body" in call.end.detail
     assert call.left == 0
 
 
-async def test_a_large_body_that_nobody_takes_is_a_definite_no(transport: HttpTransport) -> None:
-    with _deaf() as listening:
+async def test_a_large_body_that_the_server_does_not_read_is_a_definite_failure(transport: HttpTransport) -> None:
+    with _never_accepting() as listening:
         call = Call(transport, _url_of(listening).replace("https", "http"), text="x" * 20_000_000)
-        await call.run(4 * SOON)  # to write the body into the buffers takes a while, too
+        await call.run(4 * SOON)  # writing the body into the buffers takes time, too
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
-    assert "not taken" in call.end.detail
+    assert "did not read" in call.end.detail
     assert call.left == 0
 
 
-async def test_a_large_body_is_not_given_up_at_the_deadline_of_the_call_before(transport: HttpTransport) -> None:
-    """One timer sees to the calls of a connection: what it was set for may be over while the next body leaves."""
+async def test_a_large_body_is_not_given_up_at_the_previous_calls_deadline(transport: HttpTransport) -> None:
+    """One timer serves all calls of a connection: an earlier call's deadline may pass while the next body is sent."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LATER
 
@@ -213,85 +215,87 @@ async def test_a_large_body_is_not_given_up_at_the_deadline_of_the_call_before(t
             writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 
     async with listeners.listening(take_the_second_slowly) as port:
-        # Where the machine stood still for so long, the second has a connection, and a timer, of its own.
+        # On a very slow machine the second call has its own connection and timer.
         await Call(transport, f"http://127.0.0.1:{port}").run(LATER)
         second = await Call(transport, f"http://127.0.0.1:{port}", text="x" * 16 * 1024 * 1024).run()
 
-    assert isinstance(second.end, Answer)
+    assert isinstance(second.end, HttpResponse)
 
 
-async def test_a_redirect_is_an_answer_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_a_redirect_is_returned_and_not_followed(double: HttpDouble, transport: HttpTransport) -> None:
     double.behaviour.fault = Fault.REDIRECT
 
     call = await Call(transport, double.url).run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert call.end.status == 307
     assert double.begun.total() == 1
 
 
-async def test_of_an_endless_answer_only_the_beginning_is_kept(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_only_the_beginning_of_an_endless_response_is_kept(double: HttpDouble, transport: HttpTransport) -> None:
     double.behaviour.fault = Fault.FLOOD
 
     call = await Call(transport, double.url).run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert call.end.status == 202
-    assert len(call.end.body) == MAX_ANSWER_OCTETS
+    assert len(call.end.body) == MAX_RESPONSE_OCTETS
 
 
-async def test_nobody_listens(transport: HttpTransport) -> None:
-    with _bound() as port:
+async def test_a_closed_port_is_connection_failed(transport: HttpTransport) -> None:
+    with _bound_port() as port:
         call = await Call(transport, f"https://127.0.0.1:{port}").run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
     assert "refused" in call.end.detail
     assert call.left == 0
 
 
-async def test_no_such_host(transport: HttpTransport) -> None:
+async def test_an_unknown_host_is_connection_failed(transport: HttpTransport) -> None:
     call = await Call(transport, "https://no-such-host.invalid").run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.CONNECTION_FAILED
     assert call.left == 0
 
 
-async def test_a_certificate_of_an_unknown_authority(double: HttpDouble) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_refused(double: HttpDouble) -> None:
     transport = HttpTransport(connections=1)
 
     call = await Call(transport, double.url).run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.is_untrusted
     assert call.left == 0
     assert not double.begun
 
 
-async def test_a_certificate_for_another_name(tmp_path: Path, authority: Authority, transport: HttpTransport) -> None:
+async def test_a_certificate_for_another_name_is_refused(
+    tmp_path: Path, authority: Authority, transport: HttpTransport
+) -> None:
     async with running_double(tmp_path, tls=authority.elsewhere) as double:
         call = await Call(transport, double.url).run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.is_untrusted
     assert call.left == 0
 
 
 @pytest.mark.parametrize("seconds", [PATIENCE, SOON], ids=["connect timeout", "deadline"])
-async def test_a_connection_that_hangs(seconds: float, authority: Authority) -> None:
+async def test_a_hanging_connection_attempt_is_a_definite_failure(seconds: float, authority: Authority) -> None:
     transport = HttpTransport(connections=1, ca_file=authority.ca_file, connect_seconds=2 * SOON)
-    with _deaf() as listening:
+    with _never_accepting() as listening:
         call = await Call(transport, _url_of(listening)).run(seconds)
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     expected = Reason.TIMEOUT_BEFORE_SEND if seconds == SOON else Reason.CONNECTION_FAILED
     assert call.end.reason is expected
     assert call.left == 0
 
 
 @pytest.mark.parametrize("greeting", [b"", b"220 smtp.example ESMTP\r\n"], ids=["closes", "garbage"])
-async def test_a_server_that_does_not_speak_tls(greeting: bytes, transport: HttpTransport) -> None:
+async def test_a_server_without_tls_is_a_definite_failure(greeting: bytes, transport: HttpTransport) -> None:
     async def shut(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(greeting)
         writer.close()
@@ -300,11 +304,11 @@ async def test_a_server_that_does_not_speak_tls(greeting: bytes, transport: Http
     async with await asyncio.start_server(shut, "127.0.0.1", 0) as server:
         call = await Call(transport, f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}").run()
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.left == 0
 
 
-async def test_a_call_that_is_cancelled_while_it_connects_leaves_no_connection(transport: HttpTransport) -> None:
+async def test_a_call_cancelled_while_connecting_leaves_no_connection(transport: HttpTransport) -> None:
     gone = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -313,7 +317,7 @@ async def test_a_call_that_is_cancelled_while_it_connects_leaves_no_connection(t
         gone.set()
         writer.close()
 
-    with _deaf() as listening:
+    with _never_accepting() as listening:
         call = Call(transport, _url_of(listening))
         task = asyncio.create_task(call.run())
         await _somebody_connects(listening)
@@ -325,7 +329,9 @@ async def test_a_call_that_is_cancelled_while_it_connects_leaves_no_connection(t
     assert call.left == 0
 
 
-async def test_what_leaving_raises_is_raised_and_nothing_leaves(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_an_exception_from_mark_on_wire_is_raised_and_nothing_is_sent(
+    double: HttpDouble, transport: HttpTransport
+) -> None:
     class TooLate(Exception):
         pass
 
@@ -339,7 +345,7 @@ async def test_what_leaving_raises_is_raised_and_nothing_leaves(double: HttpDoub
     assert double.requests.total() == 0
 
 
-async def test_connections_are_kept(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_connections_are_reused(double: HttpDouble, transport: HttpTransport) -> None:
     for number in range(20):
         await Call(transport, double.url, str(number)).run()
 
@@ -356,15 +362,17 @@ async def test_connections_are_kept(double: HttpDouble, transport: HttpTransport
     ],
     ids=["interim", "until the end", "chunks", "without a body"],
 )
-async def test_an_answer_ends_as_http_says(answer: bytes, status: int, body: bytes, transport: HttpTransport) -> None:
+async def test_a_response_ends_as_http_defines(
+    answer: bytes, status: int, body: bytes, transport: HttpTransport
+) -> None:
     async with _saying(answer) as url:
         call = await Call(transport, url).run()
 
-    assert isinstance(call.end, Answer)
+    assert isinstance(call.end, HttpResponse)
     assert (call.end.status, call.end.body) == (status, body)
 
 
-async def test_an_answer_that_nobody_asked_for_is_nobodys(transport: HttpTransport) -> None:
+async def test_an_unrequested_response_is_dropped(transport: HttpTransport) -> None:
     first, second = (
         b"HTTP/1.1 202 Yes\r\nX: 1\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 500 No\r\nX: 2\r\nContent-Length: 0\r\n\r\n",
@@ -372,8 +380,8 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys(transport: HttpTranspo
     async with _saying(first + second, closes=False) as url:
         calls = [await Call(transport, url).run() for _ in range(3)]
 
-    assert [call.end.status for call in calls if isinstance(call.end, Answer)] == [202, 202, 202]
-    assert [call.end.headers["x"] for call in calls if isinstance(call.end, Answer)] == ["1", "1", "1"]
+    assert [call.end.status for call in calls if isinstance(call.end, HttpResponse)] == [202, 202, 202]
+    assert [call.end.headers["x"] for call in calls if isinstance(call.end, HttpResponse)] == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -385,17 +393,17 @@ async def test_an_answer_that_nobody_asked_for_is_nobodys(transport: HttpTranspo
     ],
     ids=["broken chunks", "another protocol", "endless headers"],
 )
-async def test_what_is_no_whole_answer_is_none(answer: bytes, transport: HttpTransport) -> None:
+async def test_an_incomplete_or_invalid_response_is_no_response(answer: bytes, transport: HttpTransport) -> None:
     async with _saying(answer) as url:
         call = await Call(transport, url).run()
 
-    assert isinstance(call.end, NoAnswer)
+    assert isinstance(call.end, NoResponse)
     assert call.left == 1
 
 
 @asynccontextmanager
 async def _saying(octets: bytes, *, closes: bool = True) -> AsyncIterator[str]:
-    """A server that says the same to each request."""
+    """A server that gives every request the same response."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -409,7 +417,7 @@ async def _saying(octets: bytes, *, closes: bool = True) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
-async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, authority: Authority) -> None:
+async def test_no_more_calls_than_connections_run_at_once(double: HttpDouble, authority: Authority) -> None:
     transport = HttpTransport(connections=2, ca_file=authority.ca_file)
     double.behaviour.fault = Fault.HANG
 
@@ -420,15 +428,17 @@ async def test_no_more_calls_than_connections_are_under_way(double: HttpDouble, 
         *(Call(transport, double.url, str(number)).run(SOON) for number in range(2, 5)), return_exceptions=True
     )
 
-    assert [type(each) for each in others] == [NoPlace] * 3
+    assert [type(each) for each in others] == [NoFreeConnection] * 3
     assert double.requests.total() == 2
     double.drop_connections()
-    assert [type((await call).end) for call in first] == [NoAnswer] * 2
+    assert [type((await call).end) for call in first] == [NoResponse] * 2
 
 
-async def test_what_could_not_be_answered_in_time_stays(transport: HttpTransport, authority: Authority) -> None:
-    """A connection that stands only in the last quarter of the time is too late; time itself is the subject here."""
-    with _deaf() as listening:
+async def test_a_request_that_cannot_be_answered_in_time_is_not_sent(
+    transport: HttpTransport, authority: Authority
+) -> None:
+    """A connection that opens only in the last quarter of the time is too late. This test depends on real time."""
+    with _never_accepting() as listening:
         call = Call(transport, _url_of(listening))
         task = asyncio.create_task(call.run(SOON))
         await _somebody_connects(listening)
@@ -436,61 +446,63 @@ async def test_what_could_not_be_answered_in_time_stays(transport: HttpTransport
         async with await asyncio.start_server(lambda *_: None, sock=listening, ssl=authority.server):
             await task
 
-    assert isinstance(call.end, NothingLeft)
+    assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
     assert call.left == 0
 
 
-async def test_a_kept_connection_that_the_server_closed_costs_no_second_post(
+async def test_an_idle_connection_that_the_server_closed_causes_no_second_post(
     double: HttpDouble, transport: HttpTransport
 ) -> None:
-    """The server closes after each answer without saying so: the next call meets the close half-way, or not."""
+    """The server closes after each response without notice, so the next call may or may not meet the close."""
     double.behaviour.fault = Fault.LAST_ANSWER
 
     calls = [await Call(transport, double.url, str(number)).run() for number in range(200)]
 
-    answered = sum(isinstance(call.end, Answer) for call in calls)
-    unknown = sum(isinstance(call.end, NoAnswer) for call in calls)
+    answered = sum(isinstance(call.end, HttpResponse) for call in calls)
+    unknown = sum(isinstance(call.end, NoResponse) for call in calls)
     assert answered + unknown == 200
     assert max(double.requests.values()) == 1
     assert answered <= double.requests.total() <= 200
 
 
-async def test_a_connection_that_the_server_dropped_while_idle_is_replaced(
+async def test_an_idle_connection_that_the_server_dropped_is_replaced(
     double: HttpDouble, transport: HttpTransport
 ) -> None:
     await Call(transport, double.url, "first").run()
     double.drop_connections()
-    # Until the client's own thread has read the close, a call may still meet it half-way.
+    # Until the loop has read the close, a call may still use the connection.
     ends: list[object] = []
-    while not ends or isinstance(ends[-1], NoAnswer):
+    while not ends or isinstance(ends[-1], NoResponse):
         ends.append((await Call(transport, double.url, str(len(ends))).run()).end)
 
-    assert isinstance(ends[-1], Answer)
+    assert isinstance(ends[-1], HttpResponse)
     assert double.connections == 2
     assert set(double.requests.values()) == {1}
 
 
-async def test_two_hundred_without_an_answer_are_posted_once_each(double: HttpDouble, transport: HttpTransport) -> None:
+async def test_two_hundred_calls_without_a_response_post_once_each(
+    double: HttpDouble, transport: HttpTransport
+) -> None:
     double.behaviour.fault = Fault.CLOSE
 
     calls = await asyncio.gather(*(Call(transport, double.url, str(number)).run() for number in range(200)))
 
-    assert all(isinstance(call.end, NoAnswer) for call in calls)
+    assert all(isinstance(call.end, NoResponse) for call in calls)
     assert set(double.requests.values()) == {1}
     assert len(double.requests) == 200
 
 
 async def test_no_thread_begins_before_the_first_call(authority: Authority) -> None:
-    """The parent tries each adapter before it forks, and must have no thread then."""
-    threads = _threads()  # of tests before this one, too, which may end meanwhile
+    """The parent creates each adapter before it forks, and must have no threads then."""
+    threads = _threads()  # includes threads of earlier tests, which may end during this one
 
     await HttpTransport(connections=1, ca_file=authority.ca_file).close()
 
     assert _threads() <= threads
 
 
-def test_a_file_without_certificates_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_without_certificates_is_refused_at_creation(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
 
     with pytest.raises(ssl.SSLError):
@@ -506,16 +518,16 @@ def _url_of(listening: socket.socket) -> str:
 
 
 @contextmanager
-def _bound() -> Iterator[int]:
-    """A port that is taken, and where nobody listens."""
+def _bound_port() -> Iterator[int]:
+    """A port that is bound and has no listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
 
 
 @contextmanager
-def _deaf() -> Iterator[socket.socket]:
-    """A socket that connections are made to by the system, and that nobody takes them from."""
+def _never_accepting() -> Iterator[socket.socket]:
+    """A socket on which the system accepts connections that no program ever takes."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(8)
@@ -532,10 +544,10 @@ async def _somebody_connects(listening: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("act", [None, Fault.CLOSE], ids=["ended by us", "ended by the server"])
-def test_a_connection_that_ended_is_gone_without_the_collector(
+def test_a_closed_connection_is_freed_without_the_garbage_collector(
     tmp_path: Path, authority: Authority, act: Fault | None
 ) -> None:
-    """Which comes by once an hour in a quiet worker: until then each would keep TLS's buffers."""
+    """The garbage collector runs once an hour in a quiet worker; until then each would keep TLS's buffers."""
 
     async def use_and_end() -> None:
         async with running_double(tmp_path, Behaviour(fault=act), tls=authority.server) as double:
@@ -543,7 +555,7 @@ def test_a_connection_that_ended_is_gone_without_the_collector(
             for number in range(3):
                 call = Call(transport, double.url, str(number))
                 await call.run()
-                call.end = None  # a fault knows the frames that it came through, and they know the connection
+                call.end = None  # an exception refers to its frames, and the frames to the connection
             await transport.close()
             await until(lambda: not _alive())
 
@@ -560,7 +572,7 @@ def _alive() -> list[object]:
 
 
 class BrokenTransport(asyncio.Transport):
-    """One that breaks at the first write, and tells its protocol a turn of the loop later, as uvloop's does."""
+    """A transport that breaks at the first write, and calls its protocol one loop iteration later, like uvloop's."""
 
     def __init__(self, local: socket.socket) -> None:
         super().__init__({"socket": local})
@@ -576,7 +588,7 @@ class BrokenTransport(asyncio.Transport):
         pass
 
 
-async def test_a_connection_that_broke_a_moment_ago_is_given_nothing_more() -> None:
+async def test_nothing_more_is_written_to_a_connection_that_just_broke() -> None:
     local, remote = socket.socketpair()
     with local, remote:
         transport = BrokenTransport(local)
@@ -584,7 +596,7 @@ async def test_a_connection_that_broke_a_moment_ago_is_given_nothing_more() -> N
         connection.connection_made(transport)
         connection.is_busy = True
 
-        await connection.go_on_slowly([bytes(1024)] * 16)
+        await connection.write_pieces([bytes(1024)] * 16)
 
         assert transport.writes == 1
-        assert (connection.is_open, connection.stands) == (True, False)
+        assert (connection.is_open, connection.can_write) == (True, False)

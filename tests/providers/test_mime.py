@@ -1,4 +1,4 @@
-"""What we render, read back with the standard library's parser."""
+"""Rendered emails, parsed with the standard library's parser."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def addresses(draw: st.DrawFn) -> str:
 @example("= ? =?utf-8 ?=")
 @example("é" * 500)
 @example("")
-def test_a_subject_comes_back_as_it_went(subject: str) -> None:
+def test_a_subject_survives_a_round_trip(subject: str) -> None:
     message = parsed(render(an_email(subject=subject)).content)
 
     assert message["Subject"] == subject
@@ -69,27 +69,27 @@ def test_a_subject_comes_back_as_it_went(subject: str) -> None:
 
 
 @given(header_texts)
-def test_another_header_comes_back_as_it_went(value: str) -> None:
+def test_any_header_survives_a_round_trip(value: str) -> None:
     message = parsed(render(an_email(headers={"X-Of-Our-Own": value})).content)
 
     assert message["X-Of-Our-Own"] == value
 
 
 @given(st.lists(addresses(), min_size=1, max_size=12), addresses())
-def test_addresses_come_back_as_they_went(to: list[str], sender: str) -> None:
+def test_addresses_survive_a_round_trip(to: list[str], sender: str) -> None:
     message = parsed(render(an_email(to=tuple(to), sender=sender)).content)
 
     for field, texts in (("To", to), ("From", [sender])):
         wanted = [parse_address(text) for text in texts]
         found = message[field].addresses
-        # Python's parser puts a space between encoded words of a name, against RFC 2047, section 6.2.
+        # Python's parser inserts a space between encoded words of a name, contrary to RFC 2047, section 6.2.
         assert [_unspaced(address.display_name) for address in found] == [_unspaced(a.display_name) for a in wanted]
         assert [address.username for address in found] == [address.local for address in wanted]
         assert all(address.domain.isascii() for address in found)
 
 
 @given(bodies | odd_bodies, st.none() | bodies | odd_bodies)
-def test_bodies_come_back_as_they_went(text: str, html: str | None) -> None:
+def test_bodies_survive_a_round_trip(text: str, html: str | None) -> None:
     message = parsed(render(an_email(text=text, html=html)).content)
 
     assert _body(message, "plain") == _lines(text)
@@ -98,7 +98,7 @@ def test_bodies_come_back_as_they_went(text: str, html: str | None) -> None:
 
 @given(st.lists(st.tuples(names, st.binary(max_size=2000)), min_size=1, max_size=4))
 @example([("<>", b""), ('"quoted"', b"")])
-def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -> None:
+def test_attachments_survive_a_round_trip_octet_for_octet(files: list[tuple[str, bytes]]) -> None:
     attachments = tuple(OutgoingAttachment(name, "application/x-test", content) for name, content in files)
 
     message = parsed(render(an_email(attachments=attachments)).content)
@@ -125,8 +125,8 @@ def test_attachments_come_back_octet_for_octet(files: list[tuple[str, bytes]]) -
     )
 )
 @settings(max_examples=100)
-def test_the_wire_is_kept(outgoing: OutgoingEmail) -> None:
-    """ASCII, CRLF and nothing bare, no line above 998 octets, no encoded word on a line above 76; the same twice."""
+def test_the_wire_format_is_valid_and_reproducible(outgoing: OutgoingEmail) -> None:
+    """ASCII, CRLF only, no line above 998 octets, no encoded word on a line above 76; the same bytes twice."""
     content = render(outgoing).content
 
     assert content.isascii()
@@ -161,7 +161,7 @@ def _body(message: Any, kind: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """What a text is after it went through mail: CRLF, CR and LF are one line end, and the last line has one too."""
+    """A text after mail transport: CRLF, CR and LF become one line end, and the last line has one, too."""
     text = re.sub("\r\n?", "\n", text)
     return text if not text or text.endswith("\n") else text + "\n"
 
@@ -174,7 +174,7 @@ def a_fixed_email() -> bytes:
 
 
 def test_rendering_is_the_same_in_another_process() -> None:
-    """A later attempt, by another worker, is the same email: nothing random, nothing of the process or the clock."""
+    """A later attempt by another worker sends the same bytes: nothing depends on chance, process or clock."""
     script = "import sys; from tests.providers import test_mime; sys.stdout.buffer.write(test_mime.a_fixed_email())"
 
     here = a_fixed_email()
@@ -183,7 +183,7 @@ def test_rendering_is_the_same_in_another_process() -> None:
     assert there == here
 
 
-def test_a_body_that_holds_the_boundary_does_not_break_the_email() -> None:
+def test_a_body_that_contains_the_boundary_does_not_break_the_email() -> None:
     outgoing = an_email(email_id=A_FIXED_ID)
     evil = "".join(
         f"--=_{kind}_{outgoing.email_id.hex}{n}\n" for kind in ("mixed", "alternative") for n in ("", "--", "_1")
@@ -216,7 +216,7 @@ def test_a_body_that_holds_the_boundary_does_not_break_the_email() -> None:
         ("bell \x07\n", "quoted-printable"),
     ],
 )
-def test_the_most_readable_encoding_that_every_server_passes_on(text: str, encoding: str) -> None:
+def test_the_most_readable_encoding_that_every_server_passes_on_is_used(text: str, encoding: str) -> None:
     assert parsed(render(an_email(text=text)).content)["Content-Transfer-Encoding"] == encoding
 
 
@@ -245,7 +245,7 @@ def test_a_unicode_local_part_anywhere_needs_smtputf8(field: str) -> None:
     assert render(an_email(**{field: ("юзер@example.com",)})).needs_smtputf8
 
 
-def test_an_email_to_bcc_alone_names_nobody() -> None:
+def test_an_email_with_only_bcc_shows_no_recipient() -> None:
     message = parsed(render(an_email(to=(), bcc=("bob@example.com",))).content)
 
     assert message["To"] == "undisclosed-recipients:;"
@@ -272,7 +272,7 @@ def test_the_date_is_when_the_email_was_enqueued() -> None:
         ({"html": "x", "attachments": 1}, "multipart/mixed [multipart/alternative [text/plain text/html] image/png]"),
     ],
 )
-def test_the_structure_is_no_deeper_than_needed(changes: dict[str, Any], shape: str) -> None:
+def test_the_mime_structure_is_no_deeper_than_necessary(changes: dict[str, Any], shape: str) -> None:
     if "attachments" in changes:
         changes = {**changes, "attachments": (OutgoingAttachment("a.png", "image/png", b"x"),)}
 
@@ -289,8 +289,8 @@ def _shape(part: Any) -> str:
     "content_type",
     ["message/rfc822", "Multipart/mixed", "message-delivery/status", "message_delivery/status", "multipart-signed/x"],
 )
-def test_a_file_is_never_taken_for_parts_of_the_email(content_type: str) -> None:
-    """Python's generator knows parts by their type, and `message-delivery/status` for a `message/delivery-status`."""
+def test_an_attachment_is_never_parsed_as_parts_of_the_email(content_type: str) -> None:
+    """Python's generator recognizes parts by their type, and treats `message-delivery/status` as one of them."""
     content = render(an_email(attachments=(OutgoingAttachment("a", content_type, b"\n.\n" * 99),))).content
 
     (part,) = parsed(content).iter_attachments()
@@ -300,7 +300,7 @@ def test_a_file_is_never_taken_for_parts_of_the_email(content_type: str) -> None
 
 
 @pytest.mark.parametrize("name", ["名" * 255, "a" * 255, 'x"' * 127, "a b " * 63 + "c", "=?", "x=?y?=z"])
-def test_a_long_or_odd_filename_comes_back_and_keeps_the_line(name: str) -> None:
+def test_a_long_or_unusual_filename_survives_and_fits_the_line(name: str) -> None:
     content = render(an_email(attachments=(OutgoingAttachment(name, "text/plain", b""),))).content
 
     (part,) = parsed(content).iter_attachments()
@@ -308,7 +308,7 @@ def test_a_long_or_odd_filename_comes_back_and_keeps_the_line(name: str) -> None
     assert max(map(len, content.split(b"\r\n"))) <= 78
 
 
-def test_a_unicode_local_part_stands_as_it_is_and_all_else_is_ascii() -> None:
+def test_a_unicode_local_part_is_utf8_and_everything_else_is_ascii() -> None:
     to = tuple(f"Ёж {number} <ёж{number}@bücher.example>" for number in range(50))
 
     content = render(an_email(to=to, subject="Ёж", text="Ёж", html="<p>Ёж")).content
@@ -317,15 +317,15 @@ def test_a_unicode_local_part_stands_as_it_is_and_all_else_is_ascii() -> None:
     assert content.replace("ёж".encode(), b"").isascii()
 
 
-def test_text_in_base64_has_the_line_ends_of_mail() -> None:
-    """RFC 2046, section 4.1.1: the line end is CRLF whatever the encoding."""
+def test_text_in_base64_has_crlf_line_ends() -> None:
+    """RFC 2046, section 4.1.1: the line end is CRLF in every encoding."""
     message = parsed(render(an_email(text="こんにちは\nさようなら\r")).content)
 
     assert message["Content-Transfer-Encoding"] == "base64"
     assert message.get_payload(decode=True) == "こんにちは\r\nさようなら\r\n".encode()
 
 
-def test_a_domain_that_idna_refuses_is_named_without_its_value() -> None:
+def test_an_invalid_domain_is_reported_without_its_value() -> None:
     with pytest.raises(UnrenderableEmail) as caught:
         render(an_email(to=("ann@\u0378.example",)))
 

@@ -1,4 +1,4 @@
-"""Providers that installed packages bring: used as ours are, or refused with the reason."""
+"""Providers from installed packages: used like built-in ones, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 
 from dispatcher.config import BUILT_IN, examine, load, plugins
 from dispatcher.dev.conformance import Conformance
-from dispatcher.providers.capabilities import uncarried
+from dispatcher.providers.capabilities import capability_gap
 from dispatcher.providers.contract import Provider
-from dispatcher.providers.registry import check_provider, most_at_once, open_provider
+from dispatcher.providers.registry import check_provider, max_in_flight, open_provider
 from dispatcher.telemetry.meters import Meter
 from tests.cli.commandline import CommandLine
 from tests.providers import journal_package
@@ -26,7 +26,7 @@ NAMED = {"DISPATCHER_PROVIDERS": "journal"}
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Nobody remembers which packages were there before, or will afterwards."""
+    """Clear the cache of found packages before and after the test."""
     monkeypatch.syspath_prepend(tmp_path)
     declared = list(Meter.declared)
     _forget()
@@ -43,12 +43,12 @@ def _forget() -> None:
 
 
 def mistake(environ: dict[str, str] | None = None) -> str:
-    """The one mistake of an environment that names the provider."""
+    """The only configuration error of an environment that names the provider."""
     (found,) = examine({**NAMED, **(environ or {})}, needs=["providers"])[2]
     return found
 
 
-def test_its_settings_are_read_as_ours_are_and_its_name_is_known(tmp_path: Path) -> None:
+def test_a_packages_provider_has_settings_and_a_name(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
     (tmp_path / "token").write_text("t0ken\n")
 
@@ -59,11 +59,11 @@ def test_its_settings_are_read_as_ours_are_and_its_name_is_known(tmp_path: Path)
     own = settings.own["journal"]
     assert (getattr(own, "file"), getattr(own, "token")) == (Path("/tmp/log"), "t0ken")  # noqa: B009
     assert "t0ken" not in repr(settings)
-    assert most_at_once("journal", settings) == settings.prefetch
+    assert max_in_flight("journal", settings) == settings.prefetch
     assert load({**NAMED, "DISPATCHER_JOURNAL_MAX_PER_SECOND": "5"}).ceiling_of("journal") == 5
 
 
-async def test_it_sends_and_counts(tmp_path: Path) -> None:
+async def test_a_packages_provider_sends_and_counts(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
     settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(tmp_path / "lines")})
 
@@ -72,23 +72,23 @@ async def test_it_sends_and_counts(tmp_path: Path) -> None:
     assert Meter.declared[-1].name == "dispatcher_journal_lines_total"
 
 
-def test_what_it_needs_is_told_as_for_ours(tmp_path: Path) -> None:
+def test_a_missing_setting_of_a_packages_provider_is_reported(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
 
     assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS names journal: set a file."
 
 
-def test_nobody_is_advised_to_use_one_that_delivers_to_nobody(tmp_path: Path) -> None:
+def test_a_provider_that_delivers_nothing_is_not_recommended(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
 
     configured = {"journal": plugins.provider_class("journal").capabilities}
 
-    why = uncarried(an_email(template_id="d-1", text=None), configured)
+    why = capability_gap(an_email(template_id="d-1", text=None), configured)
     assert why is not None
     assert "(sendgrid, ses); configured: journal." in why.message
 
 
-def test_a_name_that_nobody_brings_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
 
     assert f"has an unknown provider: 'pigeon'. Choose from: {', '.join(BUILT_IN)}, journal." in mistake(
@@ -128,7 +128,7 @@ def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
     assert "remove journal" in found
 
 
-def test_a_package_whose_setting_has_a_variable_of_ours_is_refused(tmp_path: Path) -> None:
+def test_a_package_with_a_variable_of_a_built_in_setting_is_refused(tmp_path: Path) -> None:
     code = journal_package.CODE.replace('name = "journal"', 'name = "alert"').replace("    token:", "    email_to:")
     journal_package.install(tmp_path, name="alert", code=code)
 
@@ -137,7 +137,7 @@ def test_a_package_whose_setting_has_a_variable_of_ours_is_refused(tmp_path: Pat
     )
 
 
-def test_a_package_that_takes_the_name_of_one_of_ours_is_refused(tmp_path: Path) -> None:
+def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Path) -> None:
     journal_package.install(tmp_path, name="capture")
 
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
@@ -157,7 +157,7 @@ def test_two_packages_with_one_name_are_refused(tmp_path: Path) -> None:
     assert "which several packages provide: email-dispatcher-journal 1.0, email-dispatcher-other 2.0" in mistake()
 
 
-def test_the_command_line_shows_it_and_masks_its_secret(tmp_path: Path) -> None:
+def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
     environment = {
         "DISPATCHER_JOURNAL_FILE": "/tmp/log",

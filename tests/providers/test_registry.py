@@ -1,4 +1,4 @@
-"""The one place where adapters are found by name."""
+"""The registry that finds adapters by name."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.errors import ConfigurationError, ProviderFault
 from dispatcher.providers.registry import check_provider, open_provider
 
 
-def test_each_module_of_the_room_is_a_provider_of_its_name() -> None:
+def test_each_module_is_a_provider_with_the_modules_name() -> None:
     assert {"capture", "sendgrid", "ses", "smtp"} <= set(BUILT_IN)
     assert tuple(provider_class(name).name for name in BUILT_IN) == BUILT_IN
 
@@ -31,7 +31,7 @@ def test_an_unknown_name_is_refused() -> None:
         open_provider("pigeon", load({}))
 
 
-def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_ca_file_without_certificates_is_refused(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text("no certificate")
     settings = replace(load({"DISPATCHER_SMTP_URL": "smtps://smtp.example.org"}), ca_file=ca_file)
@@ -51,7 +51,7 @@ async def test_adapters_open_without_connecting_and_close(tmp_path: Path) -> Non
     assert not (tmp_path / "maildir").exists()
 
 
-async def test_checking_a_provider_tells_words_or_a_fault(tmp_path: Path) -> None:
+async def test_checking_a_provider_returns_a_report_or_raises_a_fault(tmp_path: Path) -> None:
     settings = load({"DISPATCHER_SMTP_URL": "smtp://127.0.0.1:1", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
 
     assert "writable" in await check_provider("capture", settings)

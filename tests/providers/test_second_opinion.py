@@ -1,4 +1,4 @@
-"""What aiosmtpd makes of the smtp adapter: our sink and our adapter could share a misunderstanding, it does not."""
+"""The smtp adapter against aiosmtpd, because our sink and our adapter could share a misunderstanding."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.providers.emails import an_email, send
 
 
 @dataclass
-class Judge:
-    """aiosmtpd's handler: notes what it is given."""
+class RecordingHandler:
+    """A handler for aiosmtpd that records the emails."""
 
     envelopes: list[Envelope] = field(default_factory=list)
 
@@ -37,16 +37,16 @@ class Judge:
 
 
 @pytest.fixture
-def judge() -> Judge:
-    return Judge()
+def handler() -> RecordingHandler:
+    return RecordingHandler()
 
 
 @pytest.fixture
-async def provider(judge: Judge) -> AsyncIterator[SmtpProvider]:
+async def provider(handler: RecordingHandler) -> AsyncIterator[SmtpProvider]:
     """The adapter, sending to aiosmtpd."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: SMTP(judge, hostname="second.test", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", 0
+        lambda: SMTP(handler, hostname="second.test", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", 0
     )
     own = SmtpSettings(url=SmtpServer("127.0.0.1", server.sockets[0].getsockname()[1], "none"), connections=1)
     adapter = SmtpProvider(own)
@@ -56,7 +56,7 @@ async def provider(judge: Judge) -> AsyncIterator[SmtpProvider]:
     await server.wait_closed()
 
 
-async def test_it_reads_what_we_rendered(provider: SmtpProvider, judge: Judge) -> None:
+async def test_aiosmtpd_reads_what_we_rendered(provider: SmtpProvider, handler: RecordingHandler) -> None:
     emails = [
         an_email(text=".\n..\n.leading\nFrom here\n"),
         an_email(text="x" * 5000, html="<p>" + "ü" * 5000),
@@ -69,16 +69,18 @@ async def test_it_reads_what_we_rendered(provider: SmtpProvider, judge: Judge) -
         sending = await send(provider, email)
         assert isinstance(sending.outcome, Accepted)
 
-    assert [envelope.content for envelope in judge.envelopes] == [render(email).content for email in emails]
-    assert [envelope.mail_from for envelope in judge.envelopes] == ["shop@example.org"] * 5
-    assert judge.envelopes[3].rcpt_tos == ["юзер@example.com"]
+    assert [envelope.content for envelope in handler.envelopes] == [render(email).content for email in emails]
+    assert [envelope.mail_from for envelope in handler.envelopes] == ["shop@example.org"] * 5
+    assert handler.envelopes[3].rcpt_tos == ["юзер@example.com"]
 
 
-async def test_it_agrees_on_refusals_and_the_email_after(provider: SmtpProvider, judge: Judge) -> None:
+async def test_aiosmtpd_refuses_the_same_and_accepts_the_next_email(
+    provider: SmtpProvider, handler: RecordingHandler
+) -> None:
     refused = await send(provider, an_email(to=("refused@example.com",)))
     partly = await send(provider, an_email(to=("refused@example.com", "ann@example.com")))
 
     assert isinstance(refused.outcome, Rejected)
     assert refused.outcome.code == "550 5.1.1"
     assert isinstance(partly.outcome, Accepted)
-    assert [envelope.rcpt_tos for envelope in judge.envelopes] == [["ann@example.com"]]
+    assert [envelope.rcpt_tos for envelope in handler.envelopes] == [["ann@example.com"]]

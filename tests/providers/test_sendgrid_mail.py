@@ -1,4 +1,4 @@
-"""The bodies that we send, held against SendGrid's documentation, and read back field by field."""
+"""SendGrid request bodies, checked against SendGrid's documentation and read field by field."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.providers.emails import an_email
 
 
 def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, Any]:
-    """The body, decoded and held against SendGrid's rules."""
+    """The decoded body, checked against SendGrid's rules."""
     document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing, sandbox=sandbox)))
     sendgrid_schema.check(document)
     return document
 
 
-def test_the_document_is_what_the_vendors_helpers_build() -> None:
+def test_the_document_equals_that_of_the_vendors_helpers() -> None:
     outgoing = an_email(
         to=("Ann <ann@example.com>",), cc=("cy@example.com",), bcc=("di@example.com",), reply_to=("h@example.org",),
         html="<p>Thank you.</p>", headers={"X-Campaign": "May"}, tags=("orders",),
@@ -59,7 +59,7 @@ def test_the_document_is_what_the_vendors_helpers_build() -> None:
     assert document_of(outgoing) == orjson.loads(orjson.dumps(mail.get()))
 
 
-def test_a_plain_email() -> None:
+def test_a_plain_email_has_the_documented_form() -> None:
     outgoing = an_email()
 
     assert document_of(outgoing) == {
@@ -73,7 +73,7 @@ def test_a_plain_email() -> None:
     }
 
 
-def test_both_bodies_stand_in_the_order_that_sendgrid_wants() -> None:
+def test_both_bodies_are_in_sendgrids_order() -> None:
     document = document_of(an_email(html="<p>Hällo 🎉</p>", text="Hällo 🎉\r\n"))
 
     assert document["content"] == [
@@ -82,7 +82,7 @@ def test_both_bodies_stand_in_the_order_that_sendgrid_wants() -> None:
     ]
 
 
-def test_every_recipient_is_in_its_place() -> None:
+def test_every_recipient_is_in_its_field() -> None:
     document = document_of(
         an_email(to=("Ann <ann@example.com>", "bob@example.com"), cc=("Cy <cy@example.com>",), bcc=("di@example.com",))
     )
@@ -93,7 +93,7 @@ def test_every_recipient_is_in_its_place() -> None:
     assert people["bcc"] == [{"email": "di@example.com"}]
 
 
-def test_an_address_that_stands_twice_is_told_once() -> None:
+def test_a_repeated_address_is_sent_once() -> None:
     document = document_of(
         an_email(
             to=("Ann <ann@example.com>", "ANN@Example.com", "bob@bücher.example"),
@@ -108,7 +108,7 @@ def test_an_address_that_stands_twice_is_told_once() -> None:
     assert [one["email"] for one in people["bcc"]] == ["di@example.com"]
 
 
-def test_without_to_those_in_cc_take_its_place() -> None:
+def test_without_to_the_cc_recipients_become_to() -> None:
     document = document_of(an_email(to=(), cc=("cy@example.com",), bcc=("di@example.com",)))
 
     (people,) = document["personalizations"]
@@ -117,7 +117,7 @@ def test_without_to_those_in_cc_take_its_place() -> None:
     assert "cc" not in people
 
 
-def test_with_bcc_alone_nobody_sees_another() -> None:
+def test_with_bcc_alone_no_recipient_sees_another() -> None:
     outgoing = an_email(to=(), bcc=("di@example.com", "ed@example.com", "DI@example.com"), template_id="d-1",
                         template_data={"total": 5})  # fmt: skip
 
@@ -147,7 +147,7 @@ def test_a_recipients_name_is_written_so_that_sendgrid_reads_one_address(text: s
     assert people["to"] == [{"email": "ann@example.com", "name": name}]
 
 
-def test_names_of_senders_stand_as_they_are() -> None:
+def test_names_of_senders_are_unchanged() -> None:
     outgoing = an_email(sender='"Shop, Inc." <shop@example.org>', reply_to=('"Help, Desk" <h@example.org>',))
 
     document = document_of(outgoing)
@@ -156,13 +156,13 @@ def test_names_of_senders_stand_as_they_are() -> None:
     assert document["reply_to"] == {"email": "h@example.org", "name": "Help, Desk"}
 
 
-def test_several_places_to_reply_to_are_a_list() -> None:
+def test_several_reply_to_addresses_are_a_list() -> None:
     document = document_of(an_email(reply_to=("Help <h@example.org>", "b@example.org", "H@example.org")))
 
     assert document["reply_to_list"] == [{"email": "h@example.org", "name": "Help"}, {"email": "b@example.org"}]
 
 
-def test_headers_are_ascii_on_one_line_and_mean_the_same() -> None:
+def test_headers_are_ascii_on_one_line_and_keep_their_value() -> None:
     headers = {
         "X-Campaign": ("Grüße und Küsse " * 12).strip(),
         "List-Unsubscribe": "<https://example.org/u?x=1>",
@@ -180,13 +180,13 @@ def _decoded(value: str) -> str:
     return str(email.header.make_header(email.header.decode_header(value)))
 
 
-def test_tags_become_categories_as_far_as_sendgrid_takes_them() -> None:
+def test_tags_become_categories_if_sendgrid_accepts_them() -> None:
     document = document_of(an_email(tags=("orders", "Grüße", "2026", "orders")))
 
     assert set(document["categories"]) == {"orders", "2026"}
 
 
-def test_no_tag_no_category() -> None:
+def test_without_tags_there_are_no_categories() -> None:
     assert "categories" not in document_of(an_email(tags=("Grüße",)))
 
 
@@ -208,7 +208,7 @@ def test_attachments_keep_order_name_type_and_octets() -> None:
     assert {file["disposition"] for file in document["attachments"]} == {"attachment"}
 
 
-def test_a_template_writes_subject_and_bodies() -> None:
+def test_a_template_replaces_subject_and_bodies() -> None:
     data = MappingProxyType({"name": "Ann", "items": [{"price": 1.5}], "paid": True, "note": None})
 
     document = document_of(an_email(subject="", text=None, template_id="d-123", template_data=data))
@@ -219,13 +219,13 @@ def test_a_template_writes_subject_and_bodies() -> None:
     assert "content" not in document
 
 
-def test_a_template_without_data() -> None:
+def test_a_template_needs_no_data() -> None:
     document = document_of(an_email(template_id="d-123"))
 
     assert "dynamic_template_data" not in document["personalizations"][0]
 
 
-def test_sandbox_mode_is_asked_for() -> None:
+def test_sandbox_mode_is_requested() -> None:
     assert document_of(an_email(), sandbox=True)["mail_settings"] == {"sandbox_mode": {"enable": True}}
     assert "mail_settings" not in document_of(an_email())
 
@@ -245,7 +245,7 @@ def test_sandbox_mode_is_asked_for() -> None:
         (Reason.REJECTED_RECIPIENT, {"to": ("a@-.example",)}),
     ],
 )
-def test_what_sendgrid_would_refuse_is_refused_here(reason: Reason, changes: dict[str, Any]) -> None:
+def test_emails_that_sendgrid_would_refuse_are_rejected_before_sending(reason: Reason, changes: dict[str, Any]) -> None:
     with pytest.raises(UnrenderableEmail) as refused:
         body_of(an_email(**changes))
 
@@ -254,12 +254,12 @@ def test_what_sendgrid_would_refuse_is_refused_here(reason: Reason, changes: dic
     assert "abc123" not in refused.value.message
 
 
-def test_no_header_that_sendgrid_reserves_gets_this_far() -> None:
+def test_headers_that_sendgrid_reserves_are_refused_at_enqueue() -> None:
     for name in sendgrid_schema.RESERVED_HEADERS:
         assert is_written_by_others(name)
 
 
-def test_a_thousand_recipients_do_not_stop_the_loop() -> None:
+def test_a_thousand_recipients_do_not_block_the_loop() -> None:
     outgoing = an_email(to=tuple(f"person{number}@example.com" for number in range(1000)))
 
     started = time.process_time()
@@ -270,7 +270,7 @@ def test_a_thousand_recipients_do_not_stop_the_loop() -> None:
 
 
 def document_of_unchecked(outgoing: OutgoingEmail) -> dict[str, Any]:
-    """The body, decoded."""
+    """The decoded body."""
     document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing)))
     return document
 
@@ -298,7 +298,7 @@ _MAILBOX = st.one_of(_ADDRESS, st.builds('"{}" <{}>'.format, _WORDS, _ADDRESS))
     tags=st.lists(_WORDS, max_size=10, unique=True),
     filename=_WORDS,
 )
-def test_whatever_enqueue_takes_sendgrid_takes(
+def test_every_email_that_enqueue_accepts_fits_sendgrids_schema(
     sender: str, to: list[str], cc: list[str], bcc: list[str], reply_to: list[str], subject: str, text: str,
     headers: dict[str, str], tags: list[str], filename: str,
 ) -> None:  # fmt: skip

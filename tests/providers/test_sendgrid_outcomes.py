@@ -1,6 +1,4 @@
-"""What happened → outcome, for sendgrid, counted at the server. The rows are those of the table in
-`docs/providers.md`.
-"""
+"""The outcome of every situation for sendgrid, counted at the server: the table in `docs/providers.md`."""
 
 from __future__ import annotations
 
@@ -18,9 +16,9 @@ from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import NoPlace
-from dispatcher.providers.sendgrid.answers import outcome_of
-from dispatcher.transport.http_answer import Answer
+from dispatcher.providers.contract import NoFreeConnection
+from dispatcher.providers.sendgrid.responses import outcome_of
+from dispatcher.transport.http_response import HttpResponse
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.sendgrid_place import KEY, sendgrid_place
@@ -36,14 +34,14 @@ PAGE: Final = Reply(504, b"<html><title>SendGrid - 504 Gateway Timeout</title></
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row, and one way to make it happen.
+    """One row of the table, and one way to cause it.
 
     Attributes:
         row: The table's first column.
-        expected: The outcome's type and, where it has several, its reason; `ProviderFault` for a fault.
+        expected: The outcome's type and its reason, if it has several; `ProviderFault` for a fault.
         act: What the server does.
         code: The outcome's code.
-        detail: What its detail holds.
+        detail: A part of the outcome's detail.
         accepted: How often the email is in the server's ledger.
         seconds: The attempt's deadline.
     """
@@ -63,19 +61,19 @@ ACCEPTED: Final = "202"
 SANDBOX: Final = "200 without a body, in sandbox mode"
 NEITHER: Final = "another 2xx, or a redirect (not followed)"
 SENDER: Final = "400 or 403 that blames the sender"
-RECIPIENT: Final = "400 that blames recipients alone"
+RECIPIENT: Final = "400 that blames only recipients"
 CONTENT: Final = "another 400, or 422"
 LARGE: Final = "413"
 REFUSED: Final = "another 4xx, such as 406"
 ACCOUNT: Final = "401, another 403, 404, 405, 451"
 THROTTLED: Final = "429"
 SERVER: Final = "408, 500, 503 and other 5xx"
-GATEWAY: Final = "502 or 504: a gateway that got no answer itself"
-SILENCE: Final = "no answer after the body left: closed, reset, past the deadline"
-BROKEN: Final = "half an answer, or what is no HTTP"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS broken off"
+GATEWAY: Final = "502 or 504: a gateway got no response from SendGrid"
+SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
+BROKEN: Final = "an incomplete response, or invalid HTTP"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
 UNTRUSTED: Final = "the certificate is not trusted"
-LATE: Final = "the deadline passes before the body left"
+LATE: Final = "the deadline passes before the body is sent"
 
 BAD_SENDER: Final = "rejected rejected_sender"
 BAD_RECIPIENT: Final = "rejected rejected_recipient"
@@ -119,12 +117,12 @@ CASES: Final = [
     Case(GATEWAY, "uncertain", Reply(502), "502", "502 with an empty body"),
     Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
     Case(SILENCE, "uncertain", Fault.RESET_UNREAD),
-    Case(SILENCE, "uncertain", Fault.CLOSE, accepted=1, detail="no answer: the connection was closed"),
-    Case(SILENCE, "uncertain", Fault.RESET, accepted=1, detail="no answer: the connection was reset"),
-    Case(SILENCE, "uncertain", Fault.HANG, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
-    Case(SILENCE, "uncertain", Fault.DRIP, accepted=1, seconds=SOON_SECONDS, detail="no answer before the deadline"),
-    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", accepted=1, seconds=LATER_SECONDS, detail="did not end in time"),
-    Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1, detail="an answer with status 202 broke off"),
+    Case(SILENCE, "uncertain", Fault.CLOSE, accepted=1, detail="no response: the connection was closed"),
+    Case(SILENCE, "uncertain", Fault.RESET, accepted=1, detail="no response: the connection was reset"),
+    Case(SILENCE, "uncertain", Fault.HANG, accepted=1, seconds=SOON_SECONDS, detail="no response before the deadline"),
+    Case(SILENCE, "uncertain", Fault.DRIP, accepted=1, seconds=SOON_SECONDS, detail="no response before the deadline"),
+    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", "incomplete at the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1, detail="the response with status 202 was cut off"),
     Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
     Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
     Case(ACCEPTED, "accepted", Fault.FLOOD, accepted=1),
@@ -132,7 +130,7 @@ CASES: Final = [
 ]  # fmt: skip
 ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
                     (UNTRUSTED, "ProviderFault")}  # fmt: skip
-"""Rows that need no server that behaves so; see the tests by their names."""
+"""Rows that need no special server; the names of other tests show which."""
 
 
 def _named(case: Case) -> str:
@@ -141,7 +139,7 @@ def _named(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_named)
-async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, authority: Authority) -> None:
+async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: Path, authority: Authority) -> None:
     email = an_email()
     behaviour = Behaviour(case.act, key=case.key)
     async with sendgrid_place(
@@ -157,12 +155,12 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
         sending = await send(place.provider, email, seconds=case.seconds, leaves=True)
 
         assert sending.outcome is not None
-        assert words_for(sending.outcome) == case.expected
+        assert outcome_text(sending.outcome) == case.expected
         assert sending.left == 1
         assert getattr(sending.outcome, "code", None) == case.code
         assert case.detail in (sending.outcome.detail or "")
         assert "@" not in (sending.outcome.detail or "")
-        # It may read on after the deadline.
+        # The double may still read after the deadline.
         await until(lambda: len(place.times()) == case.accepted)
         assert place.times()[str(email.email_id)] == case.accepted
         assert place.double.begun.total() == 1
@@ -185,7 +183,7 @@ async def test_the_next_email_is_not_affected(case: Case, tmp_path: Path, author
         assert place.double.requests[str(email.email_id)] == 1
 
 
-async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
+async def test_two_hundred_emails_accepted_without_a_response_are_uncertain(
     tmp_path: Path, authority: Authority
 ) -> None:
     emails = [an_email() for _ in range(200)]
@@ -200,7 +198,7 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
         assert place.double.requests == {str(email.email_id): 1 for email in emails}
 
 
-async def test_the_message_id_is_kept(tmp_path: Path) -> None:
+async def test_the_message_id_is_recorded(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         sending = await send(place.provider, an_email())
 
@@ -238,18 +236,20 @@ NOW_SECONDS: Final = 1795246200
         (503, {"x-ratelimit-reset": str(NOW_SECONDS + 40), "date": NOW}, None),
     ],
 )
-def test_how_long_to_wait(status: int, headers: Mapping[str, str], seconds: float | None) -> None:
-    outcome = outcome_of(Answer(status, headers, b""))
+def test_the_wait_comes_from_the_responses_headers(
+    status: int, headers: Mapping[str, str], seconds: float | None
+) -> None:
+    outcome = outcome_of(HttpResponse(status, headers, b""))
 
     assert isinstance(outcome, Deferred)
     assert outcome.retry_after == seconds
 
 
-def test_without_the_servers_clock_ours_counts() -> None:
+def test_without_the_servers_clock_our_clock_is_used() -> None:
     reset_at = int(time.time()) + 40
 
     before = time.time()
-    outcome = outcome_of(Answer(429, {"x-ratelimit-reset": str(reset_at)}, b""))
+    outcome = outcome_of(HttpResponse(429, {"x-ratelimit-reset": str(reset_at)}, b""))
     after = time.time()
 
     assert isinstance(outcome, Deferred)
@@ -257,25 +257,25 @@ def test_without_the_servers_clock_ours_counts() -> None:
     assert reset_at - after <= outcome.retry_after <= reset_at - before
 
 
-def test_a_message_id_that_is_none_is_not_kept() -> None:
+def test_an_invalid_message_id_is_not_recorded() -> None:
     for text in ("", "a\x00b", "é", "x" * 1000):
-        outcome = outcome_of(Answer(202, {"x-message-id": text}, b""))
+        outcome = outcome_of(HttpResponse(202, {"x-message-id": text}, b""))
 
         assert outcome == Accepted(None)
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         await place.double.close()
 
         sending = await send(place.provider, an_email())
 
     assert sending.outcome is not None
-    assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+    assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
     assert sending.left == 0
 
 
-async def test_the_certificate_is_not_trusted(tmp_path: Path, authority: Authority) -> None:
+async def test_an_untrusted_certificate_is_a_fault(tmp_path: Path, authority: Authority) -> None:
     async with sendgrid_place(tmp_path, tls=authority.server) as place:
         with pytest.raises(ProviderFault, match="certificate"):
             await send(place.provider, an_email())
@@ -283,24 +283,24 @@ async def test_the_certificate_is_not_trusted(tmp_path: Path, authority: Authori
         assert not place.double.begun
 
 
-async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
+async def test_nothing_is_sent_after_the_deadline(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         await send(place.provider, an_email())
 
         sending = await send(place.provider, an_email(), seconds=0)
 
         assert sending.outcome is not None
-        assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+        assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
         assert sending.left == 0
         assert place.double.begun.total() == 1
 
 
-async def test_an_email_that_no_connection_became_free_for_says_nothing_of_sendgrid(tmp_path: Path) -> None:
+async def test_a_wait_without_a_free_connection_does_not_count_against_sendgrid(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.requests.total() == 1)
 
-        with pytest.raises(NoPlace):
+        with pytest.raises(NoFreeConnection):
             await send(place.provider, an_email(), seconds=SOON_SECONDS)
 
         place.double.drop_connections()
@@ -308,7 +308,7 @@ async def test_an_email_that_no_connection_became_free_for_says_nothing_of_sendg
         assert place.double.requests.total() == 1
 
 
-async def test_an_email_that_cannot_be_built_never_leaves(tmp_path: Path) -> None:
+async def test_an_email_that_cannot_be_rendered_is_never_sent(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         sending = await send(place.provider, an_email(subject=""))
 
@@ -317,29 +317,29 @@ async def test_an_email_that_cannot_be_built_never_leaves(tmp_path: Path) -> Non
         assert not place.double.begun
 
 
-async def test_check_praises_a_key_that_may_send(tmp_path: Path) -> None:
+async def test_check_reports_a_key_that_may_send(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         words = await place.provider.check()
 
-    assert words == "SendGrid takes the key, which may send; emails are delivered."
+    assert words == "SendGrid accepts the API key, and the key may send; emails are delivered."
 
 
 @pytest.mark.parametrize(
     ("behaviour", "words"),
     [
         (Behaviour(key="SG.another"), "Check SENDGRID_API_KEY"),
-        (Behaviour(Reply(200, {"scopes": ["user.profile.read"]})), "Give it the scope mail.send"),
-        (Behaviour(Reply(200, b"<html>")), "Give it the scope mail.send"),
-        (Behaviour(Reply(500, b"")), "cannot use"),
+        (Behaviour(Reply(200, {"scopes": ["user.profile.read"]})), "Give the key the scope mail.send"),
+        (Behaviour(Reply(200, b"<html>")), "Give the key the scope mail.send"),
+        (Behaviour(Reply(500, b"")), "unexpected response"),
     ],
 )
-async def test_check_tells_what_is_wrong(behaviour: Behaviour, words: str, tmp_path: Path) -> None:
+async def test_check_reports_each_problem(behaviour: Behaviour, words: str, tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path, behaviour) as place:
         with pytest.raises(ProviderFault, match=re.escape(words)):
             await place.provider.check()
 
 
-async def test_check_of_a_server_that_is_away(tmp_path: Path) -> None:
+async def test_check_of_an_unreachable_server_is_a_fault(tmp_path: Path) -> None:
     async with sendgrid_place(tmp_path) as place:
         await place.double.close()
 
@@ -347,14 +347,14 @@ async def test_check_of_a_server_that_is_away(tmp_path: Path) -> None:
             await place.provider.check()
 
 
-def words_for(outcome: Outcome) -> str:
-    """As the table's second and third column have it."""
+def outcome_text(outcome: Outcome) -> str:
+    """The table's second and third column."""
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)
     return f"{outcome_name(outcome)} {outcome.reason}"
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_the_table_in_the_docs_has_the_same_rows() -> None:
     section = THE_PAGE.read_text().partition("\n## SendGrid")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""The key and the email stay where they belong: at DEBUG, in every kind of failure, and in what exceptions say."""
+"""The API key and the email stay private: at DEBUG, in every kind of failure, and in exceptions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ECHO = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%40examp
 
 @pytest.fixture
 def debug_log() -> Iterator[None]:
-    """Our own log, at its most talkative."""
+    """Our own log at DEBUG."""
     log.configure("debug", "json", worker="test")
     yield
     structlog.reset_defaults()
@@ -57,7 +57,7 @@ async def test_nothing_private_is_logged_or_raised(
     assert [secret for secret in SECRETS if secret in told] == []
 
 
-async def test_a_connection_that_fails_tells_nothing_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failed_connection_reports_nothing_private(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(1)
     async with sendgrid_place(tmp_path) as place:
         await place.double.close()
@@ -69,7 +69,7 @@ async def test_a_connection_that_fails_tells_nothing_private(tmp_path: Path, cap
     assert [secret for secret in SECRETS if secret in told] == []
 
 
-async def test_python_sendgrids_own_client_is_kept_quiet(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_python_sendgrids_own_client_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """At DEBUG it logs the key and the whole email. We do not use it, but an application in our process may."""
     caplog.set_level(logging.DEBUG)
     async with sendgrid_place(tmp_path) as place:
@@ -81,5 +81,5 @@ async def test_python_sendgrids_own_client_is_kept_quiet(tmp_path: Path, caplog:
     assert [secret for secret in SECRETS if secret in caplog.text] == []
 
 
-def test_options_show_no_key() -> None:
+def test_the_settings_do_not_show_the_key() -> None:
     assert KEY not in repr(SendGridSettings(api_key=KEY))

@@ -1,4 +1,4 @@
-"""The settings of the sendgrid adapter: fail closed, in words that help."""
+"""The settings of the sendgrid adapter: invalid settings are refused with a helpful error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KEY = "SG.the-key.nobody-may-see"
 NAMED = {"DISPATCHER_PROVIDERS": "sendgrid"}
 
 
-def test_named_without_a_key_is_a_mistake() -> None:
+def test_a_missing_key_is_an_error() -> None:
     _, _, mistakes = examine(NAMED, needs=["providers"])
 
     assert mistakes == ("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.",)
 
 
-def test_the_key_may_come_from_a_file(tmp_path: Path) -> None:
+def test_the_key_can_be_read_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text(f"{KEY}\n")
 
     settings = load({**NAMED, "SENDGRID_API_KEY_FILE": str(tmp_path / "key")})
@@ -31,14 +31,14 @@ def test_the_key_may_come_from_a_file(tmp_path: Path) -> None:
     assert settings.of(SendGridSettings).api_key == KEY
 
 
-def test_the_key_is_not_shown() -> None:
+def test_config_does_not_show_the_key() -> None:
     settings = load({**NAMED, "SENDGRID_API_KEY": KEY})
 
     assert KEY not in repr(settings)
 
 
 @pytest.mark.parametrize("key", ["SG.a b", "SG.ключ", "SG.a\nX-Other: 1"])
-def test_a_key_that_cannot_be_one_is_a_mistake_and_not_repeated(key: str) -> None:
+def test_an_invalid_key_is_an_error_that_does_not_repeat_it(key: str) -> None:
     _, _, mistakes = examine({**NAMED, "SENDGRID_API_KEY": key})
 
     (mistake,) = mistakes
@@ -62,7 +62,7 @@ def test_the_default_and_the_help_name_python_sendgrids_regions() -> None:
         ("api.sendgrid.com", "begins with https://"),
     ],
 )
-def test_a_host_that_will_not_do_is_a_mistake(host: str, words: str) -> None:
+def test_an_invalid_host_is_an_error(host: str, words: str) -> None:
     _, _, mistakes = examine({"DISPATCHER_SENDGRID_HOST": host})
 
     (mistake,) = mistakes
@@ -72,7 +72,7 @@ def test_a_host_that_will_not_do_is_a_mistake(host: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["http://127.0.0.1:8080", "http://localhost:1/", "https://api.eu.sendgrid.com/"])
-def test_a_host_that_will_do(host: str) -> None:
+def test_a_valid_host_is_accepted(host: str) -> None:
     assert load({"DISPATCHER_SENDGRID_HOST": host}).of(SendGridSettings).host == host.rstrip("/")
 
 
@@ -87,7 +87,7 @@ def test_a_switch_is_on_or_off() -> None:
     assert mistakes == ("DISPATCHER_SENDGRID_SANDBOX must be on or off.",)
 
 
-async def test_a_ca_file_without_certificates_is_a_mistake(tmp_path: Path) -> None:
+async def test_a_ca_file_without_certificates_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     settings = replace(load({**NAMED, "SENDGRID_API_KEY": KEY}), ca_file=tmp_path / "ca.pem")
 

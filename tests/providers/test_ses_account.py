@@ -1,4 +1,4 @@
-"""The ses adapter's settings, one POST, its silence, and what `check` says of the account."""
+"""The ses adapter's settings, that it posts once and logs nothing private, and its report on the account."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dispatcher.config import load
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Uncertain
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.registry import check_provider, most_connections, open_provider
+from dispatcher.providers.registry import check_provider, max_connections, open_provider
 from dispatcher.providers.ses import SesProvider, SesSettings, region_of
 from dispatcher.telemetry import log
 from tests.providers.conftest import Authority
@@ -37,7 +37,7 @@ DENIED = aws_error(403, "AccessDeniedException", "arn:aws:ses:eu-west-1:1:identi
 
 
 @pytest.mark.parametrize("mode", ["legacy", "standard", "adaptive"])
-async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path) -> None:
+async def test_ses_gets_one_post_whatever_the_environment_sets(mode: str, tmp_path: Path) -> None:
     email = an_email()
     environment = {"AWS_MAX_ATTEMPTS": "5", "AWS_RETRY_MODE": mode}
     async with ses_place(tmp_path, Behaviour(Fault.CLOSE), environment=environment) as place:
@@ -47,8 +47,8 @@ async def test_one_post_whatever_the_environment_says(mode: str, tmp_path: Path)
         assert place.double.requests == {str(email.email_id): 1}
 
 
-async def test_boto3_left_alone_posts_again(tmp_path: Path) -> None:
-    """Why boto3 sends nothing here, and that the double would show it."""
+async def test_boto3_by_default_posts_again(tmp_path: Path) -> None:
+    """The reason why boto3 sends nothing here; also proves that the double counts repeated posts."""
     email = {"Content": {"Raw": {"Data": b"x"}}}
     async with ses_place(tmp_path, Behaviour(Fault.CLOSE)) as place:
         with aws_environment():
@@ -68,12 +68,12 @@ async def test_boto3_left_alone_posts_again(tmp_path: Path) -> None:
         ({"AWS_REGION": "eu-north-1", "AWS_DEFAULT_REGION": "us-east-1"}, "eu-north-1"),
     ],
 )
-def test_where_the_region_comes_from(environment: dict[str, str], region: str) -> None:
+def test_the_region_comes_from_the_first_variable_that_is_set(environment: dict[str, str], region: str) -> None:
     with aws_environment(**environment):
         assert region_of(load(environment).of(SesSettings)) == region
 
 
-def test_the_profiles_region_counts(tmp_path: Path) -> None:
+def test_the_profiles_region_is_used(tmp_path: Path) -> None:
     profile = tmp_path / "config"
     profile.write_text("[default]\nregion = ap-south-1\n")
     with aws_environment(AWS_CONFIG_FILE=str(profile)):
@@ -85,12 +85,12 @@ def test_without_a_region_it_does_not_open() -> None:
         open_provider("ses", load({}))
 
 
-def test_a_profile_that_is_not_there_is_a_mistake() -> None:
+def test_a_missing_profile_is_an_error() -> None:
     with aws_environment(AWS_PROFILE="nobody"), pytest.raises(ConfigurationError, match="nobody"):
         open_provider("ses", load({}))
 
 
-def test_every_setting_arrives() -> None:
+def test_every_setting_takes_effect() -> None:
     settings = load(
         {
             "AWS_REGION": REGION,
@@ -103,7 +103,7 @@ def test_every_setting_arrives() -> None:
     assert settings.of(SesSettings) == SesSettings(
         region=REGION, endpoint_url="http://127.0.0.1:4566", configuration_set="news_1", connections=4
     )
-    assert most_connections("ses", settings) == 4
+    assert max_connections("ses", settings) == 4
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,12 @@ def test_every_setting_arrives() -> None:
         {"DISPATCHER_SES_CONNECTIONS": "0"},
     ],
 )
-def test_settings_that_cannot_be_right_are_refused(setting: dict[str, str]) -> None:
+def test_invalid_settings_are_refused(setting: dict[str, str]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(setting))):
         load(setting)
 
 
-def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_ca_file_without_certificates_is_refused(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text("no certificate")
     settings = replace(load({"AWS_REGION": REGION}), ca_file=ca_file)
@@ -131,7 +131,7 @@ def test_a_ca_file_that_is_none_is_refused(tmp_path: Path) -> None:
         open_provider("ses", settings)
 
 
-def test_boto3_is_imported_only_where_ses_is_named() -> None:
+def test_boto3_is_imported_only_if_ses_is_configured() -> None:
     program = (
         "import sys; from dispatcher.config import load; from dispatcher.providers.registry import open_provider\n"
         "import dispatcher.cli.main, dispatcher.worker.process\n"
@@ -143,9 +143,9 @@ def test_boto3_is_imported_only_where_ses_is_named() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-async def test_opening_starts_no_thread_and_close_twice_is_harmless() -> None:
-    """The parent opens one to see whether it could, and forks afterwards."""
-    before = set(threading.enumerate())  # of tests before this one, too, which may end meanwhile
+async def test_opening_starts_no_thread_and_close_is_idempotent() -> None:
+    """The parent creates an adapter to check the settings, and forks afterwards."""
+    before = set(threading.enumerate())  # includes threads of earlier tests, which may end during this one
     provider = SesProvider(SesSettings(region=REGION))
 
     await provider.close()
@@ -156,7 +156,7 @@ async def test_opening_starts_no_thread_and_close_twice_is_harmless() -> None:
 
 @pytest.fixture
 def debug_log() -> Iterator[None]:
-    """Our own log, at its most talkative."""
+    """Our own log at DEBUG."""
     log.configure("debug", "json", worker="test")
     yield
     structlog.reset_defaults()
@@ -185,8 +185,8 @@ async def test_nothing_private_is_logged_or_raised(
     assert words
 
 
-async def test_botocore_at_debug_would_tell_who_signs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What the quiet is for, and that the test above would see it."""
+async def test_botocore_at_debug_would_log_the_access_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The reason for silencing botocore; also proves that the test above would detect a leak."""
     async with ses_place(tmp_path) as place:
         for name in ("", "botocore", "urllib3"):
             caplog.set_level(logging.DEBUG, logger=name)
@@ -203,7 +203,7 @@ ACCOUNT = {
 
 
 async def checked(answer: Reply) -> str:
-    """What check says where SES answers GetAccount so."""
+    """The report of `check` for this response to GetAccount."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
@@ -219,20 +219,23 @@ async def checked(answer: Reply) -> str:
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Reply(200, ACCOUNT), "SES in eu-west-1 answers: 14 emails per second, 12 of 50000 sent within a day."),
-        (Reply(200, {**ACCOUNT, "ProductionAccessEnabled": False}), "sandbox: only to addresses that are verified."),
-        (Reply(200, {"SendingEnabled": True, "ProductionAccessEnabled": True}), "answers: it tells no quota."),
-        (aws_error(403, "AccessDeniedException", "no"), "may not ask for the account's state (ses:GetAccount)."),
+        (Reply(200, ACCOUNT), "SES in eu-west-1 answers: 14 emails per second, 12 of 50000 sent in 24 hours."),
+        (
+            Reply(200, {**ACCOUNT, "ProductionAccessEnabled": False}),
+            "sandbox: SES delivers to verified addresses only.",
+        ),
+        (Reply(200, {"SendingEnabled": True, "ProductionAccessEnabled": True}), "answers: quota unknown."),
+        (aws_error(403, "AccessDeniedException", "no"), "may not read the account's state (ses:GetAccount)."),
     ],
 )
-async def test_check_praises_an_account_that_may_send(answer: Reply, words: str) -> None:
+async def test_check_reports_an_account_that_may_send(answer: Reply, words: str) -> None:
     assert (await checked(answer)).endswith(words)
 
 
 @pytest.mark.parametrize(
     ("answer", "words"),
     [
-        (Reply(200, {**ACCOUNT, "SendingEnabled": False}), "switched off"),
+        (Reply(200, {**ACCOUNT, "SendingEnabled": False}), "disabled sending"),
         (Reply(200, {**ACCOUNT, "SendQuota": {"Max24HourSend": 200, "SentLast24Hours": 200}}), "quota of 200 emails"),
         (aws_error(403, "InvalidClientTokenId", "ann@example.com"), "Check AWS's credentials"),
         (aws_error(429, "TooManyRequestsException", "slow"), "slow"),
@@ -241,14 +244,14 @@ async def test_check_praises_an_account_that_may_send(answer: Reply, words: str)
         (Reply(200, ["?"]), "SES"),
     ],
 )
-async def test_check_tells_what_is_wrong(answer: Reply, words: str) -> None:
+async def test_check_reports_each_problem(answer: Reply, words: str) -> None:
     with pytest.raises(ProviderFault, match=re.escape(words)) as fault:
         await checked(answer)
 
     assert "ann@example.com" not in "".join(traceback.format_exception(fault.value))
 
 
-async def test_check_of_a_server_that_is_away(tmp_path: Path) -> None:
+async def test_check_of_an_unreachable_server_is_a_fault(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         settings = load({"AWS_REGION": REGION, "DISPATCHER_SES_ENDPOINT_URL": place.double.url})
         await place.double.close()

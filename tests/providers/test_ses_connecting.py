@@ -1,4 +1,4 @@
-"""What the ses adapter says where no connection comes about; judged by what was posted."""
+"""The ses adapter's outcomes without a connection; judged by the posted requests."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from tests.providers.emails import SOON_SECONDS, an_email, send
 from tests.providers.listeners import (
     Handler,
     close_at_once,
-    full_house,
+    full_listener,
     listening,
     proxy,
     reset_at_hello,
-    say_nothing,
     speak_plain_http,
+    stay_silent,
 )
 from tests.providers.ses_place import aws_environment, ses_place, ses_provider
-from tests.providers.test_ses_outcomes import ELSEWHERE, FAULT, LATE, NOT_CONNECTED, NOT_SIGNED, words_for
+from tests.providers.test_ses_outcomes import ELSEWHERE, FAULT, LATE, NOT_CONNECTED, NOT_SIGNED, outcome_text
 
 
 @pytest.mark.parametrize("handler", [close_at_once, reset_at_hello])
-async def test_tls_that_breaks_off_is_a_definite_no(handler: Handler, authority: Authority) -> None:
+async def test_an_interrupted_handshake_is_a_definite_failure(handler: Handler, authority: Authority) -> None:
     async with (
         listening(handler) as port,
         ses_provider(f"https://127.0.0.1:{port}", ca_file=authority.ca_file) as provider,
     ):
         sending = await send(provider, an_email())
 
-    assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+    assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
     assert sending.left == 0
 
 
-async def test_tls_that_never_ends_is_a_definite_no(authority: Authority) -> None:
-    async with listening(say_nothing) as port:
+async def test_a_hanging_handshake_is_a_definite_failure(authority: Authority) -> None:
+    async with listening(stay_silent) as port:
         url = f"https://127.0.0.1:{port}"
         async with ses_provider(url, ca_file=authority.ca_file) as provider:
             sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
-    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
     assert sending.left == 0
 
 
@@ -57,7 +57,7 @@ async def test_a_server_without_tls_is_a_fault(authority: Authority) -> None:
             await send(provider, an_email())
 
 
-async def test_a_certificate_that_is_not_trusted_is_a_fault(tmp_path: Path, authority: Authority) -> None:
+async def test_an_untrusted_certificate_is_a_fault(tmp_path: Path, authority: Authority) -> None:
     assert (NOT_SIGNED, FAULT) in ELSEWHERE
     async with ses_place(tmp_path / "a", tls=authority.server) as place:
         with pytest.raises(ProviderFault, match="cannot be trusted"):
@@ -69,7 +69,7 @@ async def test_a_certificate_that_is_not_trusted_is_a_fault(tmp_path: Path, auth
         assert not place.double.begun
 
 
-async def test_nobody_listens_or_has_the_name(tmp_path: Path) -> None:
+async def test_a_closed_port_or_an_unknown_host_is_connection_failed(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         await place.double.close()
         refused = await send(place.provider, an_email())
@@ -77,20 +77,20 @@ async def test_nobody_listens_or_has_the_name(tmp_path: Path) -> None:
         unknown = await send(provider, an_email())
 
     for sending in (refused, unknown):
-        assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+        assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
         assert sending.left == 0
 
 
-async def test_a_connect_that_hangs_is_a_definite_no() -> None:
-    with full_house() as port:
+async def test_a_hanging_connection_attempt_is_a_definite_failure() -> None:
+    with full_listener() as port:
         async with ses_provider(f"http://127.0.0.1:{port}") as provider:
             sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
-    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
     assert sending.left == 0
 
 
-async def test_without_credentials_nothing_leaves_until_there_are_some(tmp_path: Path) -> None:
+async def test_without_credentials_nothing_is_sent_until_they_arrive(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         with (
             aws_environment(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY=""),
@@ -104,7 +104,7 @@ async def test_without_credentials_nothing_leaves_until_there_are_some(tmp_path:
     assert isinstance(sending.outcome, Accepted)
 
 
-async def test_through_a_proxy(tmp_path: Path, authority: Authority) -> None:
+async def test_requests_go_through_the_proxy(tmp_path: Path, authority: Authority) -> None:
     heads: list[bytes] = []
     async with (
         running_double(tmp_path, tls=authority.server) as double,
@@ -138,9 +138,9 @@ async def test_through_a_proxy(tmp_path: Path, authority: Authority) -> None:
         b"HTTP/1.1 200 OK\r\n\r\nand more",
         b"HTTP/1.1 200 OK\r\n" + b"x" * 100_000,
     ],
-    ids=["502", "407", "nothing", "no HTTP", "more than its answer", "no end"],
+    ids=["502", "407", "nothing", "invalid HTTP", "more than its answer", "no end"],
 )
-async def test_a_proxy_that_refuses_is_a_definite_no(answer: bytes, tmp_path: Path, authority: Authority) -> None:
+async def test_a_proxys_refusal_is_a_definite_failure(answer: bytes, tmp_path: Path, authority: Authority) -> None:
     async with (
         running_double(tmp_path, tls=authority.server) as double,
         proxy(answer) as url,
@@ -148,22 +148,22 @@ async def test_a_proxy_that_refuses_is_a_definite_no(answer: bytes, tmp_path: Pa
     ):
         sending = await send(provider, an_email())
 
-        assert (NOT_CONNECTED, words_for(sending.outcome)) in ELSEWHERE
+        assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
         assert isinstance(sending.outcome, Deferred)
         assert "the proxy answered" in (sending.outcome.detail or "")
         assert sending.left == 0
         assert not double.begun
 
 
-async def test_a_proxy_that_says_nothing_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
+async def test_a_silent_proxy_ends_at_the_deadline(tmp_path: Path, authority: Authority) -> None:
     async with (
         running_double(tmp_path, tls=authority.server) as double,
-        listening(say_nothing) as port,
+        listening(stay_silent) as port,
         ses_provider(
             double.url, ca_file=authority.ca_file, environment={"HTTPS_PROXY": f"http://127.0.0.1:{port}"}
         ) as provider,
     ):
         sending = await send(provider, an_email(), seconds=SOON_SECONDS)
 
-    assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+    assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
     assert sending.left == 0

@@ -1,4 +1,4 @@
-"""AWS credentials that a server gives, and renews: whoever waits for them, nobody else does."""
+"""AWS credentials from a server, and their renewal: only emails to SES ever wait for them."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ HOUR = 3600
 
 @dataclass
 class Role:
-    """A server that gives a role's credentials, as a container's agent does.
+    """A server that issues a role's credentials, like a container's agent.
 
     Attributes:
-        lasts_seconds: How long those that it gives hold.
-        status: Of its answers.
-        answers: Set while it answers; else it keeps who asks waiting.
+        lasts_seconds: How long the issued credentials are valid.
+        status: The status of its responses.
+        answers: Set while it answers; otherwise clients wait.
         given: How often it answered.
     """
 
@@ -42,7 +42,7 @@ class Role:
     given: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers one request."""
+        """Answer one request."""
         await reader.readuntil(b"\r\n\r\n")
         self.asked += 1
         await self.answers.wait()
@@ -63,12 +63,12 @@ class Role:
 
 @dataclass
 class Ses:
-    """SES as far as it matters who signs."""
+    """A server that records which credentials signed each request."""
 
     signers: list[str] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers any number of requests."""
+        """Answer any number of requests."""
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             headers = dict(line.split(": ", 1) for line in head.rstrip().split("\r\n")[1:])
@@ -81,7 +81,7 @@ class Ses:
 
 @asynccontextmanager
 async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
-    """The adapter, whose credentials come from the role's server."""
+    """The adapter, with credentials from the role's server."""
     ses = Ses()
     async with listening(role.serve) as role_port, listening(ses.serve) as port:
         environment = {
@@ -101,11 +101,11 @@ def open_role(**changes: float) -> Role:
 
 
 async def accepted(provider: SesProvider) -> None:
-    """One email, accepted."""
+    """Send one email and assert that it is accepted."""
     assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
-async def test_credentials_are_asked_for_once_and_sign_what_leaves() -> None:
+async def test_credentials_are_fetched_once_and_sign_every_request() -> None:
     role = open_role()
     async with signed_by(role) as (provider, ses):
         await asyncio.gather(*(accepted(provider) for _ in range(20)))
@@ -114,7 +114,7 @@ async def test_credentials_are_asked_for_once_and_sign_what_leaves() -> None:
     assert ses.signers == ["ROLE1"] * 20
 
 
-async def test_a_server_that_gives_no_credentials_holds_up_no_other_providers_emails(tmp_path: Path) -> None:
+async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp_path: Path) -> None:
     role = Role()
     async with signed_by(role) as (provider, ses), sendgrid_place(tmp_path) as place:
         waiting = asyncio.create_task(send(provider, an_email()))
@@ -128,13 +128,15 @@ async def test_a_server_that_gives_no_credentials_holds_up_no_other_providers_em
         assert isinstance((await waiting).outcome, Accepted)
     assert isinstance(other.outcome, Accepted)
     assert was_waiting
-    assert sending.outcome == Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there were credentials")
+    assert sending.outcome == Deferred(
+        Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before AWS credentials were found"
+    )
     assert sending.left == 0
     assert ses.signers == ["ROLE1"]
 
 
-async def test_credentials_are_renewed_in_time_while_emails_go_on_with_the_old_ones() -> None:
-    """They hold for ten minutes more, when botocore would make whoever sends wait for new ones."""
+async def test_emails_use_the_old_credentials_during_a_renewal() -> None:
+    """They are valid for ten more minutes, when botocore itself would make callers wait for new ones."""
     role = open_role(lasts_seconds=600)
     async with signed_by(role) as (provider, ses):
         await accepted(provider)
@@ -151,7 +153,7 @@ async def test_credentials_are_renewed_in_time_while_emails_go_on_with_the_old_o
     assert role.given == old + 1
 
 
-async def test_credentials_that_run_out_now_are_waited_for() -> None:
+async def test_emails_wait_for_the_renewal_of_expiring_credentials() -> None:
     role = open_role(lasts_seconds=25)
     async with signed_by(role) as (provider, ses):
         await accepted(provider)
@@ -170,10 +172,10 @@ async def test_credentials_that_run_out_now_are_waited_for() -> None:
     assert role.given == old + 1
 
 
-async def test_a_server_that_refuses_credentials_is_a_fault_until_it_gives_some() -> None:
+async def test_refused_credentials_are_a_fault_until_they_are_issued() -> None:
     role = open_role(status=403)
     async with signed_by(role) as (provider, ses):
-        with pytest.raises(ProviderFault, match=r"no request could be signed.*AWS_ACCESS_KEY_ID"):
+        with pytest.raises(ProviderFault, match=r"no AWS credentials to sign requests with.*AWS_ACCESS_KEY_ID"):
             await send(provider, an_email())
         role.status = 200
         await accepted(provider)
@@ -182,14 +184,14 @@ async def test_a_server_that_refuses_credentials_is_a_fault_until_it_gives_some(
 
 
 async def until_asked(role: Role, provider: SesProvider, times: int) -> None:
-    """Sends until the role's server was asked so often."""
+    """Send until the role's server was asked this many times."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while role.asked < times:
             await accepted(provider)
 
 
 async def until_signed(ses: Ses, provider: SesProvider, by: str) -> None:
-    """Sends until these credentials sign."""
+    """Send until these credentials sign."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while ses.signers[-1] != by:
             await accepted(provider)

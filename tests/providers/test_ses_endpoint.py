@@ -1,4 +1,4 @@
-"""Where the ses adapter sends to, what it signs for and which certificates it trusts: as botocore would."""
+"""The ses adapter's endpoint, signing scope and trusted certificates: the same as botocore's."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROXY = {"HTTPS_PROXY": "http://proxy.example.com:3128"}
 def endpoint(
     environment: Mapping[str, str] | None = None, region: str | None = REGION, url: str | None = None
 ) -> Endpoint:
-    """Where an email would go."""
+    """The endpoint for an email."""
     with aws_environment(**(environment or {})):
         return endpoint_of(new_session(), region, url)
 
@@ -44,7 +44,7 @@ def endpoint(
         ("eu-west-1", {"AWS_ENDPOINT_URL_SESV2": "https://vpce.example.com"}, "https://vpce.example.com"),
     ],
 )
-def test_the_endpoint_is_botocores(region: str, environment: dict[str, str], url: str) -> None:
+def test_the_endpoint_equals_botocores(region: str, environment: dict[str, str], url: str) -> None:
     found = endpoint(environment, region)
 
     assert found.url == url
@@ -54,14 +54,14 @@ def test_the_endpoint_is_botocores(region: str, environment: dict[str, str], url
     assert found.url_of("GetAccount") == f"{url}/v2/email/account"
 
 
-def test_our_own_setting_comes_before_aws_endpoint_url() -> None:
+def test_our_own_setting_overrides_aws_endpoint_url() -> None:
     found = endpoint({"AWS_ENDPOINT_URL": "https://other.example.com"}, url="https://ours.example.com:8443")
 
     assert found.url == "https://ours.example.com:8443"
     assert found.host == "ours.example.com:8443"
 
 
-def test_the_profile_counts(tmp_path: Path, authority: Authority) -> None:
+def test_the_profile_is_used(tmp_path: Path, authority: Authority) -> None:
     profile = tmp_path / "config"
     profile.write_text(
         f"[profile mail]\nregion = us-west-2\nuse_fips_endpoint = true\nca_bundle = {authority.ca_file}\n"
@@ -74,8 +74,8 @@ def test_the_profile_counts(tmp_path: Path, authority: Authority) -> None:
     assert found.trusted == authority.ca_file
 
 
-def test_nobody_is_asked_for_the_endpoint(tmp_path: Path) -> None:
-    """Neither SES nor, for credentials, anything that the profile names."""
+def test_resolving_the_endpoint_calls_no_server(tmp_path: Path) -> None:
+    """Neither SES nor a server that the profile names for credentials."""
     ran = tmp_path / "ran"
     profile = tmp_path / "config"
     profile.write_text(f"[default]\ncredential_process = /usr/bin/touch {ran}\n")
@@ -92,14 +92,14 @@ def test_nobody_is_asked_for_the_endpoint(tmp_path: Path) -> None:
         ({"AWS_PROFILE": "nobody"}, "nobody"),
         (
             {"HTTPS_PROXY": "https://proxy.example.com"},
-            "HTTPS_PROXY does not name a proxy of the form http://host:port",
+            "HTTPS_PROXY must have the form http://host:port",
         ),
         ({"HTTPS_PROXY": "socks5://proxy.example.com"}, "NO_PROXY=email.eu-west-1.amazonaws.com"),
-        ({"HTTPS_PROXY": "http://proxy.example.com:port"}, "HTTPS_PROXY is not a URL"),
+        ({"HTTPS_PROXY": "http://proxy.example.com:port"}, "HTTPS_PROXY must be a URL"),
         ({"AWS_ENDPOINT_URL": "http://mail.example.com", "HTTP_PROXY": "http://p:1"}, "HTTP_PROXY names a proxy"),
     ],
 )
-def test_what_cannot_be_used_is_refused_at_the_start(environment: dict[str, str], words: str) -> None:
+def test_unusable_settings_are_refused_at_the_start(environment: dict[str, str], words: str) -> None:
     with aws_environment(**environment), pytest.raises(ConfigurationError, match=words) as refusal:
         open_provider("ses", load({"AWS_REGION": REGION}))
 
@@ -119,7 +119,7 @@ def test_what_cannot_be_used_is_refused_at_the_start(environment: dict[str, str]
         ({"HTTP_PROXY": "http://proxy.example.com:3128"}, None),
     ],
 )
-def test_the_proxy_is_the_environments(environment: dict[str, str], proxy: HttpProxy | None) -> None:
+def test_the_proxy_comes_from_the_environment(environment: dict[str, str], proxy: HttpProxy | None) -> None:
     found = endpoint(environment)
 
     assert found.proxy == proxy
@@ -127,13 +127,13 @@ def test_the_proxy_is_the_environments(environment: dict[str, str], proxy: HttpP
 
 
 @pytest.mark.parametrize("variable", ["AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"])
-async def test_certificates_are_trusted_as_botocore_would(variable: str, tmp_path: Path, authority: Authority) -> None:
+async def test_the_trusted_certificates_equal_botocores(variable: str, tmp_path: Path, authority: Authority) -> None:
     environment = {variable: str(authority.ca_file)}
     async with ses_place(tmp_path, tls=authority.server, environment=environment) as place:
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 
 
-def test_a_bundle_that_is_none_is_refused_at_the_start(tmp_path: Path) -> None:
+def test_a_bundle_without_certificates_is_refused_at_the_start(tmp_path: Path) -> None:
     bundle = tmp_path / "bundle.pem"
     bundle.write_text("no certificate")
 

@@ -1,4 +1,4 @@
-"""What moto's SES makes of the ses adapter: our double and our adapter could share a misunderstanding, it does not."""
+"""The ses adapter against moto, because our double and our adapter could share a misunderstanding."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def provider(moto_url: str) -> AsyncIterator[SesProvider]:
 
 
 def arrived(message_id: str | None) -> Any:
-    """What moto has of a message."""
+    """moto's record of a message."""
     messages = get_backend("ses")[DEFAULT_ACCOUNT_ID][REGION].sent_messages
     (message,) = [message for message in messages if message.id == message_id]
     return message
@@ -69,14 +69,14 @@ async def test_raw_content_arrives(provider: SesProvider) -> None:
     assert isinstance(sending.outcome, Accepted)
     message = arrived(sending.outcome.provider_message_id)
     assert message.source == "shop@example.org"
-    # moto adds those that stand in the headers.
+    # moto adds the recipients from the headers.
     assert set(message.destinations) == {"ann@example.com", "eve@example.com"}
     content = parsed(message.raw_data.encode())
     assert content["X-A"] == "Grüße"
     assert [part.get_payload(decode=True) for part in content.iter_attachments()] == [file.content]
 
 
-async def test_it_agrees_on_refusals(provider: SesProvider) -> None:
+async def test_moto_refuses_the_same(provider: SesProvider) -> None:
     sending = await send(provider, an_email(sender="somebody@example.net"))
 
     assert isinstance(sending.outcome, Rejected)
@@ -84,7 +84,7 @@ async def test_it_agrees_on_refusals(provider: SesProvider) -> None:
     assert "@" not in (sending.outcome.detail or "")
 
 
-async def test_many_at_once_arrive_once_each(provider: SesProvider) -> None:
+async def test_many_concurrent_emails_arrive_once_each(provider: SesProvider) -> None:
     emails = [an_email(subject=f"Order {number}") for number in range(100)]
 
     sendings = await asyncio.gather(*(send(provider, email, seconds=MANY_SECONDS) for email in emails))

@@ -1,4 +1,4 @@
-"""What happened → outcome, for ses, counted at the server. The rows are those of the table in `docs/providers.md`."""
+"""The outcome of every situation for ses, counted at the server: the table in `docs/providers.md`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses.answers import VERDICTS
+from dispatcher.providers.ses.responses import VERDICTS
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_surely
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_until_on_wire
 from tests.providers.ses_place import ses_place
 from tests.waiting import until
 
@@ -27,22 +27,22 @@ FAULT: Final = "ProviderFault"
 
 
 def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Reply:
-    """An error as SES v2 words it."""
+    """An error response in the form of SES v2."""
     return Reply(status, {"message": message}, {"x-amzn-ErrorType": f"{kind}:http://internal.amazon.com/", **headers})
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row, and one way to make it happen.
+    """One row of the table, and one way to cause it.
 
     Attributes:
         row: The table's first column.
-        expected: The outcome's type and, where it has several, its reason; `ProviderFault` for a fault.
+        expected: The outcome's type and its reason, if it has several; `ProviderFault` for a fault.
         act: What the server does.
         code: The outcome's code.
-        detail: What its detail, or the fault, holds.
+        detail: A part of the outcome's detail, or of the fault.
         accepted: How often the email is in the server's ledger.
-        has_template: Whether the email names a template.
+        has_template: The email names a template.
     """
 
     row: str
@@ -57,26 +57,26 @@ class Case:
 
 ACCEPTED: Final = "200 with a MessageId"
 NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
-THROTTLED: Final = "TooManyRequestsException, ThrottlingException and the like; 429"
-QUOTA: Final = "the same with words about the day's quota; LimitExceededException"
+THROTTLED: Final = "TooManyRequestsException, ThrottlingException and similar; 429"
+QUOTA: Final = "the same about the daily quota; LimitExceededException"
 STOPPED: Final = "SendingPausedException, AccountSuspendedException"
 SENDER: Final = "MailFromDomainNotVerifiedException; MessageRejected: not verified"
 CONTENT: Final = "another MessageRejected or BadRequestException"
 LARGE: Final = "BadRequestException about the length; 413"
 TEMPLATE: Final = "NotFoundException, and the email names a template"
-SET_UP: Final = "another NotFoundException; any complaint about the configuration set"
+SET_UP: Final = "another NotFoundException; any error about the configuration set"
 ACCOUNT: Final = "credentials, signature, clock, permission; 401, 403, 404, 405, 407"
 REFUSED: Final = "another 4xx"
 SERVER: Final = "InternalFailure, ServiceUnavailable; 408, 500, 503, another 5xx"
 GATEWAY: Final = "502 or 504 without a code of SES's own"
-SILENCE: Final = "no answer after the request left: closed, reset, past the deadline"
-BROKEN: Final = "half an answer, what is no HTTP, or JSON of another form"
-LOCAL_SIZE: Final = "more than 40 MB, found before it leaves"
-LOCAL_RECIPIENTS: Final = "more than 50 recipients, or one with letters before the @ that are not ASCII"
-LOCAL_SENDER: Final = "such a sender"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS broken off, proxy"
+SILENCE: Final = "no response after the request was sent: closed, reset, deadline passed"
+BROKEN: Final = "an incomplete response, invalid HTTP, or unexpected JSON"
+LOCAL_SIZE: Final = "more than 40 MB, found before sending"
+LOCAL_RECIPIENTS: Final = "more than 50 recipients, or a recipient with non-ASCII letters before the @"
+LOCAL_SENDER: Final = "a sender with non-ASCII letters before the @"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake interrupted, proxy"
 NOT_SIGNED: Final = "no credentials; the certificate is not trusted"
-LATE: Final = "the deadline passes before the request left"
+LATE: Final = "the deadline passes before the request is sent"
 
 UNVERIFIED: Final = "Email address is not verified. The following identities failed the check: shop@example.org"
 NO_SET: Final = "Configuration set <news> does not exist."
@@ -101,7 +101,7 @@ CASES: Final = [
     Case(QUOTA, FAULT, aws_error(429, "TooManyRequestsException", "Daily message quota exceeded."), detail="Daily"),
     Case(QUOTA, FAULT, aws_error(400, "LimitExceededException", "limit"), detail="higher sending quota"),
     Case(STOPPED, FAULT, aws_error(400, "SendingPausedException", "Paused"), detail="SendingPausedException"),
-    Case(STOPPED, FAULT, aws_error(400, "AccountSuspendedException", "Suspended"), detail="SES's console"),
+    Case(STOPPED, FAULT, aws_error(400, "AccountSuspendedException", "Suspended"), detail="SES console"),
     Case(STOPPED, FAULT, aws_error(400, "MessageRejected", "Sending for this account is paused."), detail="paused"),
     Case(SENDER, "rejected rejected_sender", aws_error(400, "MessageRejected", UNVERIFIED), "MessageRejected",
          "failed the check: <address>"),
@@ -140,11 +140,11 @@ CASES: Final = [
     Case(SILENCE, "uncertain", Fault.RESET_UNREAD),
     Case(SILENCE, "uncertain", Fault.CLOSE, detail="the connection was closed", accepted=1),
     Case(SILENCE, "uncertain", Fault.RESET, detail="the connection was reset", accepted=1),
-    Case(SILENCE, "uncertain", Fault.HANG, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Fault.DRIP, detail="no answer before the deadline", accepted=1, seconds=LATER_SECONDS),
-    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", "did not end in time", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.HANG, detail="no response before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.DRIP, detail="no response before the deadline", accepted=1, seconds=LATER_SECONDS),
+    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", "incomplete at the deadline", accepted=1, seconds=LATER_SECONDS),
     Case(BROKEN, "uncertain", Reply(200, ["MessageId"]), "200"),
-    Case(BROKEN, "uncertain", Reply(503, ["?"]), "503", detail="no sense in it"),
+    Case(BROKEN, "uncertain", Reply(503, ["?"]), "503", detail="cannot be parsed"),
     Case(BROKEN, "uncertain", Fault.HALF, "202", accepted=1),
     Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
     Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
@@ -157,7 +157,7 @@ ELSEWHERE: Final = {
     (NOT_SIGNED, FAULT),
     (LATE, "deferred timeout_before_send"),
 }
-"""Rows that need no server that behaves so: tests by their names, here, in test_ses_connecting and _transport."""
+"""Rows that need no special server; tested here, in test_ses_connecting and in test_ses_transport."""
 
 
 def _named(case: Case) -> str:
@@ -168,7 +168,7 @@ def _named(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=_named)
-async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, authority: Authority) -> None:
+async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: Path, authority: Authority) -> None:
     email = an_email(template_id="welcome", text=None) if case.has_template else an_email()
     async with ses_place(tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file) as place:
         if case.expected == FAULT:
@@ -181,12 +181,12 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
         sending = await send(place.provider, email, seconds=case.seconds, leaves=True)
 
         assert sending.outcome is not None
-        assert words_for(sending.outcome) == case.expected
+        assert outcome_text(sending.outcome) == case.expected
         assert sending.left == 1
         assert getattr(sending.outcome, "code", None) == case.code
         assert case.detail in (sending.outcome.detail or "")
         assert "@" not in (sending.outcome.detail or "")
-        # It may read on after the deadline.
+        # The double may still read after the deadline.
         await until(lambda: len(place.times()) == case.accepted)
         assert place.times()[str(email.email_id)] == case.accepted
         assert place.double.begun.total() == 1
@@ -197,7 +197,7 @@ async def test_what_happened_gives_its_outcome(case: Case, tmp_path: Path, autho
     "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
 )
 async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
-    """With one connection at a time: whatever happened to one email, there is one for the next."""
+    """With one connection: whatever happened to one email, the next one gets a usable connection."""
     async with ses_place(
         tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, connections=1
     ) as place:
@@ -207,17 +207,17 @@ async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: P
 
         sending = await send(place.provider, email)
 
-        assert words_for(first.outcome) == case.expected if first.outcome else False
+        assert outcome_text(first.outcome) == case.expected if first.outcome else False
         assert isinstance(sending.outcome, Accepted)
         assert place.double.requests[str(email.email_id)] == 1
 
 
-async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
+async def test_two_hundred_emails_accepted_without_a_response_are_uncertain(
     tmp_path: Path, authority: Authority
 ) -> None:
     emails = [an_email() for _ in range(200)]
     async with ses_place(tmp_path, Behaviour(Fault.CLOSE), tls=authority.server, ca_file=authority.ca_file) as place:
-        sendings = await asyncio.gather(*(send_surely(place.provider, email) for email in emails))
+        sendings = await asyncio.gather(*(send_until_on_wire(place.provider, email) for email in emails))
 
         assert [sending.outcome for sending in sendings if not isinstance(sending.outcome, Uncertain)] == []
         assert place.double.ledger().delivered == 200
@@ -225,7 +225,7 @@ async def test_two_hundred_accepted_and_closed_upon_are_two_hundred_unknown(
         assert place.double.requests == {str(email.email_id): 1 for email in emails}
 
 
-async def test_the_message_id_is_kept(tmp_path: Path) -> None:
+async def test_the_message_id_is_recorded(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         sending = await send(place.provider, an_email())
 
@@ -234,7 +234,7 @@ async def test_the_message_id_is_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["é", "a\r\nb", "x" * 1000])
-async def test_a_message_id_that_is_none_is_not_kept(name: str, tmp_path: Path) -> None:
+async def test_an_invalid_message_id_is_not_recorded(name: str, tmp_path: Path) -> None:
     async with ses_place(tmp_path, Behaviour(Reply(200, {"MessageId": name}))) as place:
         sending = await send(place.provider, an_email())
 
@@ -252,7 +252,9 @@ async def test_a_message_id_that_is_none_is_not_kept(name: str, tmp_path: Path) 
         ({"Retry-After": "9" * 4000}, None),
     ],
 )
-async def test_how_long_to_wait(headers: dict[str, str], seconds: float | None, tmp_path: Path) -> None:
+async def test_the_wait_comes_from_the_responses_headers(
+    headers: dict[str, str], seconds: float | None, tmp_path: Path
+) -> None:
     throttled = aws_error(429, "TooManyRequestsException", "Maximum sending rate exceeded.", **headers)
     async with ses_place(tmp_path, Behaviour(throttled)) as place:
         sending = await send(place.provider, an_email())
@@ -273,7 +275,7 @@ async def test_how_long_to_wait(headers: dict[str, str], seconds: float | None, 
         ({"sender": "магазин@example.org"}, (LOCAL_SENDER, "rejected rejected_sender")),
     ],
 )
-async def test_what_ses_never_takes_does_not_leave(
+async def test_emails_that_ses_never_accepts_are_not_sent(
     changes: dict[str, object], expected: tuple[str, str], tmp_path: Path
 ) -> None:
     async with ses_place(tmp_path) as place:
@@ -281,12 +283,12 @@ async def test_what_ses_never_takes_does_not_leave(
 
         assert sending.outcome is not None
         assert expected in ELSEWHERE
-        assert words_for(sending.outcome) == expected[1]
+        assert outcome_text(sending.outcome) == expected[1]
         assert sending.left == 0
         assert not place.double.begun
 
 
-async def test_a_reply_to_that_is_not_ascii_does_not_leave(tmp_path: Path) -> None:
+async def test_a_non_ascii_reply_to_is_not_sent(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         sending = await send(place.provider, an_email(reply_to=("помощь@example.org",)))
 
@@ -294,7 +296,7 @@ async def test_a_reply_to_that_is_not_ascii_does_not_leave(tmp_path: Path) -> No
     assert sending.outcome.reason is Reason.INVALID_CONTENT
 
 
-def test_every_exception_that_the_model_names_has_a_verdict() -> None:
+def test_every_exception_in_the_model_has_a_verdict() -> None:
     model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
 
     codes = {shape.metadata.get("error", {}).get("code", shape.name) for shape in model.error_shapes}
@@ -303,22 +305,22 @@ def test_every_exception_that_the_model_names_has_a_verdict() -> None:
     assert codes - set(VERDICTS) == set()
 
 
-def test_what_botocore_takes_for_throttling_so_do_we() -> None:
-    # LimitExceededException is SES's word for the account's quota.
+def test_botocores_throttling_errors_are_ours() -> None:
+    # SES uses LimitExceededException for the account's quota.
     codes = {*ThrottledRetryableChecker._THROTTLED_ERROR_CODES} - {"LimitExceededException"}
 
     assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}
 
 
-def words_for(outcome: Outcome | None) -> str:
-    """As the table's second and third column have it."""
+def outcome_text(outcome: Outcome | None) -> str:
+    """The table's second and third column."""
     assert outcome is not None
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)
     return f"{outcome_name(outcome)} {outcome.reason}"
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_the_table_in_the_docs_has_the_same_rows() -> None:
     section = THE_PAGE.read_text().partition("\n## SES")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
 

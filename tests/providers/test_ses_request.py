@@ -1,4 +1,4 @@
-"""An email as the body of SendEmail; botocore's own model of the API judges its form, and its serializer the octets."""
+"""The body of SendEmail: botocore's API model checks its form, and botocore's serializer its octets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from botocore.validate import ParamValidator
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.ses.request import MAX_HEADERS, Parameters, part_of, request_for
+from dispatcher.providers.ses.request import MAX_HEADERS, Parameters, bulk_entry_of, request_for
 from dispatcher.transport.body import PIECE_OCTETS, Body
 from dispatcher.transport.mime import render
 from dispatcher.transport.mime_headers import UnrenderableEmail
@@ -26,7 +26,7 @@ FILE = OutgoingAttachment("a.pdf", "application/pdf", b"%PDF")
 
 
 def document_of(configuration_set: str | None = None, **changes: Any) -> Parameters:
-    """The request's document, after botocore has found nothing wrong with it and encodes it to the same."""
+    """The request's document, after botocore accepted it and encoded it to the same bytes."""
     document: Parameters = orjson.loads(bytes(request_for(an_email(**changes), configuration_set).body))
     parameters = with_blobs(document)
     model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")
@@ -44,7 +44,7 @@ def vars_of(email: OutgoingEmail) -> dict[str, Any]:
 
 
 def with_blobs(document: Parameters) -> Parameters:
-    """The document as botocore's parameters, where files are octets."""
+    """The document as botocore's parameters, with files as octets."""
     parameters = copy.deepcopy(document)
     content = parameters["Content"]
     if "Raw" in content:
@@ -80,7 +80,7 @@ def test_a_plain_email_is_simple_content() -> None:
     }
 
 
-def test_the_simple_form_is_valid_and_leaves_out_what_is_not_there() -> None:
+def test_the_simple_form_is_valid_and_omits_empty_fields() -> None:
     request = document_of(text=None, html="<p>Hi")
 
     assert set(request["Content"]["Simple"]["Body"]) == {"Html"}
@@ -109,7 +109,7 @@ def test_names_that_are_not_ascii_are_encoded_words_on_one_line() -> None:
         {"text": "", "html": ""},
     ],
 )
-def test_what_simple_content_does_not_carry_is_raw(changes: dict[str, Any]) -> None:
+def test_an_email_that_does_not_fit_simple_is_raw(changes: dict[str, Any]) -> None:
     email = an_email(bcc=("Eve <eve@example.com>",), cc=("Zoë <zoe@example.com>",), reply_to=("h@x.org",), **changes)
 
     request = with_blobs(document_of(**vars_of(email)))
@@ -143,7 +143,7 @@ def test_a_template_gets_its_data() -> None:
     assert json.loads(template["TemplateData"]) == {"name": "Zoë", "items": [1, 2]}
 
 
-def test_headers_and_files_beside_a_template_are_the_apis_own() -> None:
+def test_headers_and_files_of_a_template_use_the_apis_fields() -> None:
     request = document_of(template_id="welcome", text=None, headers={"X-Campaign": "spring"}, attachments=(FILE,))
 
     template = request["Content"]["Template"]
@@ -169,28 +169,28 @@ def test_headers_and_files_beside_a_template_are_the_apis_own() -> None:
         {"attachments": (OutgoingAttachment("a", f"application/{'x' * 70}", b""),)},
     ],
 )
-def test_what_the_api_does_not_take_beside_a_template_is_refused(changes: dict[str, Any]) -> None:
+def test_headers_and_files_that_the_api_refuses_with_a_template_are_rejected(changes: dict[str, Any]) -> None:
     with pytest.raises(UnrenderableEmail) as refusal:
         request_for(an_email(template_id="welcome", text=None, **changes), None)
 
     assert refusal.value.reason is Reason.INVALID_CONTENT
 
 
-def test_what_could_inject_headers_is_refused_beside_a_template_too() -> None:
+def test_header_injection_is_refused_with_a_template_too() -> None:
     with pytest.raises(UnrenderableEmail):
         request_for(an_email(template_id="welcome", text=None, headers={"X-A": "1\r\nBcc: eve@example.com"}), None)
 
 
 @pytest.mark.parametrize("name", ["Bcc ", " X-SES-A", "X-A:", "X-A\r\nBcc", "X-\u017fES-A", ""])
-def test_a_row_with_an_invalid_header_name_spoils_neither_its_template_nor_a_call_with_others(name: str) -> None:
+def test_an_invalid_header_name_in_a_stored_email_is_rejected_alone_and_in_a_bulk_call(name: str) -> None:
     stored = an_email(template_id="welcome", text=None, headers={name: "eve"})
 
-    with pytest.raises(UnrenderableEmail, match="no header's name"):
+    with pytest.raises(UnrenderableEmail, match="contains an invalid name"):
         request_for(stored, None)
-    assert part_of(stored) is None
+    assert bulk_entry_of(stored) is None
 
 
-def test_tags_are_numbered_and_made_of_what_ses_allows() -> None:
+def test_tags_are_numbered_and_use_allowed_characters() -> None:
     email = an_email(tags=("welcome", "order.confirmed@shop", "Grüße", "a b"))
 
     assert document_of(**vars_of(email))["EmailTags"] == [
@@ -202,19 +202,19 @@ def test_tags_are_numbered_and_made_of_what_ses_allows() -> None:
     ]
 
 
-def test_the_configuration_set_stands_in_every_form() -> None:
+def test_the_configuration_set_is_in_every_form() -> None:
     for changes in ({}, {"attachments": (FILE,)}, {"template_id": "welcome", "text": None}):
         assert document_of("news", **changes)["ConfigurationSetName"] == "news"
 
 
-def test_fifty_recipients_are_taken() -> None:
+def test_fifty_recipients_are_accepted() -> None:
     request = document_of(to=[f"a{number}@example.com" for number in range(25)],
                             bcc=[f"b{number}@example.com" for number in range(25)])  # fmt: skip
 
     assert len(request["Destination"]["BccAddresses"]) == 25
 
 
-def test_files_are_encoded_while_they_leave_and_are_in_memory_once() -> None:
+def test_files_are_encoded_while_sending_and_are_in_memory_once() -> None:
     files = tuple(OutgoingAttachment(f"{number}", "application/pdf", bytes(range(256)) * 1000) for number in range(3))
 
     for form in ({"template_id": "welcome", "text": None}, {"text": "Hello"}):
@@ -239,7 +239,7 @@ def test_files_are_encoded_while_they_leave_and_are_in_memory_once() -> None:
         (Reason.REJECTED_SENDER, {"template_id": "welcome", "sender": "nobody"}),
     ],
 )
-def test_every_form_refuses_what_mime_would(reason: Reason, changes: dict[str, Any]) -> None:
+def test_every_form_refuses_what_mime_refuses(reason: Reason, changes: dict[str, Any]) -> None:
     with pytest.raises(UnrenderableEmail) as refusal:
         document_of(**changes)
 

@@ -1,4 +1,4 @@
-"""Signature Version 4: AWS's published vectors, botocore's own signer, and what arrives at the server."""
+"""Signature Version 4: AWS's published vectors, botocore's own signer, and the signatures that arrive at the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatcher.domain.outcome import Accepted
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses.signing import Signer
-from dispatcher.transport.body import Body, InBase64, digest_of
+from dispatcher.transport.body import Base64Content, Body, sha256_of
 from tests.providers.emails import an_email, send
 from tests.providers.listeners import listening
 from tests.providers.ses_place import ACCESS_KEY, REGION, SECRET_KEY, ses_provider
@@ -32,34 +32,34 @@ HEADERS: Final = {"Content-Type": "application/json", "Host": "email.eu-west-1.a
 
 @dataclass
 class Clock:
-    """A clock that stands until a test sets it."""
+    """A clock that changes only when a test sets it."""
 
     text: str = ""
 
 
 def instant_of(text: str) -> float:
-    """Seconds since the epoch, of an instant in UTC."""
+    """Seconds since the epoch of a UTC time."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
 @pytest.mark.parametrize("vector", SUITE["vectors"], ids=lambda vector: vector["name"])
-async def test_the_signature_is_the_published_one(vector: dict[str, Any]) -> None:
+async def test_the_signature_equals_the_published_one(vector: dict[str, Any]) -> None:
     credentials = ReadOnlyCredentials(SUITE["access_key"], SUITE["secret_key"], vector.get("token"), None)
     signed_at = instant_of(SUITE["signed_at"])
     signer = Signer(credentials, SUITE["service"], SUITE["region"], vector["headers"], lambda: signed_at)
     url = f"https://{vector['headers']['Host']}{vector['target']}"
 
-    signed = signer.sign(vector["method"], url, await digest_of(vector["body"].encode()))
+    signed = signer.sign(vector["method"], url, await sha256_of(vector["body"].encode()))
 
     assert signed["Authorization"].endswith(f"Signature={vector['signature']}")
     assert signed.get("X-Amz-Security-Token") == vector.get("token")
 
 
 @pytest.mark.parametrize("token", [None, "a/session+token=="])
-def test_botocores_signer_left_alone_signs_the_same_from_day_to_day(
+def test_botocores_signer_gives_the_same_signatures_on_every_day(
     token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The derived key is kept for a day: it must not be kept for two, nor for other credentials."""
+    """The derived key is cached for one day only, and only for the same credentials."""
     body = b'{"Content":{}}'
     now = Clock()
     monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now.text))
@@ -74,7 +74,7 @@ def test_botocores_signer_left_alone_signs_the_same_from_day_to_day(
             assert signer.sign("POST", URL, hashlib.sha256(body).hexdigest()) == dict(theirs.headers.items())
 
 
-def test_a_botocore_that_signs_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_botocore_that_signs_differently_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SigV4Auth, "canonical_request", lambda *_: "POST\n/\n20261123T000000Z\ndigest")
     signer = Signer(ReadOnlyCredentials("AKIDEXAMPLE", "secret", None, None), "ses", REGION, HEADERS)
 
@@ -82,8 +82,8 @@ def test_a_botocore_that_signs_otherwise_is_refused(monkeypatch: pytest.MonkeyPa
         signer.sign("POST", URL, hashlib.sha256(b"").hexdigest())
 
 
-async def test_a_large_bodys_digest_is_taken_piece_by_piece_and_the_loop_goes_on() -> None:
-    body = Body((b"{", InBase64(bytes(range(256)) * 4000), b"}"))
+async def test_a_large_bodys_digest_does_not_block_the_loop() -> None:
+    body = Body((b"{", Base64Content(bytes(range(256)) * 4000), b"}"))
     turns = 0
 
     async def count() -> None:
@@ -93,7 +93,7 @@ async def test_a_large_bodys_digest_is_taken_piece_by_piece_and_the_loop_goes_on
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    digest = await digest_of(body)
+    digest = await sha256_of(body)
     counting.cancel()
 
     assert digest == hashlib.sha256(bytes(body)).hexdigest()
@@ -102,7 +102,7 @@ async def test_a_large_bodys_digest_is_taken_piece_by_piece_and_the_loop_goes_on
 
 @pytest.mark.parametrize("changes", [{}, {"attachments": (FILE,)}], ids=["small", "large"])
 @pytest.mark.parametrize("token", [None, "a/session+token=="])
-async def test_what_arrives_carries_the_signature_that_botocore_would_make(
+async def test_requests_arrive_with_botocores_signature(
     changes: dict[str, Any], token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[dict[str, str], bytes]] = []

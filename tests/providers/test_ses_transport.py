@@ -1,4 +1,4 @@
-"""Deadlines, waiting and kept connections of the ses adapter; judged by what was posted."""
+"""Deadlines, waiting and reused connections of the ses adapter; judged by the posted requests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import pytest
 
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.domain.outcome import Accepted, Uncertain
-from dispatcher.providers.contract import NoPlace
+from dispatcher.providers.contract import NoFreeConnection
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
 from tests.providers.ses_place import ses_place
-from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, words_for
+from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, outcome_text
 from tests.waiting import until
 
 
-async def test_leaving_is_called_when_a_connection_stands(tmp_path: Path) -> None:
+async def test_mark_on_wire_is_called_once_a_connection_is_open(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     async with ses_place(tmp_path) as place:
 
@@ -35,10 +35,10 @@ async def test_leaving_is_called_when_a_connection_stands(tmp_path: Path) -> Non
 
 
 class LeaseExpired(Exception):
-    """What a worker raises inside `leaving`."""
+    """An exception that a worker raises in `mark_on_wire`."""
 
 
-async def test_a_worker_may_refuse_at_the_last_moment(tmp_path: Path) -> None:
+async def test_a_worker_can_refuse_in_mark_on_wire(tmp_path: Path) -> None:
     def refuse() -> None:
         raise LeaseExpired
 
@@ -54,34 +54,34 @@ async def test_a_worker_may_refuse_at_the_last_moment(tmp_path: Path) -> None:
         assert place.double.requests == {str(email.email_id): 1}
 
 
-async def test_nothing_leaves_after_the_deadline(tmp_path: Path) -> None:
+async def test_nothing_is_sent_after_the_deadline(tmp_path: Path) -> None:
     async with ses_place(tmp_path) as place:
         await send(place.provider, an_email())
 
         sending = await send(place.provider, an_email(), seconds=0)
 
-        assert (LATE, words_for(sending.outcome)) in ELSEWHERE
+        assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
         assert sending.left == 0
         assert place.double.begun.total() == 1
 
 
-async def test_an_email_that_no_connection_became_free_for_says_nothing_of_ses(tmp_path: Path) -> None:
+async def test_a_wait_without_a_free_connection_does_not_count_against_ses(tmp_path: Path) -> None:
     async with ses_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email(), seconds=LATER_SECONDS, leaves=True))
         await until(lambda: place.double.begun.total() == 1)
-        with pytest.raises(NoPlace):
+        with pytest.raises(NoFreeConnection):
             await send(place.provider, an_email(), seconds=SOON_SECONDS)
 
         assert isinstance((await first).outcome, Uncertain)
         assert place.double.begun.total() == 1
 
 
-async def test_an_email_that_has_waited_for_a_connection_has_all_of_its_time_then(tmp_path: Path) -> None:
+async def test_the_deadline_restarts_when_a_connection_is_acquired(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     async with ses_place(tmp_path, Behaviour(latency_seconds=LATER_SECONDS), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.begun.total() == 1)
-        # Its own answer will come after this deadline, but before the one that is counted from its turn.
+        # The response comes after this deadline, but before the one that counts from the acquired connection.
         attempt = FakeAttempt(1, loop.time() + 1.5 * LATER_SECONDS, lambda: None)
         attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
 
@@ -89,7 +89,7 @@ async def test_an_email_that_has_waited_for_a_connection_has_all_of_its_time_the
         assert isinstance((await first).outcome, Accepted)
 
 
-async def test_an_email_that_is_not_admitted_leaves_its_connection_to_others(tmp_path: Path) -> None:
+async def test_an_email_refused_in_connection_acquired_frees_its_connection(tmp_path: Path) -> None:
     def refuse() -> float:
         raise LeaseExpired
 
@@ -101,7 +101,7 @@ async def test_an_email_that_is_not_admitted_leaves_its_connection_to_others(tmp
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 
 
-async def test_cancelled_before_it_left_nothing_is_posted(tmp_path: Path) -> None:
+async def test_a_cancelled_send_posts_nothing(tmp_path: Path) -> None:
     async with ses_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.double.drop_connections()
@@ -119,7 +119,7 @@ async def test_cancelled_before_it_left_nothing_is_posted(tmp_path: Path) -> Non
         assert place.double.begun.total() == 2
 
 
-async def test_a_kept_connection_that_the_server_closed_costs_nothing(tmp_path: Path, authority: Authority) -> None:
+async def test_an_idle_connection_that_the_server_closed_has_no_effect(tmp_path: Path, authority: Authority) -> None:
     async with ses_place(tmp_path, tls=authority.server, ca_file=authority.ca_file) as place:
         for _ in range(3):
             sending = await send(place.provider, an_email())
@@ -131,14 +131,14 @@ async def test_a_kept_connection_that_the_server_closed_costs_nothing(tmp_path: 
         assert place.double.connections == 3
 
 
-async def test_no_more_connections_are_opened_than_the_setting_says_and_they_are_kept(tmp_path: Path) -> None:
+async def test_connections_are_limited_by_the_setting_and_reused(tmp_path: Path) -> None:
     async with ses_place(tmp_path, connections=3) as place:
         await asyncio.gather(*(send(place.provider, an_email()) for _ in range(60)))
 
         assert 1 <= place.double.connections <= 3
 
 
-async def test_one_connection_that_waits_for_an_answer_is_ended_at_the_deadline(tmp_path: Path) -> None:
+async def test_a_connection_without_a_response_is_closed_at_the_deadline(tmp_path: Path) -> None:
     async with ses_place(tmp_path, Behaviour(Fault.HANG), connections=1) as place:
         first = await send(place.provider, an_email(), seconds=SOON_SECONDS, leaves=True)
         place.double.behaviour = Behaviour()
@@ -150,7 +150,7 @@ async def test_one_connection_that_waits_for_an_answer_is_ended_at_the_deadline(
     assert all(isinstance(sending.outcome, Accepted) for sending in queued)
 
 
-async def test_no_email_has_a_thread(tmp_path: Path) -> None:
+async def test_emails_use_no_threads(tmp_path: Path) -> None:
     before = set(threading.enumerate())
     async with ses_place(tmp_path, Behaviour(latency_seconds=SOON_SECONDS), connections=50) as place:
         sendings = [asyncio.create_task(send(place.provider, an_email())) for _ in range(50)]

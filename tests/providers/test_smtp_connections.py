@@ -1,4 +1,4 @@
-"""The connections that the smtp adapter keeps: counted at the server."""
+"""The connections that the smtp adapter keeps open, counted at the server."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.config.values import SmtpServer
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Uncertain
-from dispatcher.providers.contract import NoPlace
+from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 from dispatcher.transport.smtp_connection import _our_name
 from tests.providers.attempts import FakeAttempt
@@ -21,7 +21,7 @@ from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS
 from tests.providers.places import SmtpPlace, sink_process, smtp_place
 
 
-async def test_emails_share_a_connection(tmp_path: Path) -> None:
+async def test_emails_reuse_a_connection(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         for _ in range(5):
             await send(place.provider, an_email())
@@ -30,7 +30,7 @@ async def test_emails_share_a_connection(tmp_path: Path) -> None:
         assert place.sink.commands["EHLO"] == 1
 
 
-async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
+async def test_no_more_connections_than_allowed_are_opened(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, SmtpBehaviour(latency_seconds=0.01), connections=3) as place:
         await asyncio.gather(*(send(place.provider, an_email()) for _ in range(30)))
 
@@ -38,7 +38,7 @@ async def test_no_more_connections_than_allowed(tmp_path: Path) -> None:
         assert place.sink.ledger().delivered == 30
 
 
-async def test_a_server_with_less_room_than_we_want_gets_all_emails_over_what_it_has(tmp_path: Path) -> None:
+async def test_a_server_with_fewer_connections_gets_all_emails_over_those(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour(most_sessions=2, latency_seconds=0.01)
     async with smtp_place(tmp_path, behaviour, connections=8) as place:
         first = await send(place.provider, an_email())
@@ -49,7 +49,7 @@ async def test_a_server_with_less_room_than_we_want_gets_all_emails_over_what_it
         assert place.sink.ledger().delivered == 41
 
 
-async def test_a_server_without_any_room_is_not_waited_for(tmp_path: Path) -> None:
+async def test_a_server_that_refuses_every_connection_defers_at_once(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour(script={Step.CONNECT: "421 4.7.0 too many connections"})
     async with smtp_place(tmp_path, behaviour, connections=2) as place:
         sendings = await asyncio.gather(*(send(place.provider, an_email()) for _ in range(10)))
@@ -57,7 +57,7 @@ async def test_a_server_without_any_room_is_not_waited_for(tmp_path: Path) -> No
         assert {getattr(sending.outcome, "code", None) for sending in sendings} == {"421 4.7.0"}
 
 
-async def test_a_connection_is_renewed_after_its_emails(tmp_path: Path) -> None:
+async def test_a_connection_is_replaced_after_its_limit_of_emails(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1, emails_per_connection=10) as place:
         for _ in range(25):
             await send(place.provider, an_email())
@@ -66,7 +66,7 @@ async def test_a_connection_is_renewed_after_its_emails(tmp_path: Path) -> None:
         await _until(lambda: place.sink.commands["QUIT"] == 2)
 
 
-async def test_closing_says_goodbye(tmp_path: Path) -> None:
+async def test_closing_sends_quit(tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
         await asyncio.gather(*(send(place.provider, an_email()) for _ in range(4)))
         opened = place.sink.connections
@@ -84,7 +84,7 @@ async def test_closing_does_not_wait_for_a_server_that_hangs(tmp_path: Path) -> 
             await place.provider.close()
 
 
-async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_path: Path) -> None:
+async def test_a_dead_idle_connection_is_replaced_within_the_attempt(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.sink.drop_connections()
@@ -99,7 +99,7 @@ async def test_a_kept_connection_that_died_is_replaced_within_the_attempt(tmp_pa
 
 @pytest.mark.parametrize("step", [Step.MAIL, Step.RCPT, Step.DATA])
 @pytest.mark.parametrize("what", ["421 4.4.2 idle for too long", SmtpFault.CLOSE, SmtpFault.RESET])
-async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Path, step: Step, what: str) -> None:
+async def test_a_dead_idle_connection_is_replaced_only_once(tmp_path: Path, step: Step, what: str) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.sink.behaviour.script[step] = what
@@ -112,7 +112,7 @@ async def test_a_kept_connection_is_replaced_once_and_not_for_ever(tmp_path: Pat
 
 
 @pytest.mark.parametrize("step", [Step.RCPT, Step.DATA])
-async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until_the_deadline(
+async def test_a_reused_connection_that_hangs_after_a_reply_is_awaited_until_the_deadline(
     tmp_path: Path, step: Step
 ) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
@@ -126,7 +126,7 @@ async def test_a_kept_connection_that_answers_and_then_hangs_is_waited_for_until
         assert place.sink.connections == 1
 
 
-async def test_a_new_connection_that_hangs_as_the_kept_one_did_is_the_last(tmp_path: Path) -> None:
+async def test_a_hanging_replacement_connection_is_not_replaced_again(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.sink.behaviour.script[Step.MAIL] = SmtpFault.HANG
@@ -140,7 +140,7 @@ async def test_a_new_connection_that_hangs_as_the_kept_one_did_is_the_last(tmp_p
         assert place.sink.connections == 2
 
 
-async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: Path) -> None:
+async def test_a_hanging_reused_connection_leaves_time_for_a_new_one(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         for session in place.sink.sessions:
@@ -152,7 +152,7 @@ async def test_a_kept_connection_that_hangs_leaves_time_for_a_new_one(tmp_path: 
         assert place.sink.connections == 2
 
 
-async def test_silence_after_the_body_is_never_tried_again(tmp_path: Path) -> None:
+async def test_no_reply_after_the_body_is_never_retried(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email())
         place.sink.behaviour.script[Step.ANSWER] = SmtpFault.CLOSE
@@ -165,7 +165,7 @@ async def test_silence_after_the_body_is_never_tried_again(tmp_path: Path) -> No
         assert place.sink.connections == 1
 
 
-async def test_a_refused_transaction_is_reset_before_the_next(tmp_path: Path) -> None:
+async def test_a_refused_transaction_is_reset_before_the_next_email(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1) as place:
         await send(place.provider, an_email(to=("refused@example.com",)))
         email = an_email()
@@ -188,7 +188,7 @@ async def test_a_server_that_refuses_rset_gets_a_new_connection(tmp_path: Path) 
         assert place.sink.connections == 2
 
 
-async def test_a_connection_idle_for_long_is_probed(tmp_path: Path) -> None:
+async def test_a_connection_that_was_idle_for_long_is_probed(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, connections=1, trusted_idle_seconds=0.0) as place:
         await send(place.provider, an_email())
         await send(place.provider, an_email())
@@ -196,7 +196,7 @@ async def test_a_connection_idle_for_long_is_probed(tmp_path: Path) -> None:
         assert place.sink.commands["RSET"] == 1
 
 
-async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_email(tmp_path: Path) -> None:
+async def test_a_connection_with_a_surplus_reply_is_not_reused(tmp_path: Path) -> None:
     surplus = SmtpBehaviour(script={Step.ANSWER: "250 2.0.0 Ok\r\n250 2.0.0 Ok"})
     async with smtp_place(tmp_path, surplus, connections=1) as place:
         first = await send(place.provider, an_email())
@@ -208,19 +208,19 @@ async def test_a_server_that_says_more_than_asked_is_not_trusted_with_the_next_e
         assert place.sink.connections == 2
 
 
-async def test_a_wait_for_a_free_connection_that_is_too_long_is_no_word_about_the_server(tmp_path: Path) -> None:
+async def test_a_wait_without_a_free_connection_does_not_count_against_the_server(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, SmtpBehaviour(script={Step.MAIL: SmtpFault.HANG}), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.commands["MAIL"] == 1)
 
-        with pytest.raises(NoPlace):
+        with pytest.raises(NoFreeConnection):
             await send(place.provider, an_email(), seconds=SOON_SECONDS)
 
         first.cancel()
         await asyncio.wait([first])
 
 
-async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path: Path) -> None:
+async def test_the_deadline_restarts_when_a_connection_is_acquired(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     behaviour = SmtpBehaviour(script={Step.MAIL: SmtpFault.HANG})
     async with smtp_place(tmp_path, behaviour, connections=1) as place:
@@ -239,7 +239,7 @@ async def test_who_has_waited_for_a_connection_has_all_of_his_time_then(tmp_path
         await asyncio.wait([first])
 
 
-async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path) -> None:
+async def test_an_email_refused_in_connection_acquired_frees_its_slot(tmp_path: Path) -> None:
     class RouteClosed(Exception):
         pass
 
@@ -254,7 +254,7 @@ async def test_whoever_is_not_admitted_leaves_his_place_to_others(tmp_path: Path
         assert isinstance((await send(place.provider, an_email())).outcome, Accepted)
 
 
-async def test_the_dot_does_not_leave_where_its_answer_would_hardly_be_met(tmp_path: Path) -> None:
+async def test_the_final_dot_is_not_sent_in_the_reserved_time(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, SmtpBehaviour(slow_seconds=1.7), connections=1) as place:
         sending = await send(place.provider, an_email(to=("slow@example.com",)), seconds=2.0)
 
@@ -278,7 +278,7 @@ async def test_a_deadline_that_has_passed_sends_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Step.CONNECT, Step.EHLO, Step.MAIL, Step.DATA])
-async def test_cancelling_before_the_email_leaves_sends_nothing_and_frees_the_place(tmp_path: Path, step: Step) -> None:
+async def test_a_cancelled_send_sends_nothing_and_frees_its_slot(tmp_path: Path, step: Step) -> None:
     async with smtp_place(tmp_path, SmtpBehaviour(script={step: SmtpFault.HANG}), connections=1) as place:
         task = asyncio.create_task(send(place.provider, an_email()))
         await _until(lambda: place.sink.connections == 1 and _has_come_to(place, step))
@@ -293,8 +293,8 @@ async def test_cancelling_before_the_email_leaves_sends_nothing_and_frees_the_pl
         assert place.sink.ledger().delivered == 1
 
 
-async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path: Path) -> None:
-    """A loop that is busy past the deadline must not call uncertain what it only needs to read."""
+async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_path: Path) -> None:
+    """If the loop is busy past the deadline, a reply that only needs to be read must still count."""
     loop = asyncio.get_running_loop()
     async with sink_process(tmp_path) as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
@@ -304,7 +304,7 @@ async def test_an_answer_that_lies_in_the_socket_at_the_deadline_counts(tmp_path
 
         def stay_busy() -> None:
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
-            _block_until(lambda: time.monotonic() > deadline + 0.1)  # uvloop's clock is this one, as of its last turn
+            _block_until(lambda: time.monotonic() > deadline + 0.1)  # uvloop uses this clock, as of its last iteration
 
         outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: _soon(stay_busy)))
         await provider.close()
@@ -318,7 +318,7 @@ def _soon(act: Callable[[], None]) -> None:
 
 
 def _block_until(condition: Callable[[], bool]) -> None:
-    """Keep the loop busy, as a long computation does."""
+    """Block the loop, as a long computation does."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < give_up_at
@@ -333,7 +333,7 @@ def _must_not_leave() -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds; it must, before long."""
+    """Wait until the condition holds; fail if that takes too long."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  the condition is the sink's, which has no event for it
             await asyncio.sleep(0.001)
@@ -347,7 +347,7 @@ async def _until(condition: Callable[[], bool]) -> None:
         ("worker-1", "2001:db8::7", "[IPv6:2001:db8::7]"),
     ],
 )
-def test_we_greet_with_our_name_or_with_the_address_that_we_come_from(
+def test_ehlo_has_our_host_name_or_our_ip_address(
     host: str, address: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: host)

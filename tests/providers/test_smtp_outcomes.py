@@ -1,4 +1,4 @@
-"""What happened → outcome, for smtp, counted at the server. The rows are those of the table in `docs/providers.md`."""
+"""The outcome of every situation for smtp, counted at the server: the table in `docs/providers.md`."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to make it happen.
+    """One way to cause a row's situation.
 
     Attributes:
         script: What the server does.
         arrived: How often the email is in the server's ledger.
-        left: Whether the adapter said that the email leaves.
+        left: Whether the adapter calls `mark_on_wire`.
         code: The outcome's code.
         seconds: The attempt's deadline.
     """
@@ -56,7 +56,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.CONNECT: "421 4.3.2 busy"}, code="421 4.3.2"),
         Case({Step.CONNECT: "554 5.3.2 no"}, code="554 5.3.2"),
     ],
-    ("the server closes, resets or is gone before the final dot", "deferred connection_failed"): [
+    ("the connection closes or is reset before the final dot", "deferred connection_failed"): [
         Case({Step.CONNECT: SmtpFault.CLOSE}),
         Case({Step.EHLO: SmtpFault.RESET}),
         Case({Step.MAIL: SmtpFault.CLOSE}),
@@ -72,7 +72,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.DATA: SmtpFault.HANG}, seconds=SOON),
         Case({Step.BODY: SmtpFault.FREEZE}, seconds=SOON, text=LARGE * 8),
     ],
-    ("no SMTP reply before the final dot", "deferred server_error"): [
+    ("an invalid SMTP reply before the final dot", "deferred server_error"): [
         Case({Step.CONNECT: "HTTP/1.1 400 Bad Request"}),
         Case({Step.MAIL: "what?"}),
         Case({Step.RCPT: "250-no\r\n550 yes"}),
@@ -93,7 +93,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.END: "451 4.3.0 no"}, left=True, code="451 4.3.0"),
         Case({Step.END: "421 4.3.0 closing"}, left=True, code="421 4.3.0"),
     ],
-    ("4xx but 421 to every RCPT; 4.1.x, 4.2.x or greylisting anywhere", "deferred recipient_deferred"): [
+    ("4xx except 421 to every RCPT; 4.1.x, 4.2.x or greylisting at any point", "deferred recipient_deferred"): [
         Case({Step.RCPT: "451 4.3.0 no"}, code="451 4.3.0"),
         Case({Step.RCPT: "450 4.7.1 recipient rate limit exceeded"}, code="450 4.7.1"),
         Case(code="451 4.7.1", to=("greylisted@example.com",)),
@@ -101,7 +101,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.RCPT: "452 4.2.2 mailbox over quota"}, code="452 4.2.2"),
         Case({Step.DATA: "451 4.7.1 Greylisted for 5 minutes"}, code="451 4.7.1"),
     ],
-    ("another 4xx that speaks of rates", "deferred throttled"): [
+    ("another 4xx that mentions a rate limit", "deferred throttled"): [
         Case({Step.MAIL: "450 4.7.28 unusual rate"}, code="450 4.7.28"),
         Case({Step.END: "454 Throttling failure"}, left=True, code="454"),
     ],
@@ -109,15 +109,15 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.MAIL: "550 5.7.1 who?"}, code="550 5.7.1"),
         Case({Step.MAIL: "501 5.1.7 bad"}, code="501 5.1.7"),
     ],
-    ("5xx to every RCPT: 5.1.x, 5.2.x, or 550, 551, 553 alone", "rejected rejected_recipient"): [
+    ("5xx to every RCPT: 5.1.x, 5.2.x, or 550, 551, 553 without an enhanced code", "rejected rejected_recipient"): [
         Case(code="550 5.1.1", to=("refused@example.com",)),
         Case(code="550 5.1.1", to=("refused1@example.com", "refused2@example.com")),
         Case({Step.RCPT: "550 unknown"}, code="550"),
     ],
-    ("every RCPT refused, one of them with 4xx", "deferred recipient_deferred"): [
+    ("every RCPT refused, at least one with 4xx", "deferred recipient_deferred"): [
         Case(code="451 4.7.1", to=("refused@example.com", "greylisted@example.com")),
     ],
-    ("552 alone, 5.3.4 or 5.2.3; or above the announced SIZE", "rejected too_large"): [
+    ("552 without an enhanced code, 5.3.4 or 5.2.3; or above the announced SIZE", "rejected too_large"): [
         Case({Step.MAIL: "552 too big"}, code="552"),
         Case({Step.END: "554 5.3.4 big"}, left=True, code="554 5.3.4"),
         Case(size_limit=400, text=LARGE),
@@ -130,11 +130,11 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.DATA: "554 no"}, code="554"),
         Case({Step.END: "554 5.7.1 spam"}, left=True, code="554 5.7.1"),
     ],
-    ("530, 534, 535, 538; credentials refused; TLS not offered or not trusted", "ProviderFault"): [
+    ("530, 534, 535, 538; login refused; TLS not offered or not trusted", "ProviderFault"): [
         Case({Step.MAIL: "530 5.7.0 sign in first"}),
         Case({Step.RCPT: "530 5.7.0 sign in first"}),
     ],
-    ("silence after the final dot", "uncertain"): [
+    ("no reply after the final dot", "uncertain"): [
         Case({Step.END: SmtpFault.CLOSE}, left=True),
         Case({Step.END: SmtpFault.RESET}, left=True),
         Case({Step.ANSWER: SmtpFault.CLOSE}, left=True, arrived=1),
@@ -142,18 +142,18 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.ANSWER: SmtpFault.HANG}, left=True, arrived=1, seconds=SOON),
         Case({Step.ANSWER: SmtpFault.DRIP}, left=True, arrived=1, seconds=SOON),
     ],
-    ("no SMTP reply after the final dot", "uncertain"): [
+    ("an invalid SMTP reply after the final dot", "uncertain"): [
         Case({Step.ANSWER: "<html>OK</html>"}, left=True, arrived=1),
         Case({Step.ANSWER: "2500 OK"}, left=True, arrived=1),
         Case({Step.ANSWER: "250-yes\r\n550 no"}, left=True, arrived=1),
         Case({Step.ANSWER: "354 more?"}, left=True, arrived=1, code="354"),
     ],
-    ("replies after the final dot that contradict each other", "uncertain"): [
+    ("contradictory replies after the final dot", "uncertain"): [
         Case({Step.ANSWER: "250 2.0.0 Ok\r\n550 5.7.1 no"}, left=True, arrived=1),
         Case({Step.ANSWER: "550 5.7.1 no\r\n250 2.0.0 Ok"}, left=True, arrived=1),
     ],
 }
-"""By the table's first column, and its second and third as one."""
+"""Keyed by the table's first column, and its second and third column together."""
 
 
 PARAMETERS: Final = [
@@ -165,7 +165,9 @@ PARAMETERS: Final = [
 
 @pytest.mark.parametrize("pipelining", [True, False], ids=["pipelined", "one by one"])
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
-async def test_what_happened_gives_its_outcome(expected: str, case: Case, pipelining: bool, tmp_path: Path) -> None:
+async def test_each_situation_has_the_outcome_of_its_row(
+    expected: str, case: Case, pipelining: bool, tmp_path: Path
+) -> None:
     behaviour = SmtpBehaviour(script=dict(case.script), size_limit=case.size_limit)
     if not pipelining:
         behaviour.extensions = ("8BITMIME", "SMTPUTF8")
@@ -179,18 +181,18 @@ async def test_what_happened_gives_its_outcome(expected: str, case: Case, pipeli
             return
 
         assert sending.outcome is not None
-        assert words_for(sending.outcome) == expected
+        assert outcome_text(sending.outcome) == expected
         assert sending.left == case.left
         assert getattr(sending.outcome, "code", None) == case.code
         assert "@" not in (sending.outcome.detail or "")
-        # It may read on after the deadline.
+        # The sink may still read after the deadline.
         await until(lambda: len(place.times()) == case.arrived)
         assert place.times()[str(email.email_id)] == case.arrived
 
 
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
 async def test_the_next_email_is_not_affected(expected: str, case: Case, tmp_path: Path) -> None:
-    """Whatever happened to one, a connection that is kept must be in step."""
+    """Whatever happened to one email, a connection that is reused must be in step."""
     async with smtp_place(tmp_path, SmtpBehaviour(script=dict(case.script)), connections=1) as place:
         with contextlib.suppress(ProviderFault):
             await send(place.provider, an_email(to=case.to, text=case.text), seconds=case.seconds)
@@ -203,7 +205,7 @@ async def test_the_next_email_is_not_affected(expected: str, case: Case, tmp_pat
         assert place.times()[str(email.email_id)] == 1
 
 
-async def test_refused_recipients_are_told_by_position_and_code(tmp_path: Path) -> None:
+async def test_refused_recipients_are_listed_by_position_and_code(tmp_path: Path) -> None:
     email = an_email(to=("ann@example.com", "refused1@example.com"), bcc=("greylisted@example.com", "bob@example.com"))
     async with smtp_place(tmp_path) as place:
         sending = await send(place.provider, email)
@@ -215,7 +217,7 @@ async def test_refused_recipients_are_told_by_position_and_code(tmp_path: Path) 
         assert place.sink.received[0].recipients == ("ann@example.com", "bob@example.com")
 
 
-async def test_a_refusal_in_the_providers_words_holds_no_address(tmp_path: Path) -> None:
+async def test_a_refusals_detail_contains_no_address(tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
         sending = await send(place.provider, an_email(to=("refused@example.com",)))
 
@@ -223,7 +225,7 @@ async def test_a_refusal_in_the_providers_words_holds_no_address(tmp_path: Path)
     assert sending.outcome.detail == "<address>: Recipient address rejected: User unknown in virtual mailbox table"
 
 
-async def test_the_queue_id_is_kept(tmp_path: Path) -> None:
+async def test_the_queue_id_is_recorded(tmp_path: Path) -> None:
     email = an_email()
     async with smtp_place(tmp_path) as place:
         sending = await send(place.provider, email)
@@ -232,7 +234,7 @@ async def test_the_queue_id_is_kept(tmp_path: Path) -> None:
     assert sending.outcome.provider_message_id == f"{email.email_id}.1"
 
 
-async def test_nobody_listens(tmp_path: Path) -> None:
+async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
         await place.sink.close()
 
@@ -243,7 +245,7 @@ async def test_nobody_listens(tmp_path: Path) -> None:
     assert sending.left == 0
 
 
-async def test_an_early_refusal_in_the_middle_of_a_large_body_is_known(tmp_path: Path) -> None:
+async def test_a_refusal_in_the_middle_of_a_large_body_counts(tmp_path: Path) -> None:
     async with smtp_place(tmp_path, SmtpBehaviour(script={Step.BODY: "552 5.3.4 enough"})) as place:
         sending = await send(place.provider, an_email(text=LARGE * 8))
 
@@ -275,14 +277,14 @@ async def test_unicode_local_parts_need_smtputf8(
     assert rejected.outcome.reason is reason
 
 
-def words_for(outcome: Outcome) -> str:
-    """As the table's second and third column have it."""
+def outcome_text(outcome: Outcome) -> str:
+    """The table's second and third column."""
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)
     return f"{outcome_name(outcome)} {outcome.reason}"
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_the_table_in_the_docs_has_the_same_rows() -> None:
     rows = re.findall(r"^\| (.+?) \| `(\w+)` \|(?: `(\w+)`)? *\|$", THE_PAGE.read_text(), re.MULTILINE)
 
     assert [(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows] == list(ROWS)

@@ -1,4 +1,4 @@
-"""One reply at a time: codes, reasons, queue ids, and replies cut up by the network."""
+"""Single SMTP replies: codes, reasons, queue ids, and replies that arrive in pieces."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dispatcher.domain.outcome import Accepted, Concern, Deferred, Reason, Rejected, Uncertain, left_out
-from dispatcher.transport.smtp_conversation import ConnectionBroke, Conversation, GarbledReply
+from dispatcher.transport.smtp_protocol import InvalidReply, SmtpConnectionLost, SmtpProtocol
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal, reply_of
 
 
@@ -22,12 +22,12 @@ from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, 
         (250, "2.0.0 Ok", "2.0.0", "Ok"),
         (550, "5.1.1", "5.1.1", ""),
         (550, "User unknown", "", "User unknown"),
-        # RFC 2034, section 4: another class than the basic code's is no enhanced code.
+        # RFC 2034, section 4: an enhanced code has the same class as the basic code.
         (250, "5.1.1 Ok", "", "5.1.1 Ok"),
         (550, "5.1.1: unknown", "", "5.1.1: unknown"),
     ],
 )
-def test_enhanced_codes_are_told_from_words(code: int, text: str, enhanced: str, words: str) -> None:
+def test_enhanced_codes_are_separated_from_text(code: int, text: str, enhanced: str, words: str) -> None:
     assert reply_of(code, text) == SmtpReply(code, enhanced, words)
 
 
@@ -43,7 +43,7 @@ def test_enhanced_codes_are_told_from_words(code: int, text: str, enhanced: str,
         ("queued as ann@example.com", None),
     ],
 )  # fmt: skip
-def test_queue_ids_are_read_where_they_are_safe(text: str, queue_id: str | None) -> None:
+def test_only_safe_queue_ids_are_read(text: str, queue_id: str | None) -> None:
     assert acceptance(reply_of(250, text), []).provider_message_id == queue_id
 
 
@@ -57,13 +57,13 @@ def test_queue_ids_are_read_where_they_are_safe(text: str, queue_id: str | None)
         ("4.7.0 Too many concurrent connections", Reason.THROTTLED),
         ("4.5.3 Too many recipients", Reason.SERVER_ERROR),
         ("4.3.1 Insufficient system storage", Reason.SERVER_ERROR),
-        # About a mailbox, not about us: pausing the provider for it would stop everybody's email.
+        # These concern a mailbox, not us: a pause of the provider would stop all other emails.
         ("4.2.1 The user is receiving mail at a rate that prevents additional messages", Reason.RECIPIENT_DEFERRED),
         ("4.2.2 The mailbox is over its message quota", Reason.RECIPIENT_DEFERRED),
         ("4.7.1 Graylisted, come back", Reason.RECIPIENT_DEFERRED),
     ],
 )
-def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reason) -> None:
+def test_throttling_is_distinguished_from_other_refusals(text: str, reason: Reason) -> None:
     judged = refusal(reply_of(451, text), SmtpPhase.MAIL)
 
     assert isinstance(judged, Deferred)
@@ -80,16 +80,14 @@ def test_a_request_to_slow_down_is_told_from_another_no(text: str, reason: Reaso
         ("450 4.7.1 Greylisted", Concern.EMAIL),
     ],
 )
-def test_a_no_for_now_to_a_recipient_is_about_the_recipient_until_others_hear_it_too(
-    text: str, concern: Concern
-) -> None:
+def test_a_temporary_refusal_of_a_recipient_may_concern_recipient_or_server(text: str, concern: Concern) -> None:
     judged = refusal(reply_of(int(text[:3]), text[4:]), SmtpPhase.RCPT)
 
     assert isinstance(judged, Deferred)
     assert (judged.reason, judged.concern) == (Reason.RECIPIENT_DEFERRED, concern)
 
 
-def test_refused_recipients_are_judged_together() -> None:
+def test_refusals_of_all_recipients_give_one_outcome() -> None:
     gone, later, full = reply_of(550, "5.1.1 no"), reply_of(451, "4.7.1 later"), reply_of(552, "5.2.2 mailbox full")
 
     all_gone = no_recipient_left([(1, gone), (2, full)])
@@ -106,7 +104,7 @@ def test_refused_recipients_are_judged_together() -> None:
     )
 
 
-def test_refused_recipients_that_stand_together_are_told_together() -> None:
+def test_neighbouring_refused_recipients_form_a_range() -> None:
     gone, many = reply_of(550, "5.1.1 no"), reply_of(452, "4.5.3 too many")
     refused = [(2, gone), *((position, many) for position in range(101, 151)), (151, gone), (153, gone)]
 
@@ -115,7 +113,7 @@ def test_refused_recipients_that_stand_together_are_told_together() -> None:
     assert left_out(judged.detail) == "2 (550 5.1.1), 101-150 (452 4.5.3), 151 (550 5.1.1), 153 (550 5.1.1)"
 
 
-def test_a_thousand_refused_recipients_fit_a_line() -> None:
+def test_a_thousand_refused_recipients_fit_into_one_line() -> None:
     refused = [(position, reply_of(550, "5.1.1 no")) for position in range(1, 1001, 2)]
 
     judged = acceptance(reply_of(250, "2.0.0 Ok"), refused)
@@ -125,7 +123,7 @@ def test_a_thousand_refused_recipients_fit_a_line() -> None:
 
 
 @given(st.integers(200, 599), st.text(max_size=60), st.sampled_from(SmtpPhase))
-def test_every_reply_means_something_definite_before_the_end(code: int, text: str, phase: SmtpPhase) -> None:
+def test_every_reply_before_the_final_dot_has_a_definite_outcome(code: int, text: str, phase: SmtpPhase) -> None:
     judged = refusal(reply_of(code, text), phase)
 
     if code >= 400:
@@ -136,47 +134,47 @@ def test_every_reply_means_something_definite_before_the_end(code: int, text: st
 
 
 class Wire(asyncio.Transport):
-    """The least of a transport: a conversation over it is fed by hand."""
+    """A minimal transport; the test feeds the protocol by hand."""
 
     def is_closing(self) -> bool:
         return False
 
     def write(self, data: object) -> None:
-        """Into the void."""
+        """Discard the data."""
 
     def abort(self) -> None:
-        """Nobody is at the other end."""
+        """There is no connection."""
 
 
 @contextmanager
-def greeted() -> Iterator[Conversation]:
-    """A conversation whose greeting is over."""
+def greeted() -> Iterator[SmtpProtocol]:
+    """A protocol that has read its greeting."""
     local, remote = socket.socketpair()
     with local, remote:
-        conversation = Conversation()
-        conversation.connection_made(Wire({"socket": local}))
-        conversation.data_received(b"220 one.test\r\n")
-        assert conversation.reply_at_hand() is not None
-        yield conversation
+        protocol = SmtpProtocol()
+        protocol.connection_made(Wire({"socket": local}))
+        protocol.data_received(b"220 one.test\r\n")
+        assert protocol.received_reply() is not None
+        yield protocol
 
 
 @given(st.data())
-async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataObject) -> None:
+async def test_replies_are_parsed_however_the_network_splits_them(data: st.DataObject) -> None:
     octets = b"250-one.test\r\n250-SIZE 1\r\n250 \r\n354\r\n550 5.1.1 <a@b> n\xc3\xb6\r\n451-4.7.1 no\n451 4.7.1 no\n"
     cuts = sorted(data.draw(st.lists(st.integers(0, len(octets)), max_size=8)))
-    with greeted() as conversation:
-        conversation.write(b"", 4)
+    with greeted() as protocol:
+        protocol.write(b"", 4)
 
         for start, end in zip([0, *cuts], [*cuts, len(octets)], strict=True):
-            conversation.data_received(octets[start:end])
+            protocol.data_received(octets[start:end])
 
-        assert [await conversation.reply() for _ in range(4)] == [
+        assert [await protocol.reply() for _ in range(4)] == [
             SmtpReply(250, "", "one.test\nSIZE 1"),
             SmtpReply(354, "", ""),
             SmtpReply(550, "5.1.1", "<a@b> nö"),
             SmtpReply(451, "4.7.1", "no\n4.7.1 no"),
         ]
-        assert conversation.is_sound
+        assert protocol.is_sound
 
 
 @pytest.mark.parametrize(
@@ -193,32 +191,32 @@ async def test_replies_are_the_same_however_the_network_cuts_them(data: st.DataO
         b"250-a\r\n251 b\r\n",
     ],
 )
-async def test_what_is_no_reply_breaks_the_conversation_for_good(octets: bytes) -> None:
-    with greeted() as conversation:
-        conversation.write(b"", 2)
+async def test_an_invalid_reply_breaks_the_connection_for_good(octets: bytes) -> None:
+    with greeted() as protocol:
+        protocol.write(b"", 2)
 
-        conversation.data_received(octets + b"250 but now\r\n")
+        protocol.data_received(octets + b"250 but now\r\n")
 
-        with pytest.raises(GarbledReply):
-            await conversation.reply()
-        assert not conversation.is_sound
+        with pytest.raises(InvalidReply):
+            await protocol.reply()
+        assert not protocol.is_sound
 
 
-async def test_a_reply_without_end_is_not_kept_in_memory() -> None:
-    with greeted() as conversation:
-        conversation.write(b"", 1)
+async def test_an_endless_reply_does_not_fill_the_memory() -> None:
+    with greeted() as protocol:
+        protocol.write(b"", 1)
 
         for _ in range(200):
-            conversation.data_received(b"250-" + b"x" * 996 + b"\r\n")
+            protocol.data_received(b"250-" + b"x" * 996 + b"\r\n")
 
-        with pytest.raises(ConnectionBroke):
-            await conversation.reply()
+        with pytest.raises(SmtpConnectionLost):
+            await protocol.reply()
 
 
-async def test_words_that_nobody_asked_for_make_a_connection_unsound() -> None:
-    with greeted() as conversation:
-        assert conversation.is_sound
+async def test_a_surplus_reply_makes_a_connection_unusable() -> None:
+    with greeted() as protocol:
+        assert protocol.is_sound
 
-        conversation.data_received(b"421 4.4.2 going down\r\n")
+        protocol.data_received(b"421 4.4.2 going down\r\n")
 
-        assert not conversation.is_sound
+        assert not protocol.is_sound

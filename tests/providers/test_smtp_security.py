@@ -1,4 +1,4 @@
-"""TLS and signing in: never downgraded, never a secret in a message."""
+"""TLS and login: never downgraded, and no secret in any message."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGIN = ("shop-user", "correct horse")
 async def secured(
     folder: Path, behaviour: SmtpBehaviour, ca_file: Path | None, **changes: str
 ) -> AsyncIterator[tuple[SmtpProvider, SmtpSink]]:
-    """A sink, and an adapter whose server settings differ so from what the sink does."""
+    """A sink, and an adapter with these settings for the server."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, behaviour.security, *(behaviour.login or ()))
         provider = SmtpProvider(SmtpSettings(url=replace(server, **changes)), ca_file=ca_file)  # type: ignore[arg-type]
@@ -37,7 +37,9 @@ async def secured(
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
 @pytest.mark.parametrize("text", ["Thank you.\n", "A long letter.\n" * 200_000], ids=["small", "large"])
-async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Authority, security: str, text: str) -> None:
+async def test_a_server_with_a_trusted_certificate_gets_the_email(
+    tmp_path: Path, authority: Authority, security: str, text: str
+) -> None:
     behaviour = SmtpBehaviour(security=security, tls=authority.server)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         first = await send(provider, an_email(text=text))
@@ -57,7 +59,7 @@ async def test_a_trusted_server_gets_the_email(tmp_path: Path, authority: Author
         (SmtpFault.RESET, PATIENCE_SECONDS, Reason.CONNECTION_FAILED),
     ],
 )
-async def test_a_large_body_that_was_not_taken_has_not_left(
+async def test_a_large_body_that_the_server_does_not_read_is_not_on_the_wire(
     tmp_path: Path, authority: Authority, security: str, act: SmtpFault, seconds: float, reason: Reason
 ) -> None:
     behaviour = SmtpBehaviour(script={Step.BODY: act}, security=security, tls=authority.server)
@@ -80,7 +82,7 @@ async def test_an_unknown_authority_is_a_fault(tmp_path: Path, authority: Author
 
 
 @pytest.mark.parametrize("security", ["starttls", "tls"])
-async def test_another_hosts_certificate_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
+async def test_a_certificate_for_another_host_is_a_fault(tmp_path: Path, authority: Authority, security: str) -> None:
     behaviour = SmtpBehaviour(security=security, tls=authority.elsewhere)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         with pytest.raises(ProviderFault, match="certificate cannot be trusted"):
@@ -89,7 +91,7 @@ async def test_another_hosts_certificate_is_a_fault(tmp_path: Path, authority: A
         assert not sink.commands["MAIL"]
 
 
-async def test_starttls_that_is_not_offered_is_a_fault_and_nothing_is_sent_in_the_clear(tmp_path: Path) -> None:
+async def test_missing_starttls_is_a_fault_and_nothing_is_sent_unencrypted(tmp_path: Path) -> None:
     behaviour = SmtpBehaviour(login=LOGIN)
     async with secured(tmp_path, behaviour, None, security="starttls") as (provider, sink):
         with pytest.raises(ProviderFault, match="does not offer STARTTLS"):
@@ -99,7 +101,7 @@ async def test_starttls_that_is_not_offered_is_a_fault_and_nothing_is_sent_in_th
         assert not sink.commands["AUTH"]
 
 
-async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: Path, authority: Authority) -> None:
+async def test_a_temporary_refusal_of_starttls_is_deferred(tmp_path: Path, authority: Authority) -> None:
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: "454 4.7.0 not now"})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
@@ -110,7 +112,7 @@ async def test_starttls_that_is_refused_for_now_is_tried_again_later(tmp_path: P
 
 
 async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
-    """CVE-2011-0411 from the client's side: somebody on the way spoke for the server."""
+    """CVE-2011-0411 from the client's side: an attacker on the network sent a reply before TLS."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
@@ -118,10 +120,10 @@ async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path:
 
         assert isinstance(sending.outcome, Deferred)
         assert sending.outcome.reason is Reason.SERVER_ERROR
-        assert sink.commands["EHLO"] == 1  # none in TLS
+        assert sink.commands["EHLO"] == 1  # none after STARTTLS
 
 
-async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_path: Path) -> None:
+async def test_smtps_without_tls_is_a_fault_or_connection_failed(tmp_path: Path) -> None:
     async with secured(tmp_path, SmtpBehaviour(), None, security="tls") as (provider, sink):
         with pytest.raises(ProviderFault, match="TLS with the SMTP server failed"):
             await send(provider, an_email())
@@ -129,7 +131,7 @@ async def test_a_server_without_tls_behind_smtps_is_a_fault_or_not_reached(tmp_p
         assert not sink.commands["MAIL"]
 
 
-async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, authority: Authority) -> None:
+async def test_a_hanging_handshake_ends_at_the_deadline(tmp_path: Path, authority: Authority) -> None:
     behaviour = SmtpBehaviour(script={Step.CONNECT: SmtpFault.HANG})
     async with secured(tmp_path, behaviour, authority.ca_file, security="tls") as (provider, _):
         sending = await send(provider, an_email(), seconds=SOON_SECONDS)
@@ -139,7 +141,7 @@ async def test_a_handshake_that_hangs_ends_with_the_deadline(tmp_path: Path, aut
 
 
 @pytest.mark.parametrize("methods", ["PLAIN LOGIN", "LOGIN"])
-async def test_signing_in(tmp_path: Path, authority: Authority, methods: str) -> None:
+async def test_login_works_with_each_method(tmp_path: Path, authority: Authority, methods: str) -> None:
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, login=LOGIN, login_methods=methods)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         sending = await send(provider, an_email())
@@ -148,7 +150,7 @@ async def test_signing_in(tmp_path: Path, authority: Authority, methods: str) ->
         assert sink.commands["AUTH"] == 1
 
 
-async def test_wrong_credentials_are_a_fault_that_tells_no_secret_and_are_tried_once(
+async def test_wrong_credentials_are_tried_once_and_raise_a_fault_without_secrets(
     tmp_path: Path, authority: Authority
 ) -> None:
     behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN)
@@ -163,7 +165,7 @@ async def test_wrong_credentials_are_a_fault_that_tells_no_secret_and_are_tried_
         assert not sink.commands["MAIL"]
 
 
-async def test_a_login_service_that_is_down_is_not_a_wrong_password(tmp_path: Path, authority: Authority) -> None:
+async def test_a_temporarily_refused_login_is_not_a_wrong_password(tmp_path: Path, authority: Authority) -> None:
     down = {Step.AUTH: "454 4.7.0 Temporary authentication failure"}
     behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=LOGIN, script=down)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, _):
@@ -173,21 +175,21 @@ async def test_a_login_service_that_is_down_is_not_a_wrong_password(tmp_path: Pa
     assert sending.outcome.code == "454 4.7.0"
 
 
-async def test_a_server_that_offers_no_sign_in_is_a_fault(tmp_path: Path) -> None:
+async def test_a_server_without_login_is_a_fault(tmp_path: Path) -> None:
     async with secured(tmp_path, SmtpBehaviour(), None, username="someone", password="x") as (provider, sink):
-        with pytest.raises(ProviderFault, match="no way to sign in"):
+        with pytest.raises(ProviderFault, match="no login that we support"):
             await send(provider, an_email())
 
         assert not sink.commands["MAIL"]
 
 
-async def test_a_server_that_wants_credentials_we_do_not_have_is_a_fault(tmp_path: Path) -> None:
+async def test_a_server_that_requires_missing_credentials_is_a_fault(tmp_path: Path) -> None:
     async with secured(tmp_path, SmtpBehaviour(login=LOGIN), None, username="", password="") as (provider, _):
-        with pytest.raises(ProviderFault, match="wants credentials or TLS"):
+        with pytest.raises(ProviderFault, match="requires credentials or TLS"):
             await send(provider, an_email())
 
 
-async def test_the_adapter_recovers_once_the_fault_is_mended(tmp_path: Path, authority: Authority) -> None:
+async def test_the_adapter_recovers_once_the_fault_is_corrected(tmp_path: Path, authority: Authority) -> None:
     behaviour = SmtpBehaviour(security="tls", tls=authority.server, login=("shop-user", "another horse"))
     async with secured(tmp_path, behaviour, authority.ca_file, password="correct horse") as (provider, sink):
         with pytest.raises(ProviderFault):
@@ -199,17 +201,17 @@ async def test_the_adapter_recovers_once_the_fault_is_mended(tmp_path: Path, aut
     assert isinstance(sending.outcome, Accepted)
 
 
-async def test_check_tells_what_it_found(tmp_path: Path, authority: Authority) -> None:
+async def test_check_reports_the_connection(tmp_path: Path, authority: Authority) -> None:
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, login=LOGIN, size_limit=1000)
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):
         words = await provider.check()
 
-        assert words == f"127.0.0.1:{sink.port} answers: STARTTLS, verified; signed in; takes up to 1000 octets."
+        assert words == f"127.0.0.1:{sink.port} answers: STARTTLS, verified; logged in; accepts up to 1000 octets."
         assert sink.commands["QUIT"] == 1
         assert not sink.commands["MAIL"]
 
 
-async def test_check_of_a_server_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+async def test_check_of_an_unreachable_server_is_a_fault(tmp_path: Path) -> None:
     async with secured(tmp_path, SmtpBehaviour(), None) as (provider, sink):
         await sink.close()
 

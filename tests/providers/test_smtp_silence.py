@@ -1,4 +1,4 @@
-"""A server that accepts and is gone before it answers: every email left once, and says so."""
+"""A server that accepts emails and closes before it replies: every email is sent once, and is uncertain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.providers.emails import an_email, send
 EMAILS = 200
 
 
-async def test_emails_that_were_accepted_without_an_answer_leave_once_each(tmp_path: Path) -> None:
+async def test_emails_accepted_without_a_reply_are_sent_once_each(tmp_path: Path) -> None:
     async with running_sink(tmp_path, SmtpBehaviour(script={Step.ANSWER: SmtpFault.CLOSE})) as sink:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", sink.port, "none")))
         sendings = await asyncio.gather(*(send(provider, an_email()) for _ in range(EMAILS)))

@@ -1,4 +1,4 @@
-"""The double at the provider's end: its books must be right before anybody judges by them."""
+"""The SMTP sink itself: other tests rely on its ledger."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_ledger_counts_emails_and_duplicates(tmp_path: Path) -> None:
     assert len(ledger.entries) == 5
 
 
-def test_a_torn_last_line_does_not_count(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_does_not_count(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     writer = LedgerWriter(path)
     writer.append(LedgerEntry("a", 1, 100, 0.0))
@@ -42,7 +42,7 @@ def test_a_torn_last_line_does_not_count(tmp_path: Path) -> None:
     assert read_ledger(path).ids == {"a"}
 
 
-async def test_a_sink_of_its_own_process_keeps_ledger_and_mail(tmp_path: Path) -> None:
+async def test_a_sink_process_keeps_ledger_and_emails(tmp_path: Path) -> None:
     email = an_email(bcc=("bob@example.com",))
     async with sink_process(tmp_path) as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
@@ -58,7 +58,7 @@ async def test_a_sink_of_its_own_process_keeps_ledger_and_mail(tmp_path: Path) -
     assert len(mail.read_bytes()) == entry.octets
 
 
-async def test_a_sink_can_keep_the_ledger_alone(tmp_path: Path) -> None:
+async def test_a_sink_can_keep_only_the_ledger(tmp_path: Path) -> None:
     async with sink_process(tmp_path, "--no-eml") as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         await send(provider, an_email())
@@ -68,7 +68,7 @@ async def test_a_sink_can_keep_the_ledger_alone(tmp_path: Path) -> None:
     assert not list((tmp_path / "mail").iterdir())
 
 
-async def test_a_sink_can_be_told_what_to_say(tmp_path: Path) -> None:
+async def test_a_sinks_replies_can_be_scripted(tmp_path: Path) -> None:
     async with sink_process(tmp_path, "--reply", "mail=451 4.3.0 not today") as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
         sending = await send(provider, an_email())
@@ -78,7 +78,7 @@ async def test_a_sink_can_be_told_what_to_say(tmp_path: Path) -> None:
 
 
 async def test_bare_line_ends_are_refused(tmp_path: Path) -> None:
-    """Or the adapter's tests could not tell whether it sends any."""
+    """Otherwise the adapter's tests could not detect bare line ends."""
     async with smtp_place(tmp_path) as place:
         reader, writer = await asyncio.open_connection("127.0.0.1", place.sink.port)
         writer.write(
@@ -91,7 +91,7 @@ async def test_bare_line_ends_are_refused(tmp_path: Path) -> None:
         assert place.sink.ledger().delivered == 0
 
 
-async def test_greylisted_recipients_are_taken_the_second_time(tmp_path: Path) -> None:
+async def test_greylisted_recipients_are_accepted_the_second_time(tmp_path: Path) -> None:
     email = an_email(to=("greylisted@example.com",))
     async with smtp_place(tmp_path) as place:
         first = await send(place.provider, email)
@@ -101,7 +101,7 @@ async def test_greylisted_recipients_are_taken_the_second_time(tmp_path: Path) -
     assert isinstance(second.outcome, Accepted)
 
 
-async def test_slow_recipients_are_taken_late(tmp_path: Path) -> None:
+async def test_slow_recipients_are_accepted_late(tmp_path: Path) -> None:
     async with smtp_place(tmp_path) as place:
         sending = await send(place.provider, an_email(to=("slow@example.com",)))
 

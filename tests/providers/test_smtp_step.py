@@ -1,4 +1,4 @@
-"""An SMTP server that says more than it was asked: no email leaves on its connection, and none counts as sent."""
+"""An SMTP server that sends surplus replies: no email is sent on its connection, and none counts as sent."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 
 @dataclass
-class Talker:
-    """A server that answers each step with a text, whatever that is.
+class ScriptedServer:
+    """A server that answers each step with a given text.
 
     Attributes:
-        replies: By a command's verb; may be changed while it talks.
-        later: Those on every connection after the first.
+        replies: By a command's verb; may be changed during the session.
+        later: The replies on every connection after the first.
         ends: How many final dots it has read.
     """
 
@@ -68,13 +68,13 @@ class Talker:
 
 
 @asynccontextmanager
-async def talking(
-    talker: Talker, login: tuple[str, str] = ("ann", "secret"), **options: float
+async def scripted(
+    server: ScriptedServer, login: tuple[str, str] = ("ann", "secret"), **options: float
 ) -> AsyncIterator[SmtpProvider]:
-    """An adapter of that server, with one connection."""
-    async with listening(talker.talk) as port:
-        server = SmtpServer("127.0.0.1", port, "none", *login)
-        provider = SmtpProvider(SmtpSettings(url=server, connections=1), **options)  # type: ignore[arg-type]
+    """An adapter for that server, with one connection."""
+    async with listening(server.talk) as port:
+        address = SmtpServer("127.0.0.1", port, "none", *login)
+        provider = SmtpProvider(SmtpSettings(url=address, connections=1), **options)  # type: ignore[arg-type]
         try:
             yield provider
         finally:
@@ -106,55 +106,55 @@ SURPLUS: Final = [
 async def test_a_reply_before_the_final_dot_stops_the_email(
     step: str, reply: str, replies: Mapping[str, str], text: str
 ) -> None:
-    talker = Talker({**replies, step: reply, END: "550 no"})
-    async with talking(talker) as provider:
+    server = ScriptedServer({**replies, step: reply, END: "550 no"})
+    async with scripted(server) as provider:
         sending = await send(provider, an_email(text=text))
 
-        assert may_be_tried_again(sending.outcome)
+        assert is_definite_server_failure(sending.outcome)
         assert sending.left == 0
-        assert talker.ends == 0
+        assert server.ends == 0
 
 
 @pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
 @pytest.mark.parametrize(("step", "reply"), SURPLUS)
-async def test_the_next_email_goes_over_a_new_connection(step: str, reply: str, replies: Mapping[str, str]) -> None:
-    talker = Talker({**replies, step: reply}, later=replies)
-    async with talking(talker) as provider:
+async def test_the_next_email_uses_a_new_connection(step: str, reply: str, replies: Mapping[str, str]) -> None:
+    server = ScriptedServer({**replies, step: reply}, later=replies)
+    async with scripted(server) as provider:
         await send(provider, an_email())
         sending = await send(provider, an_email())
 
         assert isinstance(sending.outcome, Accepted)
-        assert (talker.connections, talker.ends) == (2, 1)
+        assert (server.connections, server.ends) == (2, 1)
 
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 more", "250 queued\r\n25", "250 queued\r\n354 go"])
 @pytest.mark.parametrize("idle_seconds", [5.0, 0.0], ids=["trusted", "probed"])
 async def test_a_surplus_reply_after_an_email_does_not_answer_the_next_one(reply: str, idle_seconds: float) -> None:
-    talker = Talker({**PLAIN, END: reply}, later={**PLAIN, END: "550 no"})
-    async with talking(talker, trusted_idle_seconds=idle_seconds) as provider:
+    server = ScriptedServer({**PLAIN, END: reply}, later={**PLAIN, END: "550 no"})
+    async with scripted(server, trusted_idle_seconds=idle_seconds) as provider:
         await send(provider, an_email())
         second = await send(provider, an_email())
 
         assert not isinstance(second.outcome, Accepted)
-        assert talker.connections == 2
+        assert server.connections == 2
 
 
 @pytest.mark.parametrize("more", ["250 more", "354 more", "421 closing"])
 @pytest.mark.parametrize("step", ["RSET", "MAIL", "RCPT", "DATA"])
 @pytest.mark.parametrize("replies", [PLAIN, PIPELINED], ids=["one by one", "pipelined"])
-async def test_an_email_does_not_leave_over_a_kept_connection_that_is_out_of_step(
+async def test_no_email_is_sent_on_a_reused_connection_that_is_out_of_step(
     replies: Mapping[str, str], step: str, more: str
 ) -> None:
     first = dict(replies)
-    talker = Talker(first, later=replies)
-    async with talking(talker, trusted_idle_seconds=0.0) as provider:
+    server = ScriptedServer(first, later=replies)
+    async with scripted(server, trusted_idle_seconds=0.0) as provider:
         await send(provider, an_email())
         first[step] += f"\r\n{more}"
         sending = await send(provider, an_email())
 
         left = int(isinstance(sending.outcome, Accepted))
-        assert left or may_be_tried_again(sending.outcome)
-        assert (sending.left, talker.ends, talker.connections) == (left, 1 + left, 1 + left)
+        assert left or is_definite_server_failure(sending.outcome)
+        assert (sending.left, server.ends, server.connections) == (left, 1 + left, 1 + left)
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ async def test_an_email_does_not_leave_over_a_kept_connection_that_is_out_of_ste
     ["250 queued\r\n550 no", "550 no\r\n250 queued", "451 later\r\n250 queued", "250 queued\r\n250 ok\r\n550 no"],
 )
 async def test_contradicting_replies_to_an_email_are_uncertain(reply: str) -> None:
-    talker = Talker({**PLAIN, END: reply})
-    async with talking(talker) as provider:
+    server = ScriptedServer({**PLAIN, END: reply})
+    async with scripted(server) as provider:
         sending = await send(provider, an_email())
 
         assert isinstance(sending.outcome, Uncertain)
@@ -171,41 +171,41 @@ async def test_contradicting_replies_to_an_email_are_uncertain(reply: str) -> No
 
 @pytest.mark.parametrize("reply", ["250 queued\r\n250 queued", "250 queued\r\n421 closing"])
 async def test_an_email_stays_accepted_if_the_server_repeats_its_reply_or_sends_421(reply: str) -> None:
-    talker = Talker({**PLAIN, END: reply})
-    async with talking(talker) as provider:
+    server = ScriptedServer({**PLAIN, END: reply})
+    async with scripted(server) as provider:
         sending = await send(provider, an_email())
 
         assert isinstance(sending.outcome, Accepted)
 
 
 async def test_the_body_is_not_sent_if_354_comes_before_data() -> None:
-    talker = Talker({**PLAIN, "RCPT": "354 go"})
-    async with talking(talker) as provider:
+    server = ScriptedServer({**PLAIN, "RCPT": "354 go"})
+    async with scripted(server) as provider:
         sending = await send(provider, an_email(to=("ann@example.com", "bob@example.com")))
 
-        assert may_be_tried_again(sending.outcome)
+        assert is_definite_server_failure(sending.outcome)
         assert sending.left == 0
 
 
 async def test_a_server_without_extensions_is_greeted_with_helo() -> None:
-    talker = Talker({**PLAIN, "EHLO": "500 what?", "HELO": "250 hi"})
-    async with talking(talker, ("", "")) as provider:
+    server = ScriptedServer({**PLAIN, "EHLO": "500 what?", "HELO": "250 hi"})
+    async with scripted(server, ("", "")) as provider:
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 @pytest.mark.parametrize("name", ["", " ", "hi"])
 async def test_extensions_are_read_from_a_server_that_does_not_name_itself(name: str) -> None:
-    talker = Talker({**PLAIN, "EHLO": f"250-{name}\r\n250-AUTH PLAIN\r\n250 SIZE 99"})
-    async with talking(talker) as provider:
+    server = ScriptedServer({**PLAIN, "EHLO": f"250-{name}\r\n250-AUTH PLAIN\r\n250 SIZE 99"})
+    async with scripted(server) as provider:
         assert "up to 99 octets" in await provider.check()
 
 
-async def test_an_unasked_421_does_not_put_the_password_into_an_error() -> None:
-    talker = Talker({**PLAIN, "AUTH": "235 welcome\r\n421 4.7.0 ann, secret, AGFubgBzZWNyZXQ="})
-    async with talking(talker) as provider:
+async def test_a_surplus_421_does_not_put_the_password_into_an_error() -> None:
+    server = ScriptedServer({**PLAIN, "AUTH": "235 welcome\r\n421 4.7.0 ann, secret, AGFubgBzZWNyZXQ="})
+    async with scripted(server) as provider:
         outcome = (await send(provider, an_email())).outcome
 
-    assert may_be_tried_again(outcome)
+    assert is_definite_server_failure(outcome)
     assert isinstance(outcome, Deferred)
     assert outcome.detail == "the server is closing the connection while connecting"
     assert outcome.code == "421 4.7.0"
@@ -215,31 +215,31 @@ async def test_an_unasked_421_does_not_put_the_password_into_an_error() -> None:
 async def test_a_challenge_is_answered_as_in_rfc_2195(offer: str, is_sent: bool) -> None:
     challenge = "334 PDE4OTYuNjk3MTcwOTUyQHBvc3RvZmZpY2UucmVzdG9uLm1jaS5uZXQ+"
     answer = "dGltIGI5MTNhNjAyYzdlZGE3YTQ5NWI0ZTZlNzMzNGQzODkw".upper()
-    talker = Talker({**PLAIN, "EHLO": f"250-hi\r\n250 {offer}", "AUTH": challenge, answer: "235 welcome"})
-    async with talking(talker, ("tim", "tanstaaftanstaaf")) as provider:
+    server = ScriptedServer({**PLAIN, "EHLO": f"250-hi\r\n250 {offer}", "AUTH": challenge, answer: "235 welcome"})
+    async with scripted(server, ("tim", "tanstaaftanstaaf")) as provider:
         if not is_sent:
-            with pytest.raises(ProviderFault, match="no way to sign in"):
+            with pytest.raises(ProviderFault, match="no login that we support"):
                 await send(provider, an_email())
             return
         assert isinstance((await send(provider, an_email())).outcome, Accepted)
 
 
 async def test_a_challenge_that_is_not_base64_does_not_count_as_a_wrong_password() -> None:
-    talker = Talker({**PLAIN, "EHLO": "250-hi\r\n250 AUTH CRAM-MD5", "AUTH": "334 \N{SNOWMAN}"})
-    async with talking(talker) as provider:
-        assert may_be_tried_again((await send(provider, an_email())).outcome)
+    server = ScriptedServer({**PLAIN, "EHLO": "250-hi\r\n250 AUTH CRAM-MD5", "AUTH": "334 \N{SNOWMAN}"})
+    async with scripted(server) as provider:
+        assert is_definite_server_failure((await send(provider, an_email())).outcome)
 
 
 @pytest.mark.parametrize("size", ["9" * 5000, "9" * 21, "-1", "1e9", "\u0663", "1 2"])
-async def test_a_size_that_is_not_a_number_sets_no_limit(size: str) -> None:
-    talker = Talker({**PLAIN, "EHLO": f"250-hi\r\n250-AUTH PLAIN\r\n250 SIZE {size}"})
-    async with talking(talker) as provider:
+async def test_an_invalid_size_sets_no_limit(size: str) -> None:
+    server = ScriptedServer({**PLAIN, "EHLO": f"250-hi\r\n250-AUTH PLAIN\r\n250 SIZE {size}"})
+    async with scripted(server) as provider:
         sending = await send(provider, an_email())
 
         assert isinstance(sending.outcome, Accepted)
-        assert "names no size limit" in await provider.check()
+        assert "announces no size limit" in await provider.check()
 
 
-def may_be_tried_again(outcome: Outcome | None) -> bool:
-    """Whether it is a definite no that concerns the server."""
+def is_definite_server_failure(outcome: Outcome | None) -> bool:
+    """Whether the outcome is a definite failure that concerns the server."""
     return isinstance(outcome, Deferred) and outcome.reason is Reason.SERVER_ERROR

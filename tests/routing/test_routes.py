@@ -234,10 +234,10 @@ def test_a_failed_bulk_call_counts_once_but_a_missing_answer_counts_for_each_ema
     for outcome in (Deferred(Reason.SERVER_ERROR), FAILED):
         first.record_outcome(outcome, first.breaker.begin(), scene.email())
         for _ in range(rest):
-            first.record_outcome(outcome, first.breaker.begin(), scene.email(), is_told_already=True)
+            first.record_outcome(outcome, first.breaker.begin(), scene.email(), is_already_counted=True)
     after_failures = scene.state("a")
     for _ in range(rest):
-        first.record_outcome(Uncertain(), first.breaker.begin(), scene.email(), is_told_already=True)
+        first.record_outcome(Uncertain(), first.breaker.begin(), scene.email(), is_already_counted=True)
 
     assert after_failures is BreakerState.CLOSED
     assert scene.state("a") is BreakerState.OPEN
@@ -252,7 +252,7 @@ def test_a_probe_in_a_bulk_call_allows_another() -> None:
     failed = Deferred(Reason.SERVER_ERROR)
 
     route.record_outcome(failed, first, scene.email())
-    route.record_outcome(failed, second, scene.email(), is_told_already=True)
+    route.record_outcome(failed, second, scene.email(), is_already_counted=True)
 
     assert (scene.state("a"), route.breaker.room) == (BreakerState.HALF_OPEN, 1)
 

@@ -26,9 +26,9 @@ class BulkSend:
     """An email, its attempt, and the adapter's reports about it.
 
     Attributes:
-        left: How often the adapter called `leaving`.
-        back: How often the adapter called `came_back`.
-        refusal: Raised by `leaving`.
+        left: How often the adapter called `mark_on_wire`.
+        back: How often the adapter called `mark_not_sent`.
+        refusal: Raised by `mark_on_wire`.
     """
 
     email: OutgoingEmail
@@ -46,16 +46,16 @@ class BulkSend:
     def leave(self) -> None:
         if self.refusal is not None:
             raise self.refusal
-        assert not self.is_on_the_wire, "`leaving` was called twice"
+        assert not self.is_on_the_wire, "`mark_on_wire` was called twice"
         self.left += 1
 
     def come_back(self) -> None:
-        assert self.is_on_the_wire, "`came_back` was called before `leaving`"
+        assert self.is_on_the_wire, "`mark_not_sent` was called before `mark_on_wire`"
         self.back += 1
 
     async def send(self, provider: Provider, seconds: float) -> None:
         deadline = asyncio.get_running_loop().time() + seconds
-        self.attempt = FakeAttempt(1, deadline, self.leave, came_back=self.come_back)
+        self.attempt = FakeAttempt(1, deadline, self.leave, mark_not_sent=self.come_back)
         try:
             self.outcome = await provider.send(self.email, self.attempt)
         except ProviderFault as fault:

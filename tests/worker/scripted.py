@@ -10,7 +10,7 @@ from uuid import UUID
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt, CallLimits, Part, RefusedTogether
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, BulkLimits
 
 ANYTHING = Capabilities(templates=True, copies=6)
 Act = Callable[["ScriptedProvider", OutgoingEmail, Attempt], Awaitable[Outcome]]
@@ -85,21 +85,21 @@ class ScriptedProvider:
 class ScriptedBulk(ScriptedProvider):
     """Accepts several emails in a bulk call."""
 
-    limits = CallLimits(1000, 1000, 1_000_000)
+    limits = BulkLimits(1000, 1000, 1_000_000)
 
-    def part_of(self, email: OutgoingEmail) -> Part | None:
+    def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
         """Any two emails may be in one call."""
-        return Part("all", 1, 100, email)
+        return BulkEntry("all", 1, 100, email)
 
-    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
+    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
         """Accepts all emails."""
-        attempt.leaving()
+        attempt.mark_on_wire()
         return [self.accept(part.content.email_id) for part in parts]
 
 
 async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Accepts the email."""
-    attempt.leaving()
+    attempt.mark_on_wire()
     await asyncio.sleep(0)
     return provider.accept(email.email_id)
 
@@ -108,7 +108,7 @@ def answer(outcome: Outcome) -> Act:
     """Answers with this outcome."""
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        attempt.leaving()
+        attempt.mark_on_wire()
         await asyncio.sleep(0)
         return outcome
 
@@ -117,7 +117,7 @@ def answer(outcome: Outcome) -> Act:
 
 async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Puts the email on the wire, and accepts it after `let_go`."""
-    attempt.leaving()
+    attempt.mark_on_wire()
     await provider.wait(email.email_id)
     return provider.accept(email.email_id)
 
@@ -130,14 +130,14 @@ async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, at
 
 async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Puts the email on the wire, and asks for a pause after `let_go`."""
-    attempt.leaving()
+    attempt.mark_on_wire()
     await provider.wait(email.email_id)
     return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough to pause for one email
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Accepts the email, and never answers."""
-    attempt.leaving()
+    attempt.mark_on_wire()
     provider.accept(email.email_id)
     await asyncio.Event().wait()
     raise AssertionError
@@ -148,7 +148,7 @@ def fail(error: BaseException, *, after_leaving: bool) -> Act:
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if after_leaving:
-            attempt.leaving()
+            attempt.mark_on_wire()
         await asyncio.sleep(0)
         raise error
 

@@ -68,7 +68,7 @@ def refuse(outcome: Outcome | ProviderFault) -> Act:
     async def act(provider: object, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if email.to != ("bad@bad.example",):
             return await accept(provider, email, attempt)  # type: ignore[arg-type]
-        attempt.leaving()
+        attempt.mark_on_wire()
         if isinstance(outcome, ProviderFault):
             raise outcome
         return outcome

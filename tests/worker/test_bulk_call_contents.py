@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dispatcher.domain.outgoing import Attachment, OutgoingEmail
-from dispatcher.providers.contract import Part
+from dispatcher.providers.contract import BulkEntry
 from dispatcher.providers.sendgrid import request as sendgrid_request
 from dispatcher.providers.sendgrid.request import body_of
 from dispatcher.providers.ses import request as ses_request
@@ -53,8 +53,8 @@ SOME_EMAILS = st.lists(ANY_EMAIL, min_size=2, max_size=12, unique_by=lambda emai
 @given(SOME_EMAILS, st.booleans())
 @settings(max_examples=60)
 def test_sendgrids(emails: list[OutgoingEmail], sandbox: bool) -> None:
-    for together, parts in _groups((email, sendgrid_request.part_of(email, sandbox=sandbox)) for email in emails):
-        document = orjson.loads(sendgrid_request.body_of_call(parts))
+    for together, parts in _groups((email, sendgrid_request.bulk_entry_of(email, sandbox=sandbox)) for email in emails):
+        document = orjson.loads(sendgrid_request.bulk_body_of(parts))
         assert _taken_out(document) == {
             email.email_id: orjson.loads(bytes(body_of(email, sandbox=sandbox))) for email in together
         }
@@ -73,8 +73,8 @@ def _taken_out(document: Document) -> dict[UUID, Document]:
 @given(SOME_EMAILS)
 @settings(max_examples=60)
 def test_ses(emails: list[OutgoingEmail]) -> None:
-    for together, parts in _groups((email, ses_request.part_of(email)) for email in emails):
-        request = orjson.loads(bytes(ses_request.request_of_call(parts, "set").body))
+    for together, parts in _groups((email, ses_request.bulk_entry_of(email)) for email in emails):
+        request = orjson.loads(bytes(ses_request.bulk_request_for(parts, "set").body))
         alone = [_alone(request, entry) for entry in request["BulkEmailEntries"]]
         assert alone == [orjson.loads(bytes(request_for(email, "set").body)) for email in together]
 
@@ -92,10 +92,10 @@ def _alone(request: Document, entry: Document) -> Document:
 
 
 def _groups(
-    parts: Iterable[tuple[OutgoingEmail, Part | None]],
-) -> Iterable[tuple[list[OutgoingEmail], list[Part]]]:
+    parts: Iterable[tuple[OutgoingEmail, BulkEntry | None]],
+) -> Iterable[tuple[list[OutgoingEmail], list[BulkEntry]]]:
     """Groups the emails that may be in one call, by key."""
-    groups: defaultdict[object, tuple[list[OutgoingEmail], list[Part]]] = defaultdict(lambda: ([], []))
+    groups: defaultdict[object, tuple[list[OutgoingEmail], list[BulkEntry]]] = defaultdict(lambda: ([], []))
     for email, part in parts:
         if part is not None:
             together, their_parts = groups[part.key]

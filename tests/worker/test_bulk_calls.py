@@ -14,7 +14,7 @@ from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault
 from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.providers.contract import Attempt, Part, Provider, RefusedTogether
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, Provider
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from tests.providers.sendgrid_place import SendGridPlace, sendgrid_place
 from tests.waiting import until
@@ -180,10 +180,10 @@ async def test_a_drain_waits_for_the_smaller_calls_after_a_refused_bulk_call(
 class RefusesWholeCalls(ScriptedBulk):
     """Refuses every bulk call as a whole, after `let_go`."""
 
-    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
-        attempt.leaving()
+    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
+        attempt.mark_on_wire()
         await self.wait(parts[0].content.email_id)
-        return RefusedTogether()
+        return BulkCallRefused()
 
 
 async def test_an_email_that_a_drain_has_concluded_is_not_sent_again_when_its_call_is_refused_late(
@@ -229,7 +229,7 @@ async def _never_send(_provider: ScriptedProvider, _email: OutgoingEmail, _attem
 
 
 async def _send_without_an_answer(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    attempt.leaving()
+    attempt.mark_on_wire()
     await asyncio.Event().wait()
     return Rejected(Reason.REFUSED)
 
@@ -241,10 +241,10 @@ class FailsToRenderOne(ScriptedBulk):
         super().__init__()
         self.stumbling_block: UUID | None = None
 
-    def part_of(self, email: OutgoingEmail) -> Part | None:
+    def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
         if email.email_id == self.stumbling_block:
             raise KeyError("a mistake")
-        return super().part_of(email)
+        return super().bulk_entry_of(email)
 
 
 async def test_an_adapter_bug_about_one_email_does_not_affect_the_others(bench: Bench) -> None:
@@ -267,8 +267,8 @@ class AnswersInvalidly(ScriptedBulk):
         super().__init__()
         self.odd: UUID | None = None
 
-    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome]:
-        attempt.leaving()
+    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome]:
+        attempt.mark_on_wire()
         email_ids = [part.content.email_id for part in parts]
         taken = [self.accept(email_id) for email_id in email_ids]
         return [

@@ -23,7 +23,9 @@ TEMPLATED: Final[dict[str, Any]] = {"template_id": "d-1", "text": None}
 
 async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Rejected:
     """Rejects templated emails before anything is sent, as an adapter without templates does."""
-    return Rejected(Reason.INVALID_CONTENT, "template_id names a provider's template, and MIME has none")
+    return Rejected(
+        Reason.INVALID_CONTENT, "only providers with templates (sendgrid, ses) take template_id; set text or html"
+    )
 
 
 def pair(first: Act = accept) -> tuple[ScriptedProvider, ScriptedProvider]:
@@ -130,4 +132,4 @@ async def test_an_email_that_every_adapter_refuses_fails_with_the_last_refusal(b
     await bench.settled({"failed": 1})
     row = bench.books.row(email_id)
     assert (row["provider"], row["attempt_count"]) == ("second", 1)
-    assert row["last_error"] == "template_id names a provider's template, and MIME has none"
+    assert row["last_error"] == "only providers with templates (sendgrid, ses) take template_id; set text or html"

@@ -130,7 +130,7 @@ async def test_an_adapter_that_ignores_cancellation_sends_nothing_afterwards(ben
             await provider.wait(email.email_id)
         except asyncio.CancelledError:
             await asyncio.sleep(0.05)
-        attempt.leaving()
+        attempt.mark_on_wire()
         left.append(True)
         return provider.accept(email.email_id)
 

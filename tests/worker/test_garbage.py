@@ -13,7 +13,7 @@ import pytest
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.store.leases import Lease
 from dispatcher.transport.mime import RenderedEmail
-from dispatcher.transport.smtp_transaction import Transaction
+from dispatcher.transport.smtp_transaction import SmtpTransaction
 from dispatcher.worker.attempts import LedgerAttempt
 from dispatcher.worker.bulk_calls import with_bulk_calls
 from dispatcher.worker.in_flight_email import InFlightEmail
@@ -23,7 +23,7 @@ from tests.providers.ses_place import ses_place
 from tests.worker.bench import Bench
 
 COUNT = 100
-OF_AN_EMAIL = (LedgerAttempt, Lease, OutgoingEmail, RenderedEmail, InFlightEmail, Transaction)
+OF_AN_EMAIL = (LedgerAttempt, Lease, OutgoingEmail, RenderedEmail, InFlightEmail, SmtpTransaction)
 
 
 @pytest.fixture

@@ -220,7 +220,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
     async def leave_late(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         await provider.wait(email.email_id)
         try:
-            attempt.leaving()
+            attempt.mark_on_wire()
         except BaseException:
             refused.append(True)
             raise
@@ -248,7 +248,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
 
 def answer_when_let_go(outcome: Outcome) -> Act:
     async def act(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        attempt.leaving()
+        attempt.mark_on_wire()
         await provider.wait(email.email_id)
         return provider.accept(email.email_id) if isinstance(outcome, Accepted) else outcome
 
@@ -299,8 +299,8 @@ async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that
 
 async def test_an_adapter_that_calls_leaving_twice_uses_one_ledger_slot(bench: Bench) -> None:
     async def twice(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        attempt.leaving()
-        attempt.leaving()
+        attempt.mark_on_wire()
+        attempt.mark_on_wire()
         await asyncio.sleep(0)
         return provider.accept(email.email_id)
 
@@ -344,7 +344,7 @@ async def test_an_email_is_a_suspect_only_while_it_is_rendered(bench: Bench) -> 
         with attempt.rendering:
             look()
         look()
-        attempt.leaving()
+        attempt.mark_on_wire()
         return provider.accept(email.email_id)
 
     bench.provider.always = render

@@ -156,7 +156,7 @@ async def test_an_email_whose_adapter_fails_after_sending_is_uncertain(bench: Be
 async def test_an_invalid_outcome_does_not_keep_its_email_forever(bench: Bench, reason: Reason, has_left: bool) -> None:
     async def err(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if has_left:
-            attempt.leaving()
+            attempt.mark_on_wire()
         return Deferred(reason, "later", "4", retry_after="soon")  # type: ignore[arg-type]
 
     strange, neighbour = bench.books.enqueue(2)

@@ -11,7 +11,7 @@ import pytest
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt, NoPlace
+from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -196,7 +196,7 @@ class Throttling(ScriptedProvider):
         self.until = self.until or now + self.seconds
         if now < self.until:
             self.refused[email.email_id] += 1
-            attempt.leaving()
+            attempt.mark_on_wire()
             return Deferred(Reason.THROTTLED, "slow down", "429", self.until - now)
         self.accepted_at.append(now)
         return await super().send(email, attempt)
@@ -257,7 +257,7 @@ async def send_after_waiting_for_a_connection(
 ) -> Outcome:
     """Waits for a connection, then accepts the email."""
     await provider.wait(email.email_id)
-    attempt.admitted()
+    attempt.connection_acquired()
     return await accept(provider, email, attempt)
 
 
@@ -300,7 +300,7 @@ async def test_an_email_that_waits_for_a_connection_goes_to_the_next_provider_af
 
 async def test_an_email_that_gets_no_connection_waits_again_and_uses_no_attempt(bench: Bench) -> None:
     (email_id,) = bench.books.enqueue(1)
-    bench.provider.script[email_id].extend([fail(NoPlace(), after_leaving=False)] * (2 * FAILURES_IN_A_ROW))
+    bench.provider.script[email_id].extend([fail(NoFreeConnection(), after_leaving=False)] * (2 * FAILURES_IN_A_ROW))
     await bench.start()
 
     await bench.deliver([email_id])

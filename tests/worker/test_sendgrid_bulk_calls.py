@@ -212,7 +212,7 @@ async def test_429_defers_all_emails_and_one_reports_it(place: SendGridPlace) ->
     assert {(type(each.outcome), getattr(each.outcome, "reason", None)) for each in sends} == {
         (Deferred, Reason.THROTTLED)
     }
-    assert [each.attempt.is_told_already for each in sends] == [False, *[True] * 99]
+    assert [each.attempt.is_already_counted for each in sends] == [False, *[True] * 99]
     assert calls(place) == 1
 
 
@@ -262,4 +262,4 @@ async def test_a_failed_connection_is_a_definite_refusal_for_all_emails(tmp_path
 
     assert {getattr(each.outcome, "reason", None) for each in sends} == {Reason.CONNECTION_FAILED}
     assert not any(each.is_on_the_wire for each in sends)
-    assert sum(not each.attempt.is_told_already for each in sends) == 1
+    assert sum(not each.attempt.is_already_counted for each in sends) == 1

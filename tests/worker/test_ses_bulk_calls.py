@@ -12,7 +12,7 @@ from dispatcher.dev.http_behaviour import Fault, Reply
 from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.ses.answers import BY_ENTRY
+from dispatcher.providers.ses.responses import BY_ENTRY
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import LeaseExpired
 from tests.providers.ses_place import SesPlace, ses_place
@@ -94,7 +94,7 @@ async def test_each_entrys_status_is_the_outcome_of_its_email(place: SesPlace) -
     assert [kind(each) for each in sends] == [expected.get(number, SENT) for number in range(20)]
     assert place.times() == {str(each.email.email_id): 1 for n, each in enumerate(sends) if n not in words}
     # Each kind of evidence about SES is reported once.
-    assert [n for n, each in enumerate(sends) if each.attempt.is_told_already] == [15]
+    assert [n for n, each in enumerate(sends) if each.attempt.is_already_counted] == [15]
 
 
 def test_every_entry_status_is_mapped_to_an_outcome() -> None:

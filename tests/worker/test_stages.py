@@ -41,7 +41,7 @@ def test_commit_the_lease_then_write_the_slot_then_send_then_ack() -> None:
 
     async def scenario(bench: StageBench) -> None:
         async def look(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-            attempt.leaving()
+            attempt.mark_on_wire()
             seen.append((bench.store.rows[email.email_id].status, bench.slots_in_use))
             return provider.accept(email.email_id)
 

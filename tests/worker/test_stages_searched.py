@@ -33,9 +33,9 @@ async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attem
 
 async def come_back(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
     """Takes nothing in the first call, and accepts in the next."""
-    attempt.leaving()
+    attempt.mark_on_wire()
     await asyncio.sleep(0)
-    attempt.came_back()
+    attempt.mark_not_sent()
     return await accept(provider, email, attempt)
 
 

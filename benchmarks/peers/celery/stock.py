@@ -1,4 +1,4 @@
-"""As the documentation's first pages have it, made safe: late acknowledgements, confirmed and persistent messages."""
+"""As in the first pages of the documentation, made safe: late acknowledgements, confirmed and persistent messages."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _connections: list[psycopg.Connection] = []
 
 @worker_process_init.connect
 def connect(**_: object) -> None:
-    """Each worker process has a connection of its own."""
+    """Open this worker process's own connection."""
     _connections.append(psycopg.connect(SETTINGS.database_url))
 
 
@@ -46,7 +46,7 @@ def send_email(self: Task, email_id: str) -> None:
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """The application's transaction, then the message: nothing ties the two together."""
+    """Commit the application's transaction, then publish the message; the two are not atomic."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
     if email_id is not None:

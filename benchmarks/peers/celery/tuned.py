@@ -1,6 +1,6 @@
-"""Tuned: connections that stay open, statements fused, no second round trip for a commit, little logging.
+"""Tuned: persistent connections, fused statements, no second round trip for a commit, little logging.
 
-The sweep turns the pool, the concurrency and the prefetch multiplier.
+The sweep varies the pool, the concurrency and the prefetch multiplier.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from benchmarks.peers.sendgrid_pooled import SendGrid
 
 SETTINGS = application.settings()
 THREADS = int(os.environ["PEER_THREADS"])
-"""Tasks at a time in one process."""
+"""Concurrent tasks in one process."""
 
 app = Celery("shop", broker=SETTINGS.amqp_url)
 app.conf.update(
@@ -35,13 +35,13 @@ app.conf.update(
 
 @functools.cache
 def pool() -> ConnectionPool:
-    """Opened at the first task, after the fork."""
+    """The connection pool, opened by the first task, after the fork."""
     return ConnectionPool(SETTINGS.database_url, min_size=1, max_size=THREADS, kwargs={"autocommit": True})
 
 
 @functools.cache
 def sendgrid() -> SendGrid:
-    """Made at the first task, after the fork."""
+    """The client, created by the first task, after the fork."""
     return SendGrid(SETTINGS, THREADS)
 
 
@@ -61,7 +61,7 @@ def send_email(self: Task, email_id: str) -> None:
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """The application's transaction, then the message: nothing ties the two together."""
+    """Commit the application's transaction, then publish the message; the two are not atomic."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
     if email_id is not None:

@@ -1,1 +1,1 @@
-"""dramatiq: an actor per email over RabbitMQ, which it acknowledges when the actor is done."""
+"""dramatiq: an actor per email over RabbitMQ, acknowledged when the actor is done."""

@@ -1,4 +1,4 @@
-"""As the documentation's user guide has it, with confirmed messages."""
+"""As in the documentation's user guide, with confirmed messages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _local = threading.local()
 
 
 def connect() -> psycopg.Connection:
-    """Each worker thread has a connection of its own."""
+    """Open this worker thread's own connection."""
     if not hasattr(_local, "connection"):
         _local.connection = psycopg.connect(SETTINGS.database_url)
     connection: psycopg.Connection = _local.connection
@@ -45,7 +45,7 @@ def send_email(email_id: str) -> None:
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """The application's transaction, then the message: nothing ties the two together."""
+    """Commit the application's transaction, then publish the message; the two are not atomic."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
     if email_id is not None:

@@ -1,6 +1,4 @@
-"""Tuned: connections that stay open, statements fused, no second round trip for a commit, no middleware that we do
-without.
-"""
+"""Tuned: persistent connections, fused statements, no second round trip for a commit, no unnecessary middleware."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from benchmarks.peers.sendgrid_pooled import SendGrid
 
 SETTINGS = application.settings()
 THREADS = int(os.environ["PEER_THREADS"])
-"""Actors at a time in one process."""
+"""Concurrent actors in one process."""
 
 dramatiq.set_broker(
     RabbitmqBroker(url=SETTINGS.amqp_url, confirm_delivery=True, middleware=[ShutdownNotifications(), Retries()])
@@ -28,13 +26,13 @@ dramatiq.set_broker(
 
 @functools.cache
 def pool() -> ConnectionPool:
-    """Opened at the first message, after the fork."""
+    """The connection pool, opened by the first message, after the fork."""
     return ConnectionPool(SETTINGS.database_url, min_size=1, max_size=THREADS, kwargs={"autocommit": True})
 
 
 @functools.cache
 def sendgrid() -> SendGrid:
-    """Made at the first message, after the fork."""
+    """The client, created by the first message, after the fork."""
     return SendGrid(SETTINGS, THREADS)
 
 
@@ -54,7 +52,7 @@ def send_email(email_id: str) -> None:
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """The application's transaction, then the message: nothing ties the two together."""
+    """Commit the application's transaction, then publish the message; the two are not atomic."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
     if email_id is not None:

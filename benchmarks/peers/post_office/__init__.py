@@ -1,3 +1,4 @@
-"""django-post_office: a table of queued emails and a command that sends them, run again and again; django-anymail
-hands them to SendGrid.
+"""django-post_office: a table of queued emails, and a command that sends them, run repeatedly.
+
+django-anymail passes the emails to SendGrid.
 """

@@ -1,4 +1,4 @@
-"""The application, as Django names it."""
+"""The application's Django configuration."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from django.apps import AppConfig
 
 
 class Shop(AppConfig):
-    """Tells SendGrid our id of each email, which django-post_office keeps among the headers."""
+    """Passes our id of each email to SendGrid; django-post_office stores it in a header."""
 
     name = "benchmarks.peers.post_office"
     label = "peers_post_office"
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Django calls this once everything is loaded."""
+        """Called by Django once everything is loaded."""
         from anymail.signals import pre_send
 
         pre_send.connect(name_email, weak=False)

@@ -1,6 +1,6 @@
-"""The lease that django-post_office has not: what an application adds that wants each email sent by one worker alone.
+"""The lease that django-post_office lacks: an application adds it so that only one worker sends each email.
 
-The first lease of an email makes its row, which is its record, too.
+The first lease of an email inserts its row, which later also holds its record.
 """
 
 from __future__ import annotations
@@ -64,6 +64,6 @@ def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) ->
 
 
 def record(connection: psycopg.Connection[Any], email_id: str, lease_token: int, provider_message_id: str) -> None:
-    """That it was sent, unless the lease is somebody else's by now."""
+    """Record that the email was sent, unless another worker holds the lease by now."""
     values = {"email_id": email_id, "lease_token": lease_token, "provider_message_id": provider_message_id}
     connection.execute(RECORD, values)

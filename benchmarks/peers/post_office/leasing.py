@@ -1,4 +1,4 @@
-"""The backend that leases each email before it is sent, and records it after."""
+"""The email backend that leases each email before sending it, and records it afterwards."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SETTINGS = application.settings()
 
 
 class EmailBackend(sendgrid.EmailBackend):
-    """The tuned one; post_office has one per thread, opens it, and closes it with the batch.
+    """The tuned backend. post_office opens one per thread, and closes it with the batch.
 
-    psycopg's own connection prepares its statements, as that of the other peers does; Django's does not.
+    Uses psycopg's own connection, which prepares its statements, like the other peers; Django's does not.
     """
 
     def open(self) -> bool:
-        """Connect to both; whether that was to be done."""
+        """Connect to both; return whether that was necessary."""
         is_new: bool = super().open()
         if is_new:
             self._books = psycopg.connect(SETTINGS.database_url, autocommit=True)
         return is_new
 
     def close(self) -> None:
-        """End both connections."""
+        """Close both connections."""
         if self.session:
             self._books.close()
         super().close()

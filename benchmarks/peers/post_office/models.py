@@ -1,4 +1,4 @@
-"""The application's own table: what makes enqueueing idempotent."""
+"""The application's own table, which makes enqueueing idempotent."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Idempotency(models.Model):
-    """One row per message key, made in the transaction that queues its email."""
+    """One row per message key, inserted in the transaction that queues its email."""
 
     message_key = models.TextField(primary_key=True)
     email_id = models.UUIDField()

@@ -1,6 +1,4 @@
-"""Django's settings: the defaults, or with `PEER_TUNED` what makes it faster without making it less safe, and with
-`PEER_LEASING` safer.
-"""
+"""Django's settings: the defaults; with `PEER_TUNED` faster but not less safe; with `PEER_LEASING` also safer."""
 
 from __future__ import annotations
 
@@ -45,7 +43,7 @@ if os.environ.get("PEER_TUNED"):
 if os.environ.get("PEER_LEASING"):
     POST_OFFICE |= {
         "BACKENDS": {"default": "benchmarks.peers.post_office.leasing.EmailBackend"},
-        # An email whose lease somebody else holds is queued again until that is over.
+        # An email whose lease another worker holds is queued again until the lease ends.
         "RETRY_INTERVAL": timedelta(seconds=_settings.lease_seconds),
         "MAX_RETRIES": 1000,
     }

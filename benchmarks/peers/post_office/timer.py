@@ -1,6 +1,6 @@
-"""What cron does, each second: `python -m benchmarks.peers.post_office.timer PROCESSES` sends what is queued, for ever.
+"""The equivalent of cron: `python -m benchmarks.peers.post_office.timer PROCESSES` sends queued emails every second.
 
-The command ends when nothing is due; what is tried again later waits for its next run.
+The command exits when nothing is due; emails to be retried wait for its next run. This program runs for ever.
 """
 
 from __future__ import annotations

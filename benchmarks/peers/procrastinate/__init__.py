@@ -1,1 +1,1 @@
-"""procrastinate: jobs in PostgreSQL itself, taken by one statement each."""
+"""procrastinate: jobs in PostgreSQL, fetched by one statement each."""

@@ -1,4 +1,4 @@
-"""As the documentation's quickstart has it: plain functions, which its worker runs in threads."""
+"""As in the documentation's quickstart: plain functions, which the worker runs in threads."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _local = threading.local()
 
 
 def connect() -> psycopg.Connection:
-    """Each worker thread has a connection of its own."""
+    """Open this worker thread's own connection."""
     if not hasattr(_local, "connection"):
         _local.connection = psycopg.connect(SETTINGS.database_url)
     connection: psycopg.Connection = _local.connection

@@ -1,4 +1,4 @@
-"""Tuned: coroutines, a pooled HTTP session, statements fused, finished jobs deleted, uvloop."""
+"""Tuned: coroutines, a pooled HTTP session, fused statements, finished jobs deleted, uvloop."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ uvloop.install()
 
 SETTINGS = application.settings()
 CONCURRENCY = int(os.environ["PEER_THREADS"])
-"""Jobs at a time in one process."""
+"""Concurrent jobs in one process."""
 
 app = App(connector=PsycopgConnector(conninfo=SETTINGS.database_url, min_size=2, max_size=CONCURRENCY))
 

@@ -1,10 +1,10 @@
-"""The provider sendgrid: SendGrid's v3 API over kept connections.
+"""The provider `sendgrid`: SendGrid's v3 API over our own HTTP transport.
 
-request   the body for one email or several   as python-sendgrid's helpers would build it
-answers   what each answer means              python-sendgrid's error names
+request    the request body for one email or a bulk call, as python-sendgrid's helpers would build it
+responses  the outcome of each response, with python-sendgrid's error names
 
-The way there is our own transport: python-sendgrid's opens a connection per email, follows redirects with the key in
-hand, and logs the key and the email at DEBUG.
+python-sendgrid's own transport is not used. It opens a connection per email, follows redirects with the API key in the
+headers, and logs the key and the email at DEBUG.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import Attempt, Part, RefusedTogether
-from dispatcher.providers.sendgrid.answers import NAME, fault_of, outcome_of, outcomes_of_call
-from dispatcher.providers.sendgrid.request import LIMITS, body_of, body_of_call, part_of
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
+from dispatcher.providers.sendgrid.request import LIMITS, body_of, bulk_body_of, bulk_entry_of
+from dispatcher.providers.sendgrid.responses import NAME, bulk_outcomes_of, fault_of, outcome_of
 from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.mime_headers import UnrenderableEmail
 
 CHECK_SECONDS: Final = 15.0
-"""How long `check` gives SendGrid."""
+"""The limit for `check`."""
 SEND_SCOPE: Final = "mail.send"
 
-_BAD_TLS: Final = "Check DISPATCHER_SENDGRID_HOST, or name the certificate's authority in DISPATCHER_CA_FILE."
+_BAD_TLS: Final = "Check DISPATCHER_SENDGRID_HOST, or set DISPATCHER_CA_FILE to the authority that signed it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SendGridSettings(ProviderSettings):
-    """What an operator can set."""
+    """The settings of the sendgrid provider."""
 
     api_key: str = setting(
         values.api_key,
@@ -56,7 +56,7 @@ class SendGridSettings(ProviderSettings):
     )
     sandbox: bool = setting(values.switch, "off", "SendGrid's sandbox mode: it validates emails, and delivers none.")
 
-    def most_connections(self, settings: Settings, /) -> int:
+    def max_connections(self, settings: Settings, /) -> int:
         """See `ProviderSettings`."""
         return settings.http_connections
 
@@ -65,24 +65,25 @@ class SendGridProvider:
     """Sends over SendGrid's API; see `contract.Provider`."""
 
     name = NAME
-    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations; its 1,000 recipients are ours, too.
+    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. Its limit of 1,000 recipients is also
+    # the limit of every Email, so it needs no check here.
     capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
     settings = SendGridSettings
     limits = LIMITS
 
     def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """An adapter without connections; they are opened as emails come.
+        """Create the adapter without connecting.
 
         Args:
-            connections: Requests on the wire at once.
-            ca_file: Certificates to trust besides the system's.
+            connections: The most concurrent requests.
+            ca_file: Certificates to trust in addition to the system's.
 
         Raises:
-            ssl.SSLError, OSError: the CA file cannot be used.
+            ssl.SSLError, OSError: The CA file cannot be used.
         """
-        from sendgrid import SendGridAPIClient  # 120 ms: only who sends with it
+        from sendgrid import SendGridAPIClient  # imported here: it takes 120 ms, and only senders need it
 
-        # At DEBUG it logs the key and whole emails. We never call it, but somebody in this process might.
+        # At DEBUG it logs the key and whole emails. We never call it, but other code in this process might.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
         self._transport = HttpTransport(connections=connections, ca_file=ca_file)
@@ -98,68 +99,72 @@ class SendGridProvider:
         return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SendGrid took nothing."""
+        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
         try:
             with attempt.rendering:
                 body = body_of(email, sandbox=self._sandbox)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        told = await self._posted(body, attempt)
-        return outcome_of(told, sandbox=self._sandbox) if isinstance(told, Answer) else told
+        result = await self._post(body, attempt)
+        return outcome_of(result, sandbox=self._sandbox) if isinstance(result, HttpResponse) else result
 
-    def part_of(self, email: OutgoingEmail) -> Part | None:
-        """See `contract.BulkProvider.part_of`."""
-        return part_of(email, sandbox=self._sandbox)
+    def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
+        """See `contract.BulkProvider.bulk_entry_of`."""
+        return bulk_entry_of(email, sandbox=self._sandbox)
 
-    async def send_many(self, parts: Sequence[Part], attempt: Attempt) -> Sequence[Outcome] | RefusedTogether:
-        """One call; see `contract.BulkProvider.send_many`. A fault may come after `leaving`: SendGrid took nothing."""
-        told = await self._posted(body_of_call(parts), attempt)
-        if isinstance(told, Answer):
-            return outcomes_of_call(told, parts, sandbox=self._sandbox)
-        return [told] * len(parts)
+    async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
+        """See `contract.BulkProvider.send_bulk`. May raise ProviderFault after `mark_on_wire`."""
+        result = await self._post(bulk_body_of(parts), attempt)
+        if isinstance(result, HttpResponse):
+            return bulk_outcomes_of(result, parts, sandbox=self._sandbox)
+        return [result] * len(parts)
 
-    async def _posted(self, body: bytes | Body, attempt: Attempt) -> Answer | Deferred | Uncertain:
-        """SendGrid's answer, or what it means that there is none."""
+    async def _post(self, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
+        """SendGrid's response, or the outcome if there is none."""
         try:
             return await self._transport.post(self._send_url, self._headers, body, attempt)
-        except NothingLeft as error:
+        except RequestNotSent as error:
             if error.is_untrusted:
                 raise _untrusted(error) from error
             return error.outcome
-        except NoAnswer as error:
+        except NoResponse as error:
             return error.outcome
 
     async def check(self) -> str:
-        """What can be said of the key, for `dispatcher doctor`; sends nothing.
+        """Check the API key's permissions for `dispatcher doctor`. Sends nothing.
 
         Raises:
-            ProviderFault: SendGrid cannot be reached, or does not let this key send.
+            ProviderFault: SendGrid cannot be reached, or the key may not send.
         """
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
         try:
-            answer = await self._transport.get(self._scopes_url, self._headers, deadline)
-        except (NothingLeft, NoAnswer) as error:
-            if isinstance(error, NothingLeft) and error.is_untrusted:
+            response = await self._transport.get(self._scopes_url, self._headers, deadline)
+        except (RequestNotSent, NoResponse) as error:
+            if isinstance(error, RequestNotSent) and error.is_untrusted:
                 raise _untrusted(error) from error
             raise ProviderFault(
-                NAME, f"SendGrid cannot be reached: {error.detail}.", remedy="Is a firewall in between?"
+                NAME,
+                f"SendGrid cannot be reached: {error.detail}.",
+                remedy="Check that no firewall blocks the connection.",
             ) from error
-        if answer.status != 200:
-            raise fault_of(answer)
-        scopes = answer.document.get("scopes")
+        if response.status != 200:
+            raise fault_of(response)
+        scopes = response.document.get("scopes")
         if not isinstance(scopes, list) or SEND_SCOPE not in scopes:
             raise ProviderFault(
-                NAME, "SendGrid knows the key, but it may not send.", remedy=f"Give it the scope {SEND_SCOPE}."
+                NAME,
+                "SendGrid accepts the API key, but the key may not send.",
+                remedy=f"Give the key the scope {SEND_SCOPE}.",
             )
         mode = "sandbox mode: nothing is delivered" if self._sandbox else "emails are delivered"
-        return f"SendGrid takes the key, which may send; {mode}."
+        return f"SendGrid accepts the API key, and the key may send; {mode}."
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._transport.close()
 
 
-def _untrusted(error: NothingLeft) -> ProviderFault:
+def _untrusted(error: RequestNotSent) -> ProviderFault:
     return ProviderFault(NAME, f"SendGrid's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
 
 

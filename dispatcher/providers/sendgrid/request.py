@@ -1,23 +1,23 @@
-"""An email as the body of SendGrid's `POST /v3/mail/send`: the document that python-sendgrid's helpers would build.
+"""The body of SendGrid's `POST /v3/mail/send`: the document that python-sendgrid's helpers would build.
 
-Built directly, because theirs takes an object per field: a sixth of all that a worker spends on an email. A test holds
-the two against each other.
+Built directly, because python-sendgrid creates an object per field, which takes a sixth of the CPU that a worker spends
+on an email. A test compares both results.
 
-SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, its refusals:
-…/mail-send/errors. What it refuses for certain is refused here; what it would misread is written so that it cannot:
+SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, its errors:
+…/mail-send/errors. This module rejects what SendGrid would certainly refuse, and rewrites what SendGrid would misread:
 
-    names of recipients   quoted where they hold a special: SendGrid takes a bare `Doe, Ann` for two addresses and drops
-                          the email after accepting it (sendgrid-python#291); names of senders it quotes itself
-    no `to`               it wants one: those in cc stand there instead; with bcc alone each gets a message of its own
-    the same address      twice over to, cc, bcc is refused: the first stays
-    categories            those tags that it takes: ASCII
-    header values         encoded words where they are not ASCII, which SendGrid leaves to us
-    custom args           per personalization, `email_id` alone: they are kept by SendGrid, readable to its staff
+    recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
+                          and drops the email after accepting it (sendgrid-python#291). It quotes senders' names itself.
+    no `to`               SendGrid requires one: cc is sent as to; with bcc alone, each recipient gets their own message
+    repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
+    categories            only the tags that SendGrid accepts: ASCII
+    header values         encoded words if they are not ASCII, because SendGrid does not encode them
+    custom args           only `email_id`, per personalization: SendGrid stores them, and its staff can read them
 
-Several emails of one template may share a request: a personalization each. SendGrid's limits, from
-…/mail-send/limitations: 1,000 personalizations and 1,000 recipients in a request, and no address twice in it. What
-stands outside the personalizations is common: sender, reply-to, template, categories. Message-ID, other headers,
-subject, data and the argument `email_id` are each email's own.
+Several emails of one template can be sent in one request, one personalization each. SendGrid's limits, from
+…/mail-send/limitations: 1,000 personalizations and 1,000 recipients per request, and no address twice. Fields outside
+the personalizations are shared: sender, reply-to, template, categories. Message-ID, other headers, subject, template
+data and the argument `email_id` are separate for each email.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ import orjson
 from dispatcher.domain.address import Address, is_plain
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.providers.contract import CallLimits, Part
-from dispatcher.transport.body import Body, InBase64
+from dispatcher.providers.contract import BulkEntry, BulkLimits
+from dispatcher.transport.body import Base64Content, Body
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     addresses,
     ascii_domain,
     ascii_spec,
-    checked,
+    checked_header_name,
+    checked_text,
     checked_type,
     quoted,
-    settable,
     text_field,
 )
 
-LIMITS: Final = CallLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
-"""SendGrid's; the octets are ours, so that one call does not keep the loop and the line for long."""
+LIMITS: Final = BulkLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
+"""SendGrid's limits, except octets: that limit is ours, so that one call does not block the loop and the connection for
+long."""
 MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
@@ -62,20 +63,21 @@ Document = dict[str, Any]
 
 
 def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
-    """The request's body. With attachments it is in parts, so that they are never in memory a second time.
+    """The request body. With attachments it is in parts, so that they are not copied in memory.
 
     Args:
-        sandbox: SendGrid validates the email, and delivers it to nobody.
+        sandbox: SendGrid validates the email and does not deliver it.
 
     Raises:
-        UnrenderableEmail: SendGrid would refuse it, or enqueue should have; says which field, and nothing of its value.
+        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have. The text names the field and never
+            its value.
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
         return _with_attachments(body, email.attachments) if email.attachments else body
     except orjson.JSONEncodeError as error:
-        # A lone surrogate, or data for a template that is no JSON; orjson's words name types only.
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email is not JSON: {error}") from None
+        # A lone surrogate, or template data that is not JSON. orjson's text names only types.
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 
 def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
@@ -98,7 +100,7 @@ def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
 
 @lru_cache(maxsize=256)
 def _origin(text: str) -> tuple[Document, str]:
-    """A sender as the document has it, and its domain as DNS has it. Kept, because few send many emails."""
+    """A sender for the document, and its domain in ASCII. Cached, because few senders send many emails."""
     sender = _addresses("from", (text,), Reason.REJECTED_SENDER)[0]
     return _mailbox(sender), ascii_domain(sender.domain)
 
@@ -106,22 +108,23 @@ def _origin(text: str) -> tuple[Document, str]:
 def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
     found = addresses(field, texts, reason)
     for address in found:
-        checked(f"a name in {field}", address.display_name)
+        checked_text(f"a name in {field}", address.display_name)
     return found
 
 
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
-    """Who gets the email, and what is theirs: one message to all, or with bcc alone a message to each.
+    """The personalizations, and the email's addresses in lower case.
 
-    Beside them the addresses, in lower case: SendGrid looks at no letter's case when it counts repeats.
+    One personalization for all recipients; with bcc alone, one for each. SendGrid ignores case when it looks for
+    repeated addresses.
 
     Raises:
-        UnrenderableEmail: see `body_of`.
+        UnrenderableEmail: See `body_of`.
     """
-    common: Document = {"custom_args": {"email_id": email.email_id}}  # orjson writes ids, quicker than `str`
+    common: Document = {"custom_args": {"email_id": email.email_id}}  # orjson encodes a UUID faster than `str` does
     if email.template_id is not None and email.template_data:
         common["dynamic_template_data"] = dict(email.template_data)
-    if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # as most are
+    if len(email.to) == 1 and not (email.cc or email.bcc) and is_plain(email.to[0]):  # the usual case
         return [{"to": [{"email": email.to[0]}], **common}], {email.to[0].lower()}
     seen: set[str] = set()
     return [{**envelope, **common} for envelope in _envelopes(email, seen)], seen
@@ -143,14 +146,14 @@ def _envelopes(email: OutgoingEmail, seen: set[str]) -> list[Document]:
 def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Document]:
     if not texts:
         return []
-    if all(map(is_plain, texts)):  # as most are
+    if all(map(is_plain, texts)):  # the usual case
         return [{"email": text} for text in texts if _is_new(text.lower(), seen)]
     addresses = _addresses(field, texts, Reason.REJECTED_RECIPIENT)
     return [_mailbox(one, is_recipient=True) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
 
 
 def _is_new(spec: str, seen: set[str]) -> bool:
-    """Whether an address comes for the first time."""
+    """Whether an address occurs for the first time; adds it to `seen`."""
     is_new = spec not in seen
     seen.add(spec)
     return is_new
@@ -170,7 +173,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
     seen: set[str] = set()
     addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
     mailboxes = [_mailbox(one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
-    # Not both: SendGrid takes either.
+    # SendGrid accepts one of the two fields, not both.
     if len(mailboxes) == 1:
         document["reply_to"] = mailboxes[0]
     else:
@@ -178,15 +181,15 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Subject and bodies; a template may stand for any of them."""
+    """Add subject and bodies. A template may replace each of them."""
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid takes none without")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and SendGrid requires one")
     elif not (email.text or email.html):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
     if email.subject:
-        document["subject"] = checked("subject", email.subject)
+        document["subject"] = checked_text("subject", email.subject)
     content = []
     if email.text:
         content.append({"type": "text/plain", "value": _body(email.text)})
@@ -197,14 +200,14 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # Where python-sendgrid looks for one, which it sends nowhere.
+    # The same check as python-sendgrid's, which refuses to send API keys.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with what looks like a SendGrid API key")
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text
 
 
 def headers_of(email: OutgoingEmail) -> dict[str, str]:
-    """The email's headers, Message-ID included; raises UnrenderableEmail as `body_of` does."""
+    """The email's headers, including Message-ID; raises UnrenderableEmail as `body_of` does."""
     headers = {"Message-ID": f"<{email.email_id}@{_origin(email.sender)[1]}>"}
     if email.headers:
         headers |= {name: _header_value(name, value) for name, value in email.headers.items()}
@@ -212,7 +215,7 @@ def headers_of(email: OutgoingEmail) -> dict[str, str]:
 
 
 def _header_value(name: str, value: str) -> str:
-    return text_field(settable(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
+    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
 
 
 def _categories(tags: Iterable[str]) -> list[str]:
@@ -221,12 +224,12 @@ def _categories(tags: Iterable[str]) -> list[str]:
 
 
 def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
-    """The body with attachments as its last member; Base64 needs no escapes in JSON."""
-    parts: list[bytes | InBase64] = []
+    """The body with the attachments as its last member. Base64 needs no escapes in JSON."""
+    parts: list[bytes | Base64Content] = []
     before = body[:-1] + b',"attachments":['
     for file in files:
         described = orjson.dumps(_described(file))
-        parts += (before + described[:-1] + b',"content":"', InBase64(file.content))
+        parts += (before + described[:-1] + b',"content":"', Base64Content(file.content))
         before = b'"},'
     return Body((*parts, b'"}]}'))
 
@@ -234,10 +237,10 @@ def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
 def _described(file: OutgoingAttachment) -> Document:
     """An attachment without its content."""
     content_type = checked_type(file.content_type)
-    filename = checked("an attachment's filename", file.filename)
+    filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, and SendGrid takes none")
-    # RFC 2046, sections 5.1 and 5.2.1: these may not be in Base64, which SendGrid puts every attachment in.
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which SendGrid refuses")
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and SendGrid encodes every attachment in Base64.
     is_composite = content_type.lower().startswith(("message/", "multipart/"))
     return {
         "type": "application/octet-stream" if is_composite else content_type,
@@ -247,19 +250,19 @@ def _described(file: OutgoingAttachment) -> Document:
 
 
 class Personalized(NamedTuple):
-    """What an email adds to a call.
+    """What an email adds to a bulk call.
 
     Attributes:
         common: The request's fields outside the personalizations, as JSON with its braces.
-        personalizations: As JSON; several where the email has nobody but bcc.
+        personalizations: As JSON; several if the email has only bcc recipients.
     """
 
     common: bytes
     personalizations: tuple[bytes, ...]
 
 
-def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
-    """The email as part of a call; None where it has no template, has more than it, or cannot be rendered."""
+def bulk_entry_of(email: OutgoingEmail, *, sandbox: bool) -> BulkEntry | None:
+    """The email as an entry of a bulk call; None if it has no template, has a body or files, or cannot be rendered."""
     if email.template_id is None or email.attachments or email.text or email.html:
         return None
     try:
@@ -269,7 +272,7 @@ def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
         personalizations = tuple([orjson.dumps(message | own) for message in messages])
     except (UnrenderableEmail, orjson.JSONEncodeError):
         return None
-    return Part(
+    return BulkEntry(
         key=common,
         recipients=len(addresses),
         octets=sum(map(len, personalizations)),
@@ -278,8 +281,8 @@ def part_of(email: OutgoingEmail, *, sandbox: bool) -> Part | None:
     )
 
 
-def body_of_call(parts: Sequence[Part]) -> bytes:
-    """The request's body."""
+def bulk_body_of(parts: Sequence[BulkEntry]) -> bytes:
+    """The body of a bulk call."""
     contents: list[Personalized] = [part.content for part in parts]
     people = b",".join(each for content in contents for each in content.personalizations)
     return b"".join((b'{"personalizations":[', people, b"],", contents[0].common[1:]))
@@ -303,8 +306,8 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """What stands in the request itself where the email travels alone."""
+    """The fields that a request for this email alone would have outside the personalization."""
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
-        own["subject"] = checked("subject", email.subject)
+        own["subject"] = checked_text("subject", email.subject)
     return own

@@ -1,13 +1,13 @@
-"""The provider ses: Amazon SES v2 over our own transport.
+"""The provider `ses`: Amazon SES v2 over our own HTTP transport.
 
-request   one email as parameters of SendEmail, or several as those of SendBulkEmail
-answers   what each answer means
-endpoint  where SES is, as botocore has it
-signing   whose credentials sign, which botocore finds and renews; and the signature, by botocore's signer
+request    the parameters of SendEmail for one email, or of SendBulkEmail for several
+responses  the outcome of each response
+endpoint   SES's URL, as botocore resolves it
+signing    credentials, which botocore finds and renews, and the request's signature
 
-botocore also reads SES's refusals. Its own client sends nothing here: it blocks a thread per request, costs ten times
-as much, and its exceptions do not say whether a request left. With its models it takes 200 ms and 20 MB, so it is
-loaded only where this provider is named, and then in the parent, before the fork.
+botocore also parses SES's errors. Its client is not used for sending: it blocks a thread per request, takes ten times
+as much CPU, and its exceptions do not say whether a request was sent. botocore and its models take 200 ms and 20 MB. So
+they are loaded only if this provider is configured, and then in the parent, before the fork.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ConfigurationError, ProviderFault
-from dispatcher.providers.contract import Attempt, Part, RefusedTogether
-from dispatcher.providers.ses.answers import (
-    NAME,
-    is_denied,
-    outcome_of,
-    outcomes_of_call,
-    refusal_of,
-    unsent,
-    unsigned,
-)
+from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
 from dispatcher.providers.ses.request import (
     LIMITS,
     MAX_OCTETS,
     MAX_RECIPIENTS,
-    part_of,
+    bulk_entry_of,
+    bulk_request_for,
     request_for,
-    request_of_call,
 )
-from dispatcher.transport.body import Body, digest_of
+from dispatcher.providers.ses.responses import (
+    NAME,
+    bulk_outcomes_of,
+    credentials_fault,
+    is_denied,
+    outcome_of,
+    refusal_of,
+    unsent_outcome,
+)
+from dispatcher.transport.body import Body, sha256_of
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.mime import LARGE_OCTETS
 from dispatcher.transport.mime_headers import UnrenderableEmail
 
@@ -54,33 +54,35 @@ if TYPE_CHECKING:
     from dispatcher.providers.ses.signing import Signer
 
 CHECK_SECONDS: Final = 15.0
-"""How long `check` gives credentials and SES together."""
+"""The limit for `check`: credentials and SES's response together."""
 
-_REACH: Final = "Is it reachable, and AWS_REGION right?"
-_CONSOLE: Final = "Look into SES's console."
-_MORE: Final = "Wait, or ask for more."
-_SANDBOX: Final = " In the sandbox: only to addresses that are verified."
+_REACH: Final = "Check the network and AWS_REGION."
+_CONSOLE: Final = "See the SES console."
+_MORE: Final = "Wait, or ask AWS for a higher quota."
+_SANDBOX: Final = " The account is in the sandbox: SES delivers to verified addresses only."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SesSettings(ProviderSettings):
-    """What an operator can set; credentials are botocore's own business."""
+    """The settings of the ses provider. botocore finds the credentials itself."""
 
     region: str | None = setting(
         values.name("a-z0-9-"),
         None,
-        "SES's region, like eu-west-1; else AWS_DEFAULT_REGION's or the AWS profile's.",
+        "SES's region, such as eu-west-1; default: AWS_DEFAULT_REGION, or the AWS profile's region.",
         variable="AWS_REGION",
     )
     configuration_set: str | None = setting(
         values.name("A-Za-z0-9_-"), None, "SES's configuration set for every email."
     )
-    endpoint_url: str | None = setting(values.endpoint, None, "Instead of SES's own address: https://host.")
+    endpoint_url: str | None = setting(
+        values.endpoint, None, "URL of SES, if it is not the region's own: https://host."
+    )
     connections: int = setting(
-        values.whole(1, 256), "64", "Requests that a worker has on the wire to SES at once; each takes a connection."
+        values.whole(1, 256), "64", "Concurrent requests of one worker to SES, at most; each takes a connection."
     )
 
-    def most_connections(self, _settings: Settings, /) -> int:
+    def max_connections(self, _settings: Settings, /) -> int:
         """See `ProviderSettings`."""
         return self.connections
 
@@ -89,14 +91,14 @@ def region_of(own: SesSettings) -> str:
     """SES's region.
 
     Raises:
-        ConfigurationError: none is named anywhere.
+        ConfigurationError: No region is set.
     """
     from dispatcher.providers.ses.endpoint import default_region
 
     region = own.region or default_region()
     if region is None:
         raise ConfigurationError(
-            ["AWS_REGION is not set, but DISPATCHER_PROVIDERS names ses: set it to SES's region, like eu-west-1."]
+            ["AWS_REGION is not set, and the provider ses needs it: set it to SES's region, such as eu-west-1."]
         )
     return region
 
@@ -112,7 +114,7 @@ class SesProvider:
     limits = LIMITS
 
     def __init__(self, own: SesSettings, *, ca_file: Path | None = None) -> None:
-        """An adapter without credentials and connections; they come with the first email.
+        """Create the adapter. The first email starts the search for credentials and opens the first connection.
 
         Args:
             ca_file: Certificates to trust instead of botocore's.
@@ -147,7 +149,7 @@ class SesProvider:
         return cls(replace(own, region=region_of(own)), ca_file=settings.ca_file)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """One attempt; see `contract.Provider.send`. A fault may come after `leaving`: SES took nothing."""
+        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
         build = partial(request_for, email, self._configuration_set)
         try:
             with attempt.rendering:
@@ -156,104 +158,110 @@ class SesProvider:
                 body = request.body
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        told = await self._posted(self._send_url, body, attempt)
-        return outcome_of(told, has_template=email.template_id is not None) if isinstance(told, Answer) else told
+        result = await self._post(self._send_url, body, attempt)
+        return (
+            outcome_of(result, has_template=email.template_id is not None)
+            if isinstance(result, HttpResponse)
+            else result
+        )
 
-    def part_of(self, email: OutgoingEmail) -> Part | None:
-        """See `contract.BulkProvider.part_of`."""
-        return part_of(email)
+    def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
+        """See `contract.BulkProvider.bulk_entry_of`."""
+        return bulk_entry_of(email)
 
-    async def send_many(
-        self, parts: Sequence[Part], attempt: Attempt
-    ) -> Sequence[Outcome | ProviderFault] | RefusedTogether:
-        """One call; see `contract.BulkProvider.send_many`."""
-        request = request_of_call(parts, self._configuration_set)
-        told = await self._posted(self._bulk_url, request.body, attempt)
-        return outcomes_of_call(told, len(parts)) if isinstance(told, Answer) else [told] * len(parts)
+    async def send_bulk(
+        self, parts: Sequence[BulkEntry], attempt: Attempt
+    ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
+        """See `contract.BulkProvider.send_bulk`."""
+        request = bulk_request_for(parts, self._configuration_set)
+        result = await self._post(self._bulk_url, request.body, attempt)
+        return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """What SES says of the account, for `dispatcher doctor`; sends nothing.
+        """Report the account's state for `dispatcher doctor`. Sends nothing.
 
         Raises:
-            ProviderFault: SES cannot be used, now or before somebody mends something.
+            ProviderFault: SES cannot be used.
         """
         deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
         url = self._account_url
         try:
             credentials = await self._signing_credentials(deadline)
-            headers = self._signed(credentials, "GET", url, await digest_of(b""))
-            answer = await self._transport.get(url, headers, deadline)
+            headers = self._signed(credentials, "GET", url, await sha256_of(b""))
+            response = await self._transport.get(url, headers, deadline)
         except TimeoutError as error:
             raise ProviderFault(
-                NAME, f"there were no credentials within {CHECK_SECONDS:g} s.", remedy="Is a firewall in between?"
+                NAME,
+                f"AWS credentials were not found within {CHECK_SECONDS:g} s.",
+                remedy="Check that no firewall blocks the connection.",
             ) from error
-        except (NothingLeft, NoAnswer) as error:
-            outcome = unsent(error) if isinstance(error, NothingLeft) else error.outcome
-            raise ProviderFault(NAME, f"SES: {outcome.detail}.", remedy=_REACH) from error
-        return self._praise(answer)
+        except (RequestNotSent, NoResponse) as error:
+            outcome = unsent_outcome(error) if isinstance(error, RequestNotSent) else error.outcome
+            raise ProviderFault(NAME, f"SES cannot be used: {outcome.detail}.", remedy=_REACH) from error
+        return self._report(response)
 
     async def close(self) -> None:
-        """Ends the connections."""
+        """Close the connections."""
         await self._transport.close()
 
-    async def _posted(self, url: str, body: bytes | Body, attempt: Attempt) -> Answer | Deferred | Uncertain:
-        """SES's answer, or what it means that there is none.
+    async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
+        """SES's response, or the outcome if there is none.
 
         Raises:
-            ProviderFault, NoPlace: nothing left.
+            ProviderFault, NoFreeConnection: Nothing was sent.
         """
-        digest = await digest_of(body)
+        digest = await sha256_of(body)
         try:
             credentials = await self._signing_credentials(attempt.deadline)
-            # Signed when a connection is free: AWS takes no request that is minutes old.
+            # Signed once a connection is free, because AWS rejects a signature that is minutes old.
             headers = partial(self._signed, credentials, "POST", url, digest)
             return await self._transport.post(url, headers, body, attempt)
         except TimeoutError:
-            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before there were credentials")
-        except NothingLeft as error:
-            return unsent(error)
-        except NoAnswer as error:
+            return Deferred(Reason.TIMEOUT_BEFORE_SEND, "the deadline passed before AWS credentials were found")
+        except RequestNotSent as error:
+            return unsent_outcome(error)
+        except NoResponse as error:
             return error.outcome
 
     async def _signing_credentials(self, deadline: float) -> ReadOnlyCredentials:
-        if found := self._credentials.at_hand():
+        if found := self._credentials.current():
             return found
         try:
             return await self._credentials.wait(deadline)
         except TimeoutError:
             raise
         except Exception as error:
-            raise unsigned(error) from error
+            raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a request, but for its host and length; signed with newer credentials where there are some."""
-        credentials = self._credentials.at_hand() or credentials
+        """The request's headers except Host and Content-Length; signed with newer credentials if there are any."""
+        credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer
 
             self._signer = Signer(credentials, self._endpoint.signing_name, self._endpoint.region, self._headers)
         headers = self._signer.sign(method, url, digest)
-        del headers["Host"]  # the transport's own is the same
+        del headers["Host"]  # the transport adds the same header
         return headers
 
-    def _praise(self, answer: Answer) -> str:
-        """What SES says of the account."""
-        if is_denied(answer):
-            return "SES answers; these credentials may not ask for the account's state (ses:GetAccount)."
-        if answer.status >= 300:
-            outcome = refusal_of(answer)
-            raise ProviderFault(NAME, f"SES: {outcome.detail}.", remedy=_REACH)
-        account = answer.document
+    def _report(self, response: HttpResponse) -> str:
+        """SES's report about the account."""
+        if is_denied(response):
+            return "SES answers; these credentials may not read the account's state (ses:GetAccount)."
+        if response.status >= 300:
+            outcome = refusal_of(response)
+            raise ProviderFault(NAME, f"SES cannot be used: {outcome.detail}.", remedy=_REACH)
+        account = response.document
         if "SendingEnabled" not in account:
-            raise ProviderFault(NAME, "what answers is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
+            raise ProviderFault(NAME, "the endpoint is not SES v2.", remedy="Check DISPATCHER_SES_ENDPOINT_URL.")
         if not account["SendingEnabled"]:
-            raise ProviderFault(NAME, "SES has sending switched off for this account.", remedy=_CONSOLE)
+            raise ProviderFault(NAME, "SES has disabled sending for this account.", remedy=_CONSOLE)
         quota = account.get("SendQuota", {})
         most, sent, rate = (quota.get(name, 0) for name in ("Max24HourSend", "SentLast24Hours", "MaxSendRate"))
         if 0 < most <= sent:
             raise ProviderFault(NAME, f"SES's quota of {most:g} emails a day is used up.", remedy=_MORE)
         place = "" if account.get("ProductionAccessEnabled") else _SANDBOX
-        limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent within a day" if quota else "it tells no quota"
+        limits = f"{rate:g} emails per second, {sent:g} of {most:g} sent in 24 hours" if quota else "quota unknown"
         return f"SES in {self._endpoint.region} answers: {limits}.{place}"
 
 

@@ -1,7 +1,7 @@
-"""Where SES is, what requests are signed for and which certificates are trusted: as botocore would have it.
+"""SES's URL, the scope of signatures and the trusted certificates, as botocore resolves them.
 
-The region, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and the profile are its business. Its client prepares one
-request, which never leaves; the client is forgotten afterwards.
+botocore handles the region, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and the profile. Its client prepares one
+request, which is never sent, and is then discarded.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _DATA: Final = ("endpoints", "partitions", "sdk-default-configuration")
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where requests go, and what they are signed for.
+    """The URL for requests, and the scope of their signatures.
 
     Attributes:
-        url: What comes before an operation's path.
-        region: That the signature names.
-        signing_name: The service that the signature names.
+        url: The URL before an operation's path.
+        region: The region in the signature.
+        signing_name: The service in the signature.
         trusted: Certificates to trust.
     """
 
@@ -52,24 +52,24 @@ class Endpoint:
     proxy: HttpProxy | None
 
     def url_of(self, operation: str) -> str:
-        """An operation's URL."""
+        """The URL of an operation."""
         return f"{self.url}{_path_of(operation)}"
 
     @property
     def host(self) -> str:
-        """The header `Host`."""
+        """The value of the header `Host`."""
         return urlsplit(self.url).netloc
 
 
 class _Prepared(Exception):
-    """Ends boto3's call once the request is prepared."""
+    """Stops boto3's call once the request is prepared."""
 
 
 @functools.cache
 def read_models() -> Any:
-    """botocore's loader with all that a client reads from disk: 10 MB, shared by workers if read before the fork."""
+    """botocore's loader with all files that a client reads: 10 MB, shared by all workers if read before the fork."""
     loader = botocore.session.Session().get_component("data_loader")
-    # What another release of botocore does not have, it does not need.
+    # Another release of botocore may have fewer files; it does not need the missing ones.
     with suppress(DataNotFoundError):
         for name in _MODELS:
             loader.load_service_model(SERVICE, name)
@@ -85,8 +85,8 @@ def _path_of(operation: str) -> str:
 
 
 def new_session() -> botocore.session.Session:
-    """botocore's settings and credentials, out of the environment and the profile; connects to nobody."""
-    # At DEBUG they print whole emails and the request's signature.
+    """A botocore session with the settings and credentials of the environment and the profile. Does not connect."""
+    # At DEBUG they log whole emails and the request's signature.
     for name in ("botocore", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     session = botocore.session.Session()
@@ -97,11 +97,11 @@ def new_session() -> botocore.session.Session:
 def endpoint_of(
     session: botocore.session.Session, region: str | None, endpoint_url: str | None = None, ca_file: Path | None = None
 ) -> Endpoint:
-    """Where botocore would send an email, and how it would sign it; connects to nobody.
+    """The endpoint that botocore would use. Does not connect.
 
     Args:
-        region: None leaves it to botocore: AWS_DEFAULT_REGION, or the profile's.
-        endpoint_url: Instead of the region's own.
+        region: None uses AWS_DEFAULT_REGION or the profile's region.
+        endpoint_url: Overrides the region's URL.
         ca_file: Certificates to trust instead of botocore's.
 
     Raises:
@@ -122,12 +122,14 @@ def endpoint_of(
 def _prepared(
     session: botocore.session.Session, region: str | None, endpoint_url: str | None
 ) -> tuple[Any, dict[str, str], str]:
-    """The request that botocore would send, what it would sign it for, and how it would call itself."""
+    """The request that botocore would send, its signing scope, and botocore's user agent."""
     seen: list[tuple[Any, dict[str, str]]] = []
 
     def note(request: Any, signing_name: str, region_name: str, signature_version: str, **_: object) -> None:
         if signature_version != "v4":
-            raise ConfigurationError([f"SES's requests cannot be signed as AWS's settings ask ({signature_version})."])
+            raise ConfigurationError(
+                [f"AWS's settings ask for signature version {signature_version}; only v4 is supported."]
+            )
         asked = request.context.get("signing", {})
         seen.append((request, {"signing_name": signing_name, "region": region_name, **asked}))
         raise _Prepared
@@ -137,7 +139,7 @@ def _prepared(
             SERVICE,
             region_name=region,
             endpoint_url=endpoint_url,
-            # Not the account's: to look for those may take seconds.
+            # Dummy credentials: the search for the account's own may take seconds.
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106
             config=Config(parameter_validation=False),
@@ -164,13 +166,13 @@ def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
             try:
                 client_context(path)
             except OSError as error:
-                raise ConfigurationError([f"{variable} names a file that holds no certificates in PEM."]) from error
+                raise ConfigurationError([f"{variable} must name a file with PEM certificates."]) from error
             return Path(path)
     return Path(get_cert_path(True))
 
 
 def default_region() -> str | None:
-    """The region that botocore finds in the environment or the profile; None if it finds none."""
+    """botocore's region from the environment or the profile; None if there is none."""
     try:
         region: str | None = botocore.session.Session().get_config_variable("region")
     except BotoCoreError as error:

@@ -1,17 +1,18 @@
-"""An email as SES v2's SendEmail wants it.
+"""The parameters of SES v2's SendEmail and SendBulkEmail.
 
     template_id                        Template    SES writes subject and body
-    a body, no headers, no files       Simple      SES builds the MIME
-    everything else                    Raw         we do
+    a body, no headers, no files       Simple      SES builds the MIME message
+    everything else                    Raw         we build the MIME message
 
-Encoded by us, at a sixtieth of what botocore's serializer takes. A test holds the two against each other.
+We encode the parameters ourselves, in a sixtieth of the time that botocore's serializer takes. A test compares both
+results.
 
-SES overwrites Message-ID and Date in all three; it knows an email by the tag `email_id`.
+SES replaces Message-ID and Date in all three forms. The tag `email_id` identifies the email.
 
-Several emails of one template may share a SendBulkEmail, an entry each:
-https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. At most 50 entries; we let them have 50
-recipients together as well, which is what one destination may have and suits every reading of SES's quotas. Sender,
-reply-to and template are common; data, headers and tags, `email_id` among them, are each entry's own.
+Several emails of one template can be sent by one SendBulkEmail, one entry each:
+https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries. We also limit the
+call to 50 recipients, the limit of one destination, which is safe under every reading of SES's quotas. Sender, reply-to
+and template are shared; data, headers and tags (including `email_id`) are separate for each entry.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.template_data import canonical_data
 from dispatcher.domain.text import body_fault
-from dispatcher.providers.contract import CallLimits, Part
-from dispatcher.transport.body import Body, BodyInBase64, InBase64
+from dispatcher.providers.contract import BulkEntry, BulkLimits
+from dispatcher.transport.body import Base64Body, Base64Content, Body
 from dispatcher.transport.mime import RenderedEmail, render
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     ascii_spec,
-    checked,
+    checked_header_name,
+    checked_text,
     checked_type,
     mailbox,
-    settable,
     text_field,
 )
 
@@ -48,22 +49,23 @@ MAX_RECIPIENTS: Final = 50
 """To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
 """After encoding; the same page."""
-LIMITS: Final = CallLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
-"""SES's; the octets are ours."""
+LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
+"""SES's limits, except octets: that limit is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
 """TemplateData in boto3's model."""
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
-"""Name and value together. Both of the API's own headers: API_MessageHeader, and MessageHeaderList in boto3's model."""
+"""Name and value together. MAX_HEADERS and this limit apply to headers beside a template or in an entry:
+API_MessageHeader, and MessageHeaderList in boto3's model."""
 MAX_CONTENT_TYPE_CHARACTERS: Final = 78
-"""Of the API's own attachments: AttachmentContentType in boto3's model."""
+"""For attachments beside a template: AttachmentContentType in boto3's model."""
 EMAIL_ID_TAG: Final = "email_id"
 
 _NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_-]")
 _PRINTABLE: Final = re.compile(r"[ -~]+")
 
-_MARK: Final = secrets.token_hex(24)
-"""Begins what stands for a file in a request until it leaves; no email can hold it."""
+_PLACEHOLDER_PREFIX: Final = secrets.token_hex(24)
+"""The prefix of the placeholders for files in a request that is not encoded yet; random, so no email can contain it."""
 
 Parameters = dict[str, Any]
 
@@ -73,30 +75,30 @@ class SesRequest:
     """A request before it is encoded.
 
     Attributes:
-        parameters: As SES's API has them; a file is a mark.
-        files: What the marks stand for, in order.
+        parameters: As SES's API defines them, with a placeholder for each file.
+        files: The files for the placeholders, in order.
     """
 
     parameters: Parameters
-    files: Sequence[InBase64 | BodyInBase64] = ()
+    files: Sequence[Base64Content | Base64Body] = ()
 
     @property
     def body(self) -> bytes | Body:
-        """The parameters as JSON. With files it is in parts, so that they are never in memory a second time.
+        """The parameters as JSON. With files it is in parts, so that they are not copied in memory.
 
         Raises:
-            UnrenderableEmail: they are no JSON.
+            UnrenderableEmail: The parameters cannot be encoded as JSON.
         """
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
-            # A lone surrogate; orjson's words name types only.
-            raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email is not JSON: {error}") from None
+            # A lone surrogate. orjson's text names only types.
+            raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
         if not self.files:
             return encoded
-        parts: list[bytes | InBase64 | BodyInBase64] = []
+        parts: list[bytes | Base64Content | Base64Body] = []
         for number, file in enumerate(self.files):
-            before, encoded = encoded.split(_mark(number).encode())
+            before, encoded = encoded.split(_placeholder(number).encode())
             parts += (before, file)
         return Body((*parts, encoded))
 
@@ -105,13 +107,14 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     """The parameters of SendEmail.
 
     Raises:
-        UnrenderableEmail: SES would refuse it, or enqueue should have; says which field, and nothing of its value.
+        UnrenderableEmail: SES would refuse the email, or enqueue should have. The text names the field and never its
+            value.
     """
     if recipients_of(email) > MAX_RECIPIENTS:
-        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES takes at most {MAX_RECIPIENTS} recipients")
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")
     if octets_of(email) > MAX_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_OCTETS} octets")
-    files: list[InBase64 | BodyInBase64] = []
+        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES accepts at most {MAX_OCTETS:,} octets per email")
+    files: list[Base64Content | Base64Body] = []
     sender, reply_to = _sender(email.sender), _reply_to(email.reply_to)
     request: Parameters = {
         "EmailTags": _tags(email),
@@ -119,16 +122,16 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     }
     if configuration_set:
         request["ConfigurationSetName"] = configuration_set
-    checked("subject", email.subject)
+    checked_text("subject", email.subject)
     if email.template_id is not None:
         request["Content"] = {"Template": _template(email, files)}
     elif _is_simple(email):
         request["Content"] = {"Simple": _simple(email)}
     else:
-        # SES reads the names in the MIME, and the envelope here, Bcc included.
+        # SES takes the names from the MIME message, and the envelope (including Bcc) from these fields.
         mime = _mime(email)
         request |= {
-            "Content": {"Raw": {"Data": _later(BodyInBase64(mime.body), files)}},
+            "Content": {"Raw": {"Data": _placeholder_for(Base64Body(mime.body), files)}},
             "FromEmailAddress": mime.sender,
             "Destination": _destination(email, ascii_spec),
         }
@@ -139,8 +142,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     return SesRequest(request, files)
 
 
-def part_of(email: OutgoingEmail) -> Part | None:
-    """The email as part of a call; None where it has no template, has files, or cannot be rendered."""
+def bulk_entry_of(email: OutgoingEmail) -> BulkEntry | None:
+    """The email as an entry of a bulk call; None if it has no template, has files, or cannot be rendered."""
     recipients = recipients_of(email)
     if email.template_id is None or email.attachments or recipients > MAX_RECIPIENTS:
         return None
@@ -152,7 +155,7 @@ def part_of(email: OutgoingEmail) -> Part | None:
         return None
     if len(data) > MAX_DATA_CHARACTERS:
         return None
-    return Part(
+    return BulkEntry(
         key=(email.sender, email.reply_to, email.template_id),
         recipients=recipients,
         octets=len(entry),
@@ -160,7 +163,7 @@ def part_of(email: OutgoingEmail) -> Part | None:
     )
 
 
-def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> SesRequest:
+def bulk_request_for(parts: Sequence[BulkEntry], configuration_set: str | None) -> SesRequest:
     """The parameters of SendBulkEmail."""
     sender, reply_to, template_id, _ = parts[0].content
     request: Parameters = {
@@ -174,10 +177,13 @@ def request_of_call(parts: Sequence[Part], configuration_set: str | None) -> Ses
 
 
 def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
-    """The email as an entry of SendBulkEmail, its template's data as JSON.
+    """The email as an entry of SendBulkEmail.
+
+    Args:
+        data: The template data, as JSON.
 
     Raises:
-        UnrenderableEmail: SES would refuse it, or enqueue should have.
+        UnrenderableEmail: SES would refuse the email, or enqueue should have.
     """
     entry: Parameters = {
         "Destination": _destination(email, mailbox),
@@ -190,7 +196,7 @@ def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
 
 
 def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
-    """What the emails of a SendBulkEmail have in common; raises UnrenderableEmail as `_bulk_entry` does."""
+    """The shared parameters of a SendBulkEmail; raises UnrenderableEmail as `_bulk_entry` does."""
     common: Parameters = {"FromEmailAddress": _sender(sender)}
     if reply_to:
         common["ReplyToAddresses"] = _reply_to(reply_to)
@@ -198,7 +204,10 @@ def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
 
 
 def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
-    """Ours, and the email's as `tag_1`, `tag_2` …: SES has names with values, and few letters for both."""
+    """The tag `email_id`, and the email's tags as `tag_1`, `tag_2` …
+
+    SES's tags have names and values, and allow few characters in both.
+    """
     tags = [{"Name": EMAIL_ID_TAG, "Value": str(email.email_id)}]
     for number, tag in enumerate(email.tags, 1):
         tags.append({"Name": f"tag_{number}", "Value": _NOT_IN_TAGS.sub("_", tag)})
@@ -226,11 +235,11 @@ def _text(field: str, text: str) -> dict[str, str]:
 def _mime(email: OutgoingEmail) -> RenderedEmail:
     mime = render(email)
     if len(mime.body) > MAX_OCTETS:
-        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES takes at most {MAX_OCTETS} octets")
+        raise UnrenderableEmail(Reason.TOO_LARGE, f"SES accepts at most {MAX_OCTETS:,} octets per email")
     return mime
 
 
-def _template(email: OutgoingEmail, files: list[InBase64 | BodyInBase64]) -> Parameters:
+def _template(email: OutgoingEmail, files: list[Base64Content | Base64Body]) -> Parameters:
     template: Parameters = {
         "TemplateName": email.template_id,
         "TemplateData": canonical_data(email.template_data),
@@ -244,39 +253,42 @@ def _template(email: OutgoingEmail, files: list[InBase64 | BodyInBase64]) -> Par
 
 def _template_headers(email: OutgoingEmail) -> list[dict[str, str]]:
     if len(email.headers) > MAX_HEADERS:
-        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"SES takes at most {MAX_HEADERS} headers beside a template")
+        raise UnrenderableEmail(
+            Reason.INVALID_CONTENT, f"SES accepts at most {MAX_HEADERS} headers in an email with a template"
+        )
     for name, value in email.headers.items():
-        text_field(settable(name), value)
+        text_field(checked_header_name(name), value)
         if not _PRINTABLE.fullmatch(value) or len(name) + len(value) > MAX_HEADER_CHARACTERS:
             raise UnrenderableEmail(
                 Reason.INVALID_CONTENT,
-                f"header {name} is empty, too long or not ASCII, which a template of SES cannot be",
+                f"header {name} is empty, too long or not ASCII, which SES refuses in an email with a template",
             )
     return [{"Name": name, "Value": value} for name, value in email.headers.items()]
 
 
-def _template_attachment(file: OutgoingAttachment, files: list[InBase64 | BodyInBase64]) -> Parameters:
+def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | Base64Body]) -> Parameters:
     if len(checked_type(file.content_type)) > MAX_CONTENT_TYPE_CHARACTERS:
         raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, f"SES takes content types of at most {MAX_CONTENT_TYPE_CHARACTERS} characters"
+            Reason.INVALID_CONTENT,
+            f"an attachment's content_type is too long: SES accepts at most {MAX_CONTENT_TYPE_CHARACTERS} characters",
         )
     return {
-        "FileName": checked("an attachment's filename", file.filename),
+        "FileName": checked_text("an attachment's filename", file.filename),
         "ContentType": file.content_type,
         "ContentDisposition": "ATTACHMENT",
         "ContentTransferEncoding": "BASE64",
-        "RawContent": _later(InBase64(file.content), files),
+        "RawContent": _placeholder_for(Base64Content(file.content), files),
     }
 
 
-def _later(file: InBase64 | BodyInBase64, files: list[InBase64 | BodyInBase64]) -> str:
-    """The mark that stands for the file until the body is put together."""
+def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
+    """Return a placeholder for the file, which the body replaces with the content."""
     files.append(file)
-    return _mark(len(files) - 1)
+    return _placeholder(len(files) - 1)
 
 
-def _mark(number: int) -> str:
-    return f"{_MARK}-{number}-"
+def _placeholder(number: int) -> str:
+    return f"{_PLACEHOLDER_PREFIX}-{number}-"
 
 
 def _destination(email: OutgoingEmail, form: Callable[[Address], str]) -> dict[str, list[str]]:
@@ -295,7 +307,7 @@ def _destination(email: OutgoingEmail, form: Callable[[Address], str]) -> dict[s
 
 @lru_cache(maxsize=256)
 def _sender(text: str) -> str:
-    """A sender as in a header. Kept, because few send many emails."""
+    """A sender as in a header. Cached, because few senders send many emails."""
     return _address("from", text, Reason.REJECTED_SENDER, mailbox)
 
 
@@ -304,8 +316,8 @@ def _reply_to(texts: Sequence[str]) -> list[str]:
 
 
 def _address(field: str, text: str, reason: Reason, form: Callable[[Address], str]) -> str:
-    """An address in this form, on one line."""
-    if is_plain(text):  # as most are
+    """The address in this form, on one line."""
+    if is_plain(text):  # the usual case
         return text
     try:
         address = parse_address(text)
@@ -313,5 +325,7 @@ def _address(field: str, text: str, reason: Reason, form: Callable[[Address], st
     except ValueError as error:
         raise UnrenderableEmail(reason, f"{field} {error}") from None
     if not address.local.isascii():
-        raise UnrenderableEmail(reason, f"{field} has a part before the @ that is not ASCII, and SES has no SMTPUTF8")
+        raise UnrenderableEmail(
+            reason, f"{field} has non-ASCII letters before the @, and SES does not support SMTPUTF8"
+        )
     return formed

@@ -1,15 +1,15 @@
-"""Who signs a request to SES, and how.
+"""AWS credentials and request signatures.
 
-**Credentials.** botocore finds and renews them in a thread, so that the loop never waits. The search and each renewal
-may ask a server (an instance's metadata, STS, SSO), which may take minutes. Emails wait only if no valid credentials
-are at hand: until the first search has ended, or if a renewal does not end before the old credentials expire.
+**Credentials.** botocore finds and renews them in a thread, so that the loop never blocks. The search and each renewal
+may call a server (instance metadata, STS, SSO), which may take minutes. Emails wait only if there are no valid
+credentials: until the first search has ended, or if a renewal does not end before the old credentials expire.
 
-**The signature.** AWS's Signature Version 4, learned from botocore's signer and repeated at a tenth of its cost.
+**The signature.** AWS's Signature Version 4, at a tenth of the cost of botocore's signer.
 
-https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. All requests to one URL are
-signed alike, but for their time and the digest of their body. So botocore's signer signs one of them; we put time and
-digest in the same places, and have to come to the very same signature before the first request is signed. The key that
-signs depends on the day, the region and the service, and is kept.
+https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. All requests to one URL have
+the same canonical form, except for the time and the digest of the body. botocore's signer signs one request. We put
+time and digest into the same places of its canonical form. Our signature must equal botocore's before we sign the first
+request. The signing key depends on the day, the region and the service, and is cached.
 """
 
 from __future__ import annotations
@@ -33,86 +33,86 @@ from botocore.exceptions import NoCredentialsError
 
 from dispatcher.errors import ProviderFault
 
-LOOK_SECONDS: Final = 1.0
-"""Between two checks whether the credentials have to be renewed."""
-RENEW_AGAIN_SECONDS: Final = 30.0
-"""Between two renewals, while the credentials are valid."""
-LAST_SECONDS: Final = 30
-"""Credentials that expire within so many seconds sign no request: it has to reach SES before."""
+EXPIRY_CHECK_SECONDS: Final = 1.0
+"""The interval between checks whether the credentials need a renewal."""
+RENEWAL_INTERVAL_SECONDS: Final = 30.0
+"""The least interval between two renewals while the credentials are valid."""
+MIN_VALID_SECONDS: Final = 30
+"""Credentials that expire within this time sign no request, because the request must reach SES before they expire."""
 
 _Found = tuple[Any, ReadOnlyCredentials]
-"""What renews them, and the credentials themselves."""
+"""The object that renews the credentials, and the credentials."""
 
 
 class AwsCredentials:
-    """The credentials of a session, for one loop."""
+    """The credentials of a session, for one event loop."""
 
     def __init__(self, session: botocore.session.Session) -> None:
-        """Asks nobody; the first email starts the search."""
+        """Does not search yet; the first email starts the search."""
         self._session = session
         self._source: Any = None
         self._frozen: ReadOnlyCredentials | None = None
-        self._coming: asyncio.Future[_Found] | None = None
-        self._looks_at = 0.0
-        self._renews_at = 0.0
+        self._pending: asyncio.Future[_Found] | None = None
+        self._next_check_at = 0.0
+        self._next_renewal_at = 0.0
 
-    def at_hand(self) -> ReadOnlyCredentials | None:
-        """The credentials to sign with now; None if an email has to `wait`. Starts a renewal when one is due."""
+    def current(self) -> ReadOnlyCredentials | None:
+        """The valid credentials; None if an email must `wait`. Starts a renewal when one is due."""
         if isinstance(self._source, RefreshableCredentials):
             now = asyncio.get_running_loop().time()
-            if now >= self._looks_at:
-                self._looks_at = now + LOOK_SECONDS
-                self._look(now)
+            if now >= self._next_check_at:
+                self._next_check_at = now + EXPIRY_CHECK_SECONDS
+                self._check_expiry(now)
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """The credentials to sign with, once botocore has found or renewed them.
+        """Return valid credentials once botocore has found or renewed them.
 
         Args:
             deadline: In the loop's `time()`.
 
         Raises:
-            TimeoutError: the deadline passed.
-            Exception: what botocore raised because it found none.
+            TimeoutError: The deadline passed.
+            Exception: botocore's exception if it found none.
         """
-        if found := self.at_hand():
+        if found := self.current():
             return found
         async with asyncio.timeout_at(deadline):
-            # One email's deadline must not cancel what all of them wait for.
-            _, found = await asyncio.shield(self._begin())
+            # One email's deadline must not cancel the search that all emails wait for.
+            _, found = await asyncio.shield(self._start_search())
         return found
 
-    def _look(self, now: float) -> None:
-        """Starts a renewal if one is due, and drops credentials that expire."""
-        if self._coming is None and now >= self._renews_at and self._source.refresh_needed():
-            self._renews_at = now + RENEW_AGAIN_SECONDS
-            self._begin()
-        if self._source.refresh_needed(LAST_SECONDS):
+    def _check_expiry(self, now: float) -> None:
+        """Start a renewal if one is due, and drop credentials that are about to expire."""
+        if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
+            self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
+            self._start_search()
+        if self._source.refresh_needed(MIN_VALID_SECONDS):
             self._frozen = None
 
-    def _begin(self) -> asyncio.Future[_Found]:
-        """Starts a thread that finds or renews them, unless one is running; done when the thread has ended."""
-        if self._coming is None:
-            self._coming = _in_thread(self._find)
-            self._coming.add_done_callback(self._take)
-        return self._coming
+    def _start_search(self) -> asyncio.Future[_Found]:
+        """Start a thread that finds or renews the credentials, unless one is running. The result is done at its end."""
+        if self._pending is None:
+            self._pending = _in_thread(self._find)
+            self._pending.add_done_callback(self._on_found)
+        return self._pending
 
     def _find(self) -> _Found:
-        """What the thread does."""
+        """The work of the thread."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
         return source, source.get_frozen_credentials()
 
-    def _take(self, found: asyncio.Future[_Found]) -> None:
-        self._coming = None
+    def _on_found(self, found: asyncio.Future[_Found]) -> None:
+        self._pending = None
         if found.exception() is None:
             self._source, self._frozen = found.result()
-            self._looks_at = found.get_loop().time() + LOOK_SECONDS
+            self._next_check_at = found.get_loop().time() + EXPIRY_CHECK_SECONDS
 
 
 def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
-    """The function's result, from a daemon thread: a process that exits does not wait for it."""
+    """The function's result, computed in a daemon thread, so that an exiting process does not wait for it."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[_Found] = loop.create_future()
 
@@ -120,7 +120,7 @@ def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
         settle: Callable[[], None]
         try:
             settle = functools.partial(found.set_result, find())
-        except Exception as error:  # noqa: BLE001 - the edge of a thread
+        except Exception as error:  # noqa: BLE001 - passed on to the event loop
             settle = functools.partial(found.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle)
@@ -130,13 +130,13 @@ def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
-    """How requests to one URL are signed.
+class _CanonicalForm:
+    """The canonical form of requests to one URL.
 
     Attributes:
         before: botocore's canonical request up to the time.
         after: The canonical request between the time and the body's digest.
-        signed_headers: Their names, as the signature lists them.
+        signed_headers: The header names, as the signature lists them.
     """
 
     before: str
@@ -145,7 +145,7 @@ class _Form:
 
 
 class Signer:
-    """Signs for one service in one region, with credentials that are not renewed any more."""
+    """Signs requests for one service in one region with fixed credentials."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class Signer:
     ) -> None:
         """
         Args:
-            headers: Of every request, `Host` among them.
+            headers: The headers of every request, including `Host`.
         """
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
@@ -166,19 +166,19 @@ class Signer:
         if credentials.token:
             self._headers["X-Amz-Security-Token"] = credentials.token
         self._clock = clock
-        self._forms: dict[tuple[str, str], _Form] = {}
+        self._forms: dict[tuple[str, str], _CanonicalForm] = {}
         self._second = 0
         self._timestamp = self._day = ""
         self._key = b""
 
     def sign(self, method: str, url: str, digest: str) -> dict[str, str]:
-        """The headers of a request that leaves now, its time and signature among them.
+        """The headers of a request that is sent now, including time and signature.
 
         Args:
-            digest: The body's, as `digest_of` gives it.
+            digest: The body's SHA-256, from `sha256_of`.
 
         Raises:
-            ProviderFault: this botocore signs in a way that we do not know.
+            ProviderFault: The installed botocore signs in an unknown way.
         """
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
@@ -191,7 +191,7 @@ class Signer:
             "Authorization": self._authorization(form, timestamp, digest),
         }
 
-    def _learn(self, method: str, url: str) -> _Form:
+    def _learn(self, method: str, url: str) -> _CanonicalForm:
         request = AWSRequest(method, url, self._headers)
         self._botocore.add_auth(request)
         theirs = request.headers["Authorization"]
@@ -200,17 +200,17 @@ class Signer:
         before, _, rest = self._botocore.canonical_request(request).partition(timestamp)
         after, newline, digest = rest.rpartition("\n")
         signed_headers = self._botocore.signed_headers(self._botocore.headers_to_sign(request))
-        form = _Form(before, after + newline, signed_headers)
+        form = _CanonicalForm(before, after + newline, signed_headers)
         if self._authorization(form, timestamp, digest) != theirs:
             raise ProviderFault(
                 "ses",
-                "this botocore signs requests in a way that we do not know.",
-                remedy="Install the versions that stand in requirements/runtime.txt.",
+                "the installed botocore signs requests in an unknown way.",
+                remedy="Install the versions from requirements/runtime.txt.",
             )
         self._forms[method, url] = form
         return form
 
-    def _authorization(self, form: _Form, timestamp: str, digest: str) -> str:
+    def _authorization(self, form: _CanonicalForm, timestamp: str, digest: str) -> str:
         day = timestamp[:8]
         if day != self._day:
             self._day, self._key = day, self._key_of(day)

@@ -1,4 +1,4 @@
-"""What a server says before, beside and after its one answer: no call hears another's, and none is missed."""
+"""Responses that arrive early, late or in addition: no call gets another call's response, and none is missed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from dispatcher.domain.outcome import Reason
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_answer import Answer, NoAnswer, NothingLeft
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 
@@ -31,8 +31,10 @@ async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
 
 
 @pytest.mark.parametrize("octets", [1, 8, 20, 60])
-async def test_an_answer_that_nobody_asked_for_is_not_the_next_calls(octets: int, transport: HttpTransport) -> None:
-    """Its beginning comes together with the first answer, its rest when the next request has been read."""
+async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
+    octets: int, transport: HttpTransport
+) -> None:
+    """Its beginning arrives with the first response, the rest after the next request was read."""
     unasked = ACCEPTED % b"unasked"
     connections: list[asyncio.StreamWriter] = []
 
@@ -47,14 +49,14 @@ async def test_an_answer_that_nobody_asked_for_is_not_the_next_calls(octets: int
     async with _server(serve) as url:
         ends = [await _post(transport, url) for _ in range(3)]
 
-    assert [end.headers["x-message-id"] for end in ends if isinstance(end, Answer)] == [
+    assert [end.headers["x-message-id"] for end in ends if isinstance(end, HttpResponse)] == [
         "connection-1",
         "connection-2",
         "connection-3",
     ]
 
 
-async def test_interim_answers_say_nothing(transport: HttpTransport) -> None:
+async def test_interim_responses_are_ignored(transport: HttpTransport) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in range(3):
             await _request(reader)
@@ -64,12 +66,12 @@ async def test_interim_answers_say_nothing(transport: HttpTransport) -> None:
     async with _server(serve) as url:
         ends = [await _post(transport, url) for _ in range(3)]
 
-    assert [(end.status, end.headers) for end in ends if isinstance(end, Answer)] == [
+    assert [(end.status, end.headers) for end in ends if isinstance(end, HttpResponse)] == [
         (202, {"x-message-id": str(number), "content-length": "0"}) for number in range(3)
     ]
 
 
-async def test_an_answer_whose_trailers_have_no_end_is_not_waited_for(transport: HttpTransport) -> None:
+async def test_a_response_with_endless_trailers_is_given_up(transport: HttpTransport) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _request(reader)
         writer.write(b"HTTP/1.1 202 Accepted\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
@@ -80,11 +82,13 @@ async def test_an_answer_whose_trailers_have_no_end_is_not_waited_for(transport:
     async with _server(serve) as url:
         end = await _post(transport, url)
 
-    assert isinstance(end, NoAnswer)
+    assert isinstance(end, NoResponse)
     assert end.status == 202
 
 
-async def test_an_answer_to_half_a_large_body_is_heard_though_nobody_reads_the_rest(transport: HttpTransport) -> None:
+async def test_a_response_to_half_a_large_body_counts_even_if_the_server_stops_reading(
+    transport: HttpTransport,
+) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\n\r\n{}")
@@ -92,30 +96,30 @@ async def test_an_answer_to_half_a_large_body_is_heard_though_nobody_reads_the_r
     async with _server(serve) as url:
         end = await _post(transport, url, b"x" * 20_000_000)
 
-    assert isinstance(end, Answer)
+    assert isinstance(end, HttpResponse)
     assert (end.status, end.body) == (413, b"{}")
 
 
-async def test_a_new_connection_that_was_closed_before_the_request_left_is_a_definite_no(
+async def test_a_new_connection_closed_before_the_request_is_a_definite_failure(
     transport: HttpTransport, authority: Authority
 ) -> None:
     left: list[bool] = []
-    async with _server(_goodbye(authority.server_of_tls_1_2)) as url:
+    async with _server(_closes_with_handshake(authority.server_of_tls_1_2)) as url:
         end = await _post(transport, url.replace("http:", "https:"), leaving=lambda: left.append(True))
 
-    assert isinstance(end, NothingLeft)
+    assert isinstance(end, RequestNotSent)
     assert end.reason is Reason.CONNECTION_FAILED
     assert not left
 
 
 async def _post(
     transport: HttpTransport, url: str, body: bytes = b"{}", leaving: Callable[[], None] = lambda: None
-) -> Answer | NothingLeft | NoAnswer:
+) -> HttpResponse | RequestNotSent | NoResponse:
     loop = asyncio.get_running_loop()
     began_at = loop.time()
     try:
         return await transport.post(url, {}, body, FakeAttempt(1, began_at + PATIENCE, leaving))
-    except (NothingLeft, NoAnswer) as error:
+    except (RequestNotSent, NoResponse) as error:
         return error
     finally:
         assert loop.time() < began_at + PATIENCE / 2, "it waited for what could not come"
@@ -126,8 +130,8 @@ async def _request(reader: asyncio.StreamReader) -> None:
     await reader.readexactly(int(head.rpartition(b":")[2]))
 
 
-def _goodbye(context: ssl.SSLContext) -> Serve:
-    """Closes in the very segment that ends the handshake, which in TLS 1.2 the server does."""
+def _closes_with_handshake(context: ssl.SSLContext) -> Serve:
+    """Closes in the segment that completes the handshake, which the server sends in TLS 1.2."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -152,7 +156,7 @@ def _is_over(step: Callable[[], object]) -> bool:
 
 @asynccontextmanager
 async def _server(serve: Serve) -> AsyncIterator[str]:
-    """A server whose connections stay open until the end, whatever it has said."""
+    """A server whose connections stay open until the end."""
     over = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,8 +1,8 @@
-"""How a call over HTTP ended: an answer, none, or a request that never left.
+"""The result of an HTTP call: a response, no response, or a request that was not sent.
 
-NothingLeft    a definite no: the body never left this process, or not all of it, and never will
-NoAnswer       the body left, and no whole answer came back: nobody can know
-Answer         whatever the server said, a 500 or a web page included
+RequestNotSent  the body, or a part of it, was never sent: a definite failure
+NoResponse      the body was sent, and no complete response arrived: the outcome is unknown
+HttpResponse    whatever the server answered, including a status 500 or an HTML page
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dispatcher.domain.outcome import Deferred, Reason, Uncertain
 from dispatcher.domain.values import value
 
 MAX_NAME_CHARACTERS: Final = 128
-"""Of a message's name; twice SES's."""
+"""The longest message id that we accept; twice the length of SES's."""
 
 
-class NothingLeft(Exception):
-    """The body, or its last octet, did not leave this process, and never will.
+class RequestNotSent(Exception):
+    """The body, or at least its last octet, was not sent and never will be.
 
     Attributes:
         reason: `connection_failed` or `timeout_before_send`.
-        detail: What was seen, scrubbed.
-        is_untrusted: The server's certificate was refused; trying again changes nothing.
+        detail: What happened, scrubbed.
+        is_untrusted: The server's certificate was rejected; a retry would fail the same way.
     """
 
     def __init__(self, reason: Reason, detail: str, *, is_untrusted: bool = False) -> None:
@@ -39,16 +39,16 @@ class NothingLeft(Exception):
 
     @property
     def outcome(self) -> Deferred:
-        """What it means for the email."""
+        """The outcome for the email."""
         return Deferred(self.reason, self.detail)
 
 
-class NoAnswer(Exception):
-    """The body may have left, and no whole answer came back.
+class NoResponse(Exception):
+    """The body may have been sent, and no complete response arrived.
 
     Attributes:
-        detail: What was seen, scrubbed.
-        status: Of an answer that broke off, or did not end in time; None if there was not even that.
+        detail: What happened, scrubbed.
+        status: The status of an incomplete response; None if no status arrived.
     """
 
     def __init__(self, detail: str, *, status: int | None = None) -> None:
@@ -58,17 +58,17 @@ class NoAnswer(Exception):
 
     @property
     def outcome(self) -> Uncertain:
-        """What it means for the email."""
+        """The outcome for the email."""
         return Uncertain(self.detail, None if self.status is None else str(self.status))
 
 
 @value
-class Answer:
-    """What the server said.
+class HttpResponse:
+    """A server's response.
 
     Attributes:
-        headers: By their names in lower case; of one that came twice, the last.
-        body: Its first `http_connection.MAX_ANSWER_OCTETS`.
+        headers: Keyed by lower-case name; of a repeated header, the last value.
+        body: At most the first `http_connection.MAX_RESPONSE_OCTETS`.
     """
 
     status: int
@@ -77,7 +77,7 @@ class Answer:
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """The body's JSON object; an empty one if it holds none."""
+        """The JSON object in the body; empty if the body holds none."""
         try:
             document = orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -86,13 +86,13 @@ class Answer:
 
     @property
     def server_time(self) -> float:
-        """Now, by the server's own clock if it says so: ours may be wrong."""
+        """The server's current Unix time from its `Date` header; ours, which may be wrong, if there is none."""
         instant = _instant(self.headers.get("date", ""))
         return time.time() if instant is None else instant
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds that `Retry-After` asks for (RFC 9110, section 10.2.3); None if it is not there."""
+        """The delay in seconds that `Retry-After` requests (RFC 9110, section 10.2.3); None without that header."""
         after = self.headers.get("retry-after", "").strip()
         if (seconds := number(after)) is not None:
             return seconds
@@ -101,12 +101,12 @@ class Answer:
 
 
 def number(text: str) -> float | None:
-    """A header's whole number; None if it is none, or has more than twelve digits."""
+    """Parse a header's whole number; None if it is not one, or has more than twelve digits."""
     return float(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 
 def message_name(text: object) -> str | None:
-    """What a server calls an email that it accepted; None if that is nothing that a server would."""
+    """The provider's id of an accepted email; None if the value cannot be one."""
     if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME_CHARACTERS:
         return None
     return text if text.isascii() and text.isprintable() else None

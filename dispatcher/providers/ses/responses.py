@@ -1,7 +1,6 @@
-"""What SES's answers mean: an outcome, or a fault. `docs/providers.md` shows it as a table.
+"""The outcome of each SES response: the table in `docs/providers.md`, as code.
 
-For a call with several emails, an answer of 200 speaks of each entry for itself. Another concerns all of them: nothing
-was taken.
+In a bulk call, a response 200 reports on each entry. Any other response concerns all of them: nothing was taken.
 """
 
 from __future__ import annotations
@@ -17,52 +16,54 @@ from typing import Any, Final
 from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
-from dispatcher.providers.contract import RefusedTogether
-from dispatcher.transport.http_answer import Answer, NothingLeft, message_name, number
+from dispatcher.providers.contract import BulkCallRefused
+from dispatcher.transport.http_response import HttpResponse, RequestNotSent, message_name, number
 
 NAME: Final = "ses"
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """The account or the set-up is to blame, not the email.
+class SetupFault:
+    """The account or the settings are at fault, not the email.
 
     Attributes:
-        remedy: What a person can do.
+        remedy: What an operator can do.
     """
 
     remedy: str
 
 
-Verdict = Deferred | Rejected | Fault
+Verdict = Deferred | Rejected | SetupFault
 
 _THROTTLED: Final = Deferred(Reason.THROTTLED)
 _SERVER: Final = Deferred(Reason.SERVER_ERROR)
 _CONTENT: Final = Rejected(Reason.INVALID_CONTENT)
 _SENDER: Final = Rejected(Reason.REJECTED_SENDER)
 _TOO_LARGE: Final = Rejected(Reason.TOO_LARGE)
-_QUOTA: Final = Fault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.")
-_PAUSED: Final = Fault("Look into SES's console and the account's inbox; nothing can be sent before AWS lets you.")
-_CREDENTIALS: Final = Fault("Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role.")
-_PERMISSION: Final = Fault("Allow these credentials ses:SendEmail (raw and templated too) for this identity.")
-_CLOCK: Final = Fault("Set this host's clock: AWS takes no request that is minutes off.")
-_SET_UP: Final = Fault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
-_ENDPOINT: Final = Fault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: this is not SES v2.")
-_TRUST: Final = Fault("Mend the endpoint's certificate, or name its authority in DISPATCHER_CA_FILE.")
+_QUOTA: Final = SetupFault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.")
+_PAUSED: Final = SetupFault("See the SES console and the account's inbox; AWS must allow sending again.")
+_CREDENTIALS: Final = SetupFault(
+    "Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role."
+)
+_PERMISSION: Final = SetupFault("Allow these credentials ses:SendEmail (raw and templated too) for this identity.")
+_CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
+_SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
+_ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
+_TRUST: Final = SetupFault("Replace the endpoint's certificate, or set DISPATCHER_CA_FILE to its authority.")
 
 _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
-    # Those of SendEmail itself; a test holds them against botocore's model.
+    # Errors of SendEmail itself; a test compares them with botocore's model.
     (_THROTTLED, "TooManyRequestsException"),
     (_QUOTA, "LimitExceededException"),
     (_PAUSED, "AccountSuspendedException SendingPausedException"),
     (_CONTENT, "MessageRejected NotFoundException BadRequestException"),
     (_SENDER, "MailFromDomainNotVerifiedException"),
-    # The words of SES v1, which shine through at times.
+    # Errors of SES v1, which SES v2 sometimes returns.
     (_PAUSED, "AccountSendingPausedException ConfigurationSetSendingPausedException"),
     (_SET_UP, "ConfigurationSetDoesNotExistException"),
     (_CONTENT, "TemplateDoesNotExistException"),
-    # Those of every AWS service: https://docs.aws.amazon.com/ses/latest/APIReference-V2/CommonErrors.html, and
-    # botocore's own list of what is throttling.
+    # Errors of every AWS service: https://docs.aws.amazon.com/ses/latest/APIReference-V2/CommonErrors.html, and
+    # botocore's own list of throttling errors.
     (_THROTTLED, "Throttling ThrottlingException ThrottledException RequestThrottled RequestThrottledException"),
     (_THROTTLED, "RequestLimitExceeded BandwidthLimitExceeded ProvisionedThroughputExceededException SlowDown"),
     (_THROTTLED, "TransactionInProgressException PriorRequestNotComplete EC2ThrottledException"),
@@ -82,7 +83,7 @@ _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
 VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType(
     {code: verdict for verdict, codes in _CODES for code in codes.split()}
 )
-"""By SES's own code."""
+"""By SES's error code."""
 
 BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
     {
@@ -96,7 +97,7 @@ BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
         429: _THROTTLED,
     }
 )
-"""For an answer without a code that we know. Any other 4xx is a definite no, any other 5xx one for now."""
+"""For a response without a known error code. Any other 4xx is `Rejected`, any other 5xx `Deferred`."""
 
 BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
     {
@@ -115,17 +116,17 @@ BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
         "FAILED": Deferred(Reason.REFUSED),
     }
 )
-"""By an entry's status in SendBulkEmail's answer, but for SUCCESS; a test holds it against botocore's model. FAILED
-says nothing but that SES could not process this one: it is tried again, and says nothing of SES."""
+"""By the status of an entry in SendBulkEmail's response, except SUCCESS; a test compares it with botocore's model.
+FAILED means only that SES could not process this entry: it is retried, and does not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
-"""What all emails of a call have in common was not found."""
+"""Something that all emails of a call share was not found."""
 GATEWAYS: Final = frozenset({502, 504})
-"""Somebody between us and SES got no answer either (RFC 9110, sections 15.6.3 and 15.6.5)."""
+"""A gateway before SES got no response itself (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
 _BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
-"""SES says the quota of a day and the rate of a second with the same code: "Daily message quota exceeded"."""
+"""SES uses the same error code for the daily quota and for the rate per second: "Daily message quota exceeded"."""
 _UNVERIFIED: Final = re.compile(r"not verified", re.IGNORECASE)
 _STOPPED: Final = re.compile(r"sending\W+(?:\w+\W+){0,5}(?:suspended|paused|disabled)", re.IGNORECASE)
 _CONFIGURATION_SET: Final = re.compile(r"configuration.?set", re.IGNORECASE)
@@ -133,45 +134,45 @@ _LENGTH: Final = re.compile(r"length is more than|too large|exceed\w* .*\bsize|s
 _MAX_RETRY_SECONDS: Final = 86_400
 
 
-def outcome_of(answer: Answer, *, has_template: bool) -> Outcome:
-    """What an answer to SendEmail means for the email.
+def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
+    """The outcome of a response to SendEmail.
 
     Args:
-        has_template: The email names a template, which SES may not find.
+        has_template: The email names a template, which may be missing in SES.
 
     Raises:
-        ProviderFault: it concerns the account or the set-up; SES took nothing.
+        ProviderFault: The account or the settings are at fault; SES took nothing.
     """
-    if answer.status >= 300:
-        return refusal_of(answer, has_template=has_template)
-    name = answer.document.get("MessageId")
+    if response.status >= 300:
+        return refusal_of(response, has_template=has_template)
+    name = response.document.get("MessageId")
     if isinstance(name, str) and name:
         return Accepted(message_name(name))
-    kind = answer.headers.get("content-type", "no content type")
-    return Uncertain(scrub(f"an answer without a MessageId ({kind})"), str(answer.status))
+    kind = response.headers.get("content-type", "no content type")
+    return Uncertain(scrub(f"a response without a MessageId ({kind})"), str(response.status))
 
 
-def outcomes_of_call(answer: Answer, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
-    """What an answer to SendBulkEmail means for each of so many emails; of those that it does not speak of, uncertain.
+def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
+    """The outcomes of a SendBulkEmail with this many emails; uncertain if the response does not cover each email.
 
     Raises:
-        ProviderFault: it concerns the account or the set-up; SES took nothing.
+        ProviderFault: The account or the settings are at fault; SES took nothing.
     """
-    if answer.status >= 300:
-        return _refusal_of_call(refusal_of(answer, has_template=True), count)
-    results = answer.document.get("BulkEmailEntryResults")
+    if response.status >= 300:
+        return _bulk_refusal(refusal_of(response, has_template=True), count)
+    results = response.document.get("BulkEmailEntryResults")
     if not isinstance(results, list) or len(results) != count or not all(isinstance(each, dict) for each in results):
-        unknown: Outcome = Uncertain("an answer that does not tell of each email", str(answer.status))
+        unknown: Outcome = Uncertain("the response does not report on each email", str(response.status))
         return [unknown] * count
     return [_entry_outcome(result) for result in results]
 
 
-def _refusal_of_call(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | RefusedTogether:
-    """What it means for each that SES refused the call."""
+def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
+    """The outcome of each email if SES refused the whole call."""
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
-    return RefusedTogether()
+    return BulkCallRefused()
 
 
 def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
@@ -182,29 +183,29 @@ def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
     verdict = BY_ENTRY.get(status) if isinstance(status, str) else None
     words = scrub(str(result.get("Error") or ""))
     if verdict is None:
-        return Uncertain(words or "an entry without a status that we know", scrub(str(status or "")) or None)
+        return Uncertain(words or "the entry's status is unknown", scrub(str(status or "")) or None)
     assert isinstance(status, str)
     verdict = _refined(verdict, status, words, has_template=True)
-    if isinstance(verdict, Fault):
+    if isinstance(verdict, SetupFault):
         return ProviderFault(NAME, f"SES refuses every email ({status}): {words}", remedy=verdict.remedy)
     return replace(verdict, detail=words or None, code=status)
 
 
-def refusal_of(answer: Answer, *, has_template: bool = False) -> Outcome:
-    """The outcome of an answer with a status of 300 or more; otherwise as `outcome_of`."""
-    told = _told(answer)
-    if told is None:
-        return Uncertain("an answer with no sense in it", str(answer.status))
-    status, (code, words) = answer.status, told
-    retry_after = _retry_after(answer)
+def refusal_of(response: HttpResponse, *, has_template: bool = False) -> Outcome:
+    """The outcome of a response with a status of 300 or more. Otherwise as `outcome_of`."""
+    error = _error_of(response)
+    if error is None:
+        return Uncertain("the response cannot be parsed", str(response.status))
+    status, (code, words) = response.status, error
+    retry_after = _retry_after(response)
     verdict = VERDICTS.get(code) or BY_STATUS.get(status)
     if verdict is None:
         if status < 400 or status in GATEWAYS:
-            return Uncertain(words or "an answer without words", code or str(status))
+            return Uncertain(words or "a response without a message", code or str(status))
         verdict = Rejected(Reason.REFUSED) if status < 500 else _SERVER
     verdict = _refined(verdict, code, words, has_template)
     match verdict:
-        case Fault(remedy):
+        case SetupFault(remedy):
             raise ProviderFault(NAME, f"SES refuses every email ({code or status}): {words}", remedy=remedy)
         case Deferred():
             return replace(verdict, detail=words or None, code=code or str(status), retry_after=retry_after)
@@ -212,11 +213,11 @@ def refusal_of(answer: Answer, *, has_template: bool = False) -> Outcome:
             return replace(verdict, detail=words or None, code=code or str(status))
 
 
-def unsent(error: NothingLeft) -> Deferred:
-    """The outcome where nothing left.
+def unsent_outcome(error: RequestNotSent) -> Deferred:
+    """The outcome of a request that was not sent.
 
     Raises:
-        ProviderFault: the endpoint's certificate or its TLS cannot be used.
+        ProviderFault: The endpoint's certificate or its TLS cannot be used.
     """
     cause = error.__cause__
     if error.is_untrusted:
@@ -228,9 +229,11 @@ def unsent(error: NothingLeft) -> Deferred:
     return error.outcome
 
 
-def unsigned(error: Exception) -> ProviderFault:
-    """The fault of a search for credentials: there are none, or half of them, or the server that gives them refuses."""
-    return ProviderFault(NAME, f"no request could be signed ({type(error).__name__}).", remedy=_CREDENTIALS.remedy)
+def credentials_fault(error: Exception) -> ProviderFault:
+    """The fault for a failed search for credentials: none, incomplete, or refused by the server that issues them."""
+    return ProviderFault(
+        NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
+    )
 
 
 @cache
@@ -240,26 +243,26 @@ def _parser() -> Any:
     return create_parser("rest-json")
 
 
-def _told(answer: Answer) -> tuple[str, str] | None:
-    """Code and words of a refusal, as botocore finds them; None where it finds no sense in it."""
-    response = {"status_code": answer.status, "headers": answer.headers, "body": answer.body}
+def _error_of(response: HttpResponse) -> tuple[str, str] | None:
+    """Code and message of an error response, as botocore parses them; None if it cannot."""
+    raw = {"status_code": response.status, "headers": response.headers, "body": response.body}
     try:
-        told = _parser().parse(response, None)["Error"]
-    except Exception:  # noqa: BLE001 - whatever it stumbles over, the answer is none of SES's
+        error = _parser().parse(raw, None)["Error"]
+    except Exception:  # noqa: BLE001 - any failure to parse means that the response is not SES's
         return None
-    code = str(told.get("Code") or "")
-    # botocore puts the status where the answer names no code.
-    return "" if code == str(answer.status) else scrub(code), scrub(str(told.get("Message") or ""))
+    code = str(error.get("Code") or "")
+    # botocore fills in the status if the response has no code.
+    return "" if code == str(response.status) else scrub(code), scrub(str(error.get("Message") or ""))
 
 
-def is_denied(answer: Answer) -> bool:
-    """Whether SES refuses because these credentials may not ask."""
-    told = _told(answer) if answer.status >= 300 else None
-    return told is not None and told[0].startswith("AccessDenied")
+def is_denied(response: HttpResponse) -> bool:
+    """Whether SES refuses because these credentials lack the permission."""
+    error = _error_of(response) if response.status >= 300 else None
+    return error is not None and error[0].startswith("AccessDenied")
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """The same code has several meanings; SES's words tell them apart."""
+    """The verdict, refined by SES's message, because the same code has several meanings."""
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict
     if verdict is not _CONTENT:
@@ -273,7 +276,7 @@ def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Ver
     return _TOO_LARGE if _LENGTH.search(words) else verdict
 
 
-def _retry_after(answer: Answer) -> float | None:
-    milliseconds = number(answer.headers.get("x-amz-retry-after", ""))
-    seconds = answer.retry_after if milliseconds is None else milliseconds / 1000
+def _retry_after(response: HttpResponse) -> float | None:
+    milliseconds = number(response.headers.get("x-amz-retry-after", ""))
+    seconds = response.retry_after if milliseconds is None else milliseconds / 1000
     return None if seconds is None else min(seconds, _MAX_RETRY_SECONDS)

@@ -1,0 +1,183 @@
+"""The outcome of each SendGrid response: the table in `docs/providers.md`, as code.
+
+In a bulk call, a 202 accepts all emails and a 4xx refuses all. At best, a 4xx names the personalization at fault.
+
+Sources: https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/responses and …/rate-limits,
+…/for-developers/sending-email/sandbox-mode, and RFC 9110 for what SendGrid does not document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.scrub import scrub
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import BulkCallRefused, BulkEntry
+from dispatcher.transport.http_response import HttpResponse, message_name, number
+
+NAME: Final = "sendgrid"
+MAX_ERRORS: Final = 5
+"""How many of SendGrid's errors a detail lists."""
+
+_ACCEPTED: Final = 202
+_VALID: Final = 200
+_TOO_MANY: Final = 429
+_GATEWAYS: Final = frozenset({502, 504})
+"""A gateway before SendGrid got no response itself (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid documents neither
+status, and does send 504 (sendgrid-php#933)."""
+_OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
+    401: ("refused the API key, or the account may not send", "Check SENDGRID_API_KEY, and the account's plan."),
+    403: ("does not let this account or key send", "Give the key the scope mail.send; check the account's status."),
+    404: ("does not have this URL", "Check DISPATCHER_SENDGRID_HOST."),
+    405: ("does not accept a POST to this URL", "Check DISPATCHER_SENDGRID_HOST."),
+    451: (
+        "may not serve this account in this region",
+        "Set DISPATCHER_SENDGRID_HOST to the account's region, global or EU.",
+    ),
+}
+_UNUSABLE: Final = ("sent an unexpected response", "Check DISPATCHER_SENDGRID_HOST.")
+_REJECTIONS: Final[Mapping[int, Reason]] = {
+    400: Reason.INVALID_CONTENT,
+    413: Reason.TOO_LARGE,
+    422: Reason.INVALID_CONTENT,
+}
+_NAMED: Final = re.compile(r"personalizations(?:\.|\[)(\d+)")
+_COMMON: Final = re.compile(r"(?:template_id|reply_to|reply_to_list|categories)\b")
+_SENDER: Final = re.compile(r"from\b", re.IGNORECASE)
+_SENDER_WORDS: Final = re.compile(r"verified sender identity", re.IGNORECASE)
+_RECIPIENT: Final = re.compile(r"personalizations(?:[.\[]\d+\]?)?\.(?:to|cc|bcc)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Complaint:
+    """One entry of SendGrid's error list.
+
+    Attributes:
+        field: The field at fault, such as `personalizations.0.to.0.email`; empty if SendGrid names none.
+    """
+
+    field: str
+    message: str
+
+
+def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
+    """The outcome of a response to `POST /v3/mail/send`.
+
+    Args:
+        sandbox: The request used sandbox mode, in which SendGrid answers 200 to a valid email.
+
+    Raises:
+        ProviderFault: The account or the settings are at fault; SendGrid took nothing.
+    """
+    if response.status == _ACCEPTED:
+        return Accepted(message_name(response.headers.get("x-message-id")))
+    if sandbox and response.status == _VALID and not response.body.strip():
+        return Accepted(
+            message_name(response.headers.get("x-message-id")),
+            "sandbox mode: SendGrid validated the email and does not deliver it",
+        )
+    if response.status < 400 or response.status in _GATEWAYS:
+        return Uncertain(_summary(response), str(response.status))
+    if response.status >= 500:
+        return Deferred(Reason.SERVER_ERROR, _summary(response), str(response.status), response.retry_after)
+    return _refusal(response)
+
+
+def bulk_outcomes_of(
+    response: HttpResponse, parts: Sequence[BulkEntry], *, sandbox: bool
+) -> list[Outcome] | BulkCallRefused:
+    """The outcome of each email of a bulk call.
+
+    Raises:
+        ProviderFault: See `outcome_of`.
+    """
+    outcome = outcome_of(response, sandbox=sandbox)
+    if not isinstance(outcome, Rejected):
+        return [outcome] * len(parts)
+    fields = [complaint.field for complaint in _complaints(response) if complaint.field]
+    if outcome.reason is Reason.REJECTED_SENDER or any(map(_COMMON.match, fields)):
+        # Sent alone, each of them would be refused in the same way.
+        return [outcome] * len(parts)
+    return BulkCallRefused(_suspects(fields, parts))
+
+
+def fault_of(response: HttpResponse) -> ProviderFault:
+    """The fault for a response that concerns the account or the settings."""
+    what, remedy = _OF_THE_ACCOUNT.get(response.status, _UNUSABLE)
+    return ProviderFault(NAME, f"SendGrid {what}: {_summary(response).rstrip('.')}.", remedy=remedy)
+
+
+def _refusal(response: HttpResponse) -> Outcome:
+    """The outcome of a 4xx. A 4xx always means that SendGrid took nothing."""
+    code = str(response.status)
+    if response.status == _TOO_MANY:
+        return Deferred(Reason.THROTTLED, _summary(response), code, _throttled_for(response))
+    if response.status == 408:
+        return Deferred(Reason.SERVER_ERROR, _summary(response), code)
+    complaints = _complaints(response)
+    if response.status in (400, 403) and any(map(_blames_sender, complaints)):
+        return Rejected(Reason.REJECTED_SENDER, _summary(response), code)
+    if response.status == 400 and complaints and all(_RECIPIENT.match(one.field) for one in complaints):
+        return Rejected(Reason.REJECTED_RECIPIENT, _summary(response), code)
+    if response.status in _OF_THE_ACCOUNT:
+        raise fault_of(response)
+    return Rejected(_REJECTIONS.get(response.status, Reason.REFUSED), _summary(response), code)
+
+
+def _blames_sender(complaint: _Complaint) -> bool:
+    return bool(_SENDER.match(complaint.field) or _SENDER_WORDS.search(complaint.message))
+
+
+def _summary(response: HttpResponse) -> str:
+    """The response in one scrubbed line: status, python-sendgrid's name for it, SendGrid's errors or a description."""
+    from python_http_client.exceptions import err_dict  # imported here: it takes 100 ms, and only senders need it
+
+    known = err_dict.get(response.status)
+    name = known.__name__ if known else "unexpected" if response.status < 400 else ""
+    complaints = _complaints(response)
+    words = "; ".join(f"{one.field}: {one.message}" if one.field else one.message for one in complaints[:MAX_ERRORS])
+    return scrub(" ".join(part for part in (str(response.status), name, words or _glimpse(response)) if part))
+
+
+def _glimpse(response: HttpResponse) -> str:
+    """A description of a body that holds no SendGrid errors."""
+    if not response.body.strip():
+        return "with an empty body"
+    kind = response.headers.get("content-type", "no type")
+    # The text of a web page is left out, because it may come from anywhere. Its title is enough.
+    title = re.search(rb"<title[^>]*>([^<]{1,100})", response.body[:4000], re.IGNORECASE)
+    words = f", titled {title[1].decode('utf-8', 'replace').strip()!r}" if title else ""
+    return f"with {len(response.body)} octets of {kind[:60]}{words}"
+
+
+def _complaints(response: HttpResponse) -> list[_Complaint]:
+    """SendGrid's errors; empty if the body does not have the documented form."""
+    errors = response.document.get("errors")
+    found = [_complaint(error) for error in errors] if isinstance(errors, list) else []
+    return [complaint for complaint in found if complaint.message or complaint.field]
+
+
+def _complaint(error: object) -> _Complaint:
+    if not isinstance(error, dict):
+        return _Complaint("", error if isinstance(error, str) else "")
+    field, message = error.get("field"), error.get("message")
+    known = field if isinstance(field, str) and field != "null" else ""
+    return _Complaint(known, message if isinstance(message, str) else "")
+
+
+def _throttled_for(response: HttpResponse) -> float | None:
+    """Seconds until the rate limit resets, or the delay from `Retry-After` if that is longer."""
+    after = response.retry_after
+    reset = number(response.headers.get("x-ratelimit-reset", "").strip())
+    return after if reset is None else max(0.0, reset - response.server_time, after or 0.0)
+
+
+def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
+    """The positions of the emails whose personalizations SendGrid named."""
+    owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
+    named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
+    return frozenset(owners[number] for number in named if number < len(owners))
