@@ -1,6 +1,6 @@
 """Email Dispatcher: enqueue transactional email in your own PostgreSQL transaction; a service sends it as promised.
 
-An application needs no more than what stands here; everything else is the service.
+Applications need only the names in `__all__`; everything else implements the service.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _HOMES: Final = {
     "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
 }
 
-if not TYPE_CHECKING:  # or a type checker takes any name for one of ours
+if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """What an application asks for, loaded now: every process begins here, and most of them do without."""
+        """Load a public name on first use. Every process imports this package, and most use none of these names."""
         for home, names in _HOMES.items():
             if name in names:
                 return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))

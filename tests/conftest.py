@@ -1,4 +1,4 @@
-"""What every test may ask for: private servers once per run, a database cloned per test, queues of its own per test."""
+"""Fixtures for all tests: private servers once per run, a cloned database per test, separate queues per test."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.store.fixtures"]
 
 
-# The same examples in every run, and no verdict over how busy the machine was while they were tried. Hypothesis would
-# also try constants of those of our modules that happen to be imported by then, which depends on the tests before.
+# Use the same examples in every run, and no deadline on a busy machine. Hypothesis would also try constants of our
+# modules that are imported by then, which depends on the tests before.
 assert hasattr(examples, "is_local_module_file")
 examples.is_local_module_file = lambda _: False
 hypothesis.settings.register_profile(
@@ -51,14 +51,12 @@ _SERVERS: Final = pytest.StashKey[Servers]()
 _PREFIX: Final = "dispatcher-tests-"
 _MEMORY: Final = Path("/dev/shm")
 _MEMORY_BYTES: Final = 4 << 30
-"""What it must offer; a run of everything needs a quarter of that at most."""
+"""The free memory that is required. A full run needs a quarter of it at most."""
 
 
 def _in_memory() -> Path | None:
-    """A place in memory for the servers' data, where there is enough and nobody said otherwise by TMPDIR.
-
-    A fifth of a run's time is the disk's journal otherwise: hundreds of databases come and go, with 300 files each.
-    """
+    """A folder in memory for the servers' data, if there is enough memory and TMPDIR is not set. On disk, the journal
+    takes a fifth of a run's time: hundreds of databases come and go, with 300 files each."""
     roomy = _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
     return _MEMORY if roomy and "TMPDIR" not in os.environ else None
 
@@ -67,17 +65,17 @@ def _in_memory() -> Path | None:
 def _folder_of_a_run() -> Iterator[Path]:
     place = _in_memory()
     for other in place.glob(f"{_PREFIX}*") if place else ():
-        # Of a run that was killed: nobody else would ever give the memory back.
+        # The folder of a killed run: nothing else would ever free its memory.
         with suppress(BlockingIOError, FileNotFoundError), _locked(other):
             shutil.rmtree(other, ignore_errors=True)
-    # A short path: sockets and cookies live in it.
+    # The path is short, because it holds sockets and cookies.
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as folder, _locked(Path(folder)):
         yield Path(folder)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Marks it as in use; raises BlockingIOError if it is."""
+    """Lock the folder as in use; raises BlockingIOError if it is already locked."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,22 +91,22 @@ def _servers_of_a_run() -> Iterator[Servers]:
 
 
 def pytest_configure() -> None:
-    """Gives Ctrl-C and the end of a terminal their meaning back, which a shell in the background and `nohup` take away.
+    """Restore the default handling of SIGINT and SIGHUP, which a background shell or `nohup` sets to ignore.
 
-    The programs under test would inherit that, and wait for ever for a stop that they cannot hear.
+    The programs under test would inherit that, and never react to a stop.
     """
-    os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # which statements of this process would go by
+    os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # statements of this process would use it
     raise_file_limit()  # tests open hundreds of connections at once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # Not for us: a handler is forgotten by what we start, and so is what was ignored.
+        # A child does not inherit a handler, but it inherits an ignored signal. So this process uses a handler.
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collects with no look at garbage, and with none at what stays for the whole run in any test after it."""
+    """Collect tests without garbage collection, and freeze what stays for the whole run."""
     gc.disable()
     try:
         return (yield)
@@ -119,7 +117,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Meanwhile has the tests compiled, once for all processes that share them."""
+    """Meanwhile have the tests compiled, once for all processes that share them."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL):
@@ -128,7 +126,7 @@ def _compiling() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
-    """Where several processes share the tests, the one that hands them out starts the servers for all."""
+    """If several processes share the tests, the controller starts the servers for all of them."""
     config = node.config
     if _SERVERS not in config.stash:
         running = _servers_of_a_run()
@@ -140,7 +138,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    """PostgreSQL and RabbitMQ for the whole run, with its own data, gone afterwards."""
+    """PostgreSQL and RabbitMQ for the whole run, with their own data, removed afterwards."""
     shared = getattr(request.config, "workerinput", {}).get("servers")
     if shared:
         yield Servers(**{**shared, "folder": Path(shared["folder"])})
@@ -161,7 +159,7 @@ def template_database(servers: Servers) -> str:
 
 @pytest.fixture
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
-    """A migrated database for this test alone."""
+    """A migrated database for this test."""
     name = f"test_{secrets.token_hex(6)}"
     clone = sql.SQL("create database {} template {} strategy wal_log")
     _administer(servers, clone.format(sql.Identifier(name), sql.Identifier(template_database)))
@@ -171,7 +169,7 @@ def database_url(servers: Servers, template_database: str) -> Iterator[str]:
 
 @pytest.fixture
 def empty_database_url(servers: Servers) -> Iterator[str]:
-    """A database without any table, for this test alone."""
+    """An empty database for this test."""
     name = f"test_{secrets.token_hex(6)}"
     _administer(servers, sql.SQL("create database {}").format(sql.Identifier(name)))
     yield _named(servers.database_url, name)
@@ -180,7 +178,7 @@ def empty_database_url(servers: Servers) -> Iterator[str]:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port where nobody listens, and nobody else can while the test runs."""
+    """A port on which nothing listens, and nothing can listen while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -195,14 +193,14 @@ def connection(database_url: str) -> Iterator[psycopg.Connection]:
 
 @pytest.fixture
 def topology_names() -> Topology:
-    """An exchange and queues that no other test knows; not declared yet."""
+    """Names of an exchange and queues that no other test uses; not declared yet."""
     name = f"test.{secrets.token_hex(6)}"
     return Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
 
 
 @pytest.fixture
 async def topology(servers: Servers, topology_names: Topology) -> AsyncIterator[Topology]:
-    """An exchange and queues for this test alone, deleted afterwards."""
+    """An exchange and queues for this test, deleted afterwards."""
     await declare(servers.amqp_url, topology_names)
     yield topology_names
     async with await open_connection(servers.amqp_url, name="test clean-up") as opened:

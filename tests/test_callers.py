@@ -1,4 +1,4 @@
-"""What `enqueue` may be given as the caller's connection, and what it says where it cannot use it."""
+"""The connections that `enqueue` accepts, and its errors for those that it cannot use."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
 
 @pytest.fixture
 async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
-    """Its asynchronous twin."""
+    """The asynchronous engine."""
     made = create_async_engine(over("psycopg", tables_url))
     yield made
     await made.dispose()
@@ -56,7 +56,7 @@ async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
 
 @pytest.fixture
 def django(tables_url: str) -> Iterator[Any]:
-    """A connection of Django's that has not connected yet."""
+    """A Django connection that has not connected yet."""
     from django.conf import settings
 
     if not settings.configured:
@@ -102,7 +102,7 @@ def test_sqlalchemys_commit_and_rollback_decide_even_if_nothing_was_executed_bef
 
 
 @pytest.mark.parametrize("make", ASYNCHRONOUS, ids=["connection", "session"])
-async def test_commit_and_rollback_of_sqlalchemys_asynchronous_twins_decide_too(
+async def test_commit_and_rollback_of_sqlalchemys_async_session_decide_too(
     async_engine: AsyncEngine, books: Books, make: Callable[[AsyncEngine], Any]
 ) -> None:
     async with make(async_engine) as given:
@@ -132,12 +132,12 @@ def test_djangos_connection_connects_at_the_first_enqueue(django: Any, books: Bo
 
 
 def end_session(url: str, session: int) -> None:
-    """As PostgreSQL's restart would."""
+    """End the session, as a restart of PostgreSQL would."""
     with psycopg.connect(url, autocommit=True) as administrator:
         administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
 
 
-def test_a_kept_connection_of_djangos_that_was_lost_is_replaced_at_the_next_call(
+def test_a_persistent_django_connection_that_was_lost_is_replaced_at_the_next_call(
     django: Any, tables_url: str, books: Books
 ) -> None:
     from django.db import transaction
@@ -159,13 +159,13 @@ def test_a_kept_connection_of_djangos_that_was_lost_is_replaced_at_the_next_call
     assert [row["message_key"] for row in books.rows()] == ["first", "second"]
 
 
-def test_djangos_check_of_a_kept_connection_comes_before_the_first_enqueue(
+def test_django_checks_a_persistent_connection_before_the_first_enqueue(
     django: Any, tables_url: str, books: Books
 ) -> None:
     enqueue(django, email("first"))
     end_session(tables_url, django.connection.info.backend_pid)
     django.settings_dict["CONN_HEALTH_CHECKS"] = django.health_check_enabled = True
-    django.health_check_done = False  # as when a request begins
+    django.health_check_done = False  # as at the start of a request
 
     enqueue(django, email("second"))
 
@@ -210,7 +210,7 @@ async def refused_async(given: Any) -> str:
     return str(refusal.value)
 
 
-async def test_an_asynchronous_connection_is_sent_to_the_asynchronous_call(
+async def test_an_asynchronous_connection_is_refused_with_the_async_function_to_use(
     async_engine: AsyncEngine, tables_url: str
 ) -> None:
     instead = "which is asynchronous. Write `await enqueue_async(connection, email)`."
@@ -225,7 +225,7 @@ async def test_an_asynchronous_connection_is_sent_to_the_asynchronous_call(
         assert await session.run_sync(refused) == f"enqueue was given a psycopg.AsyncConnection, {instead}"
 
 
-async def test_a_synchronous_connection_is_sent_to_the_synchronous_call(
+async def test_a_synchronous_connection_is_refused_with_the_sync_function_to_use(
     engine: sqlalchemy.Engine, django: Any, tables_url: str
 ) -> None:
     instead = (
@@ -291,7 +291,7 @@ async def test_a_pool_is_not_a_connection(
     assert 'enqueue(connections["default"], email)' in refused(connections)
 
 
-def test_a_url_is_not_a_connection_and_is_not_repeated() -> None:
+def test_a_url_is_refused_and_not_quoted() -> None:
     assert refused("postgresql://shop:secret@db/shop") == (
         "enqueue was given a str, which is not a connection. "
         "Open one: `with psycopg.connect(…) as connection: enqueue(connection, email)`."
@@ -330,14 +330,14 @@ async def test_a_failed_transaction_has_to_be_rolled_back_first(tables_url: str,
     assert {row["message_key"] for row in books.rows()} == {"sync", "async"}
 
 
-async def test_djangos_own_error_says_that_a_connection_is_another_threads(django: Any) -> None:
+async def test_djangos_error_for_a_connection_of_another_thread_is_unchanged(django: Any) -> None:
     from django.db import DatabaseError
 
     with pytest.raises(DatabaseError, match="can only be used in that same thread"):
         await asyncio.to_thread(enqueue, django, email("key"))
 
 
-def test_djangos_own_error_says_that_its_transaction_is_broken(django: Any, books: Books) -> None:
+def test_djangos_error_for_a_broken_transaction_is_unchanged(django: Any, books: Books) -> None:
     from django.db import transaction
 
     with transaction.atomic(using="here"):

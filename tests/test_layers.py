@@ -1,8 +1,8 @@
-"""Every module knows its room: the table of layers in ARCHITECTURE.md, read out of the imports themselves.
+"""Checks every import against the table of layers in ARCHITECTURE.md.
 
-A room is what stands directly under `dispatcher/`, a package or a module. It may import itself and the rooms on the
-floors below it, nothing beside or above it; imports inside functions and under TYPE_CHECKING count. Inside a room as
-well, no files import each other in a circle, however long.
+A room is a package or module directly under `dispatcher/`. It may import itself and rooms on lower floors, but nothing
+beside or above it. Imports inside functions and under TYPE_CHECKING count. Files must not import each other in a circle
+of any length, inside a room either.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import pytest
 FACADE: Final = "dispatcher/__init__"
 
 FLOORS: Final = (
-    # Ground floor first.
+    # The lowest floor first.
     {"errors", "version", "sql"},
     {"domain"},
     {"config"},
     {"transport"},  # how an email leaves a process
     {"telemetry"},
     {"host"},  # what the processes of one host share
-    {"store", "broker", "providers", "alerts"},  # siblings that do not know each other
+    {"store", "broker", "providers", "alerts"},  # siblings that do not import each other
     {"routing"},
     {"worker", "relay", "recovery", "maintenance", "producers"},
     {"monitor"},
     {"processes"},
-    {FACADE},  # what an application sees
+    {FACADE},  # what an application imports
     {"supervisor", "client", "ops"},
     {"api"},
     {"dev"},
@@ -49,22 +49,22 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
     ({"alerts"}, {"standardwebhooks"}),
-    # The management API's client stands with the broker; dev fetches private servers and waits for them.
+    # The management API's client is part of the broker; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
-    # The extra `api`: the base install does without.
+    # The extra `api`: the base install works without it.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
     ({"host", "alerts"}, {"h11"}),
     # The extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
-    # It blocks, and hides in which phase it failed.
+    # It blocks, and hides the phase in which it failed.
     (set(), {"smtplib"}),
 )
-"""The only rooms that may import what talks to the world outside, and what that is."""
+"""The only rooms that may import libraries for input and output, and which ones."""
 
 TYPES_ONLY: Final = {("producers", "psycopg")}
-"""Under TYPE_CHECKING alone: producers run their statements on the connection of the caller, who has psycopg."""
+"""Only under TYPE_CHECKING: producers execute statements on the caller's connection, and the caller has psycopg."""
 
 STANDARD_LIBRARY_ONLY: Final = {"errors", "version", "domain"}
 INPUT_AND_OUTPUT: Final = frozenset(
@@ -84,19 +84,19 @@ INPUT_AND_OUTPUT: Final = frozenset(
     }
     | {"smtplib", "socket", "sqlite3", "ssl", "subprocess", "tempfile", "threading", "urllib"}
 )
-"""What the domain has no use for."""
+"""Modules that the domain must not import."""
 
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """One module that another imports.
+    """One import of a module.
 
     Attributes:
-        where: File and line, for a person.
+        where: File and line, for the error message.
         file: The importing file, by its module's name.
-        room: Who imports.
-        module: What, by its full name.
-        for_types: Whether it happens under TYPE_CHECKING alone.
+        room: The importing room.
+        module: The imported module, by its full name.
+        for_types: Whether the import is under TYPE_CHECKING.
     """
 
     where: str
@@ -107,7 +107,7 @@ class Import:
 
 
 def package_folder() -> Path:
-    """`dispatcher/`, found without importing it."""
+    """The folder `dispatcher/`, found without importing the package."""
     spec = importlib.util.find_spec("dispatcher")
     assert spec is not None
     assert spec.origin is not None
@@ -124,14 +124,14 @@ FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room 
 
 
 def room_of(module: str) -> str:
-    """The room that a module of ours is, or lies in; what the package itself offers is the facade's."""
+    """The room of one of our modules; names of the package itself belong to the facade."""
     _, _, rest = module.partition(".")
     room = rest.partition(".")[0]
     return room if room in ROOMS or room in FLOOR_OF else FACADE
 
 
 def imports_of(path: Path, folder: Path) -> Iterator[Import]:
-    """Every import in a file, wherever in it."""
+    """Every import in a file, at any depth."""
     parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
     package = parts[:-1]
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
@@ -165,7 +165,7 @@ def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
 
 
 def within(module: str, library: str) -> bool:
-    """Whether a module is a library's, or what `from` takes out of it."""
+    """Whether a module is a library's module, or a name that `from` takes out of it."""
     return f"{module}.".startswith(f"{library}.")
 
 
@@ -200,7 +200,7 @@ def test_no_files_import_each_other_in_a_circle(imports: list[Import]) -> None:
     files = {name.removesuffix(".__init__") for name in files}
     graph: dict[str, set[str]] = {}
     for found in imports:
-        # `from package import name` imports the file `package.name`, or else a name out of `package`.
+        # `from package import name` imports the file `package.name`, or else a name from `package`.
         imported = found.module if found.module in files else found.module.rpartition(".")[0]
         if imported in files and imported != found.file:
             graph.setdefault(found.file, set()).add(imported)
@@ -211,7 +211,7 @@ def test_no_files_import_each_other_in_a_circle(imports: list[Import]) -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> None:
+def test_each_library_is_imported_only_in_its_room(imports: list[Import]) -> None:
     strays = [
         f"{found.where}: {found.room} may not import {library}"
         for found in imports
@@ -224,7 +224,7 @@ def test_each_library_is_imported_in_its_room_alone(imports: list[Import]) -> No
     assert not strays, "\n".join(strays)
 
 
-def test_the_ground_floor_and_the_domain_need_the_standard_library_alone(imports: list[Import]) -> None:
+def test_errors_and_domain_import_only_the_standard_library(imports: list[Import]) -> None:
     known = sys.stdlib_module_names | {"dispatcher"}
 
     foreign = [
@@ -246,7 +246,7 @@ def test_the_domain_does_no_input_or_output(imports: list[Import]) -> None:
     assert not doing, "\n".join(doing)
 
 
-def test_every_way_to_import_is_seen(tmp_path: Path) -> None:
+def test_every_form_of_import_is_detected(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     module = tmp_path / "store" / "leases.py"
     module.write_text(

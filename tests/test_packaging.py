@@ -1,4 +1,4 @@
-"""What the wheel holds, every package and every statement that they execute; and what is shipped beside it."""
+"""The contents of the wheel: every package and every SQL file; and the files that are shipped with it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dispatcher.config import BUILT_IN
 ROOT = Path(__file__).parent.parent
 
 
-def test_every_package_of_the_tree_ships() -> None:
+def test_the_wheel_has_every_package() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     listed = set(setup["options"]["packages"].split())
@@ -31,7 +31,7 @@ def test_every_package_of_the_tree_ships() -> None:
     assert listed == present | statements
 
 
-def test_every_folder_of_statements_ships_with_its_files() -> None:
+def test_the_wheel_has_every_sql_file() -> None:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     shipped = {name for name, globs in setup["options.package_data"].items() if "*.sql" in globs}
@@ -41,7 +41,7 @@ def test_every_folder_of_statements_ships_with_its_files() -> None:
     assert shipped == holding
 
 
-def test_the_shipped_files_start_the_api_as_another_user_without_providers_secrets() -> None:
+def test_the_deployment_files_start_the_api_as_another_user_without_provider_secrets() -> None:
     units = {
         name: (ROOT / "deploy" / f"{name}.service").read_text() for name in ("email-dispatcher", "email-dispatcher-api")
     }
@@ -69,7 +69,7 @@ SANDBOX = {
 
 
 @pytest.mark.parametrize("name", ["email-dispatcher", "email-dispatcher-api"])
-def test_a_unit_is_confined_to_its_folder_its_processes_and_the_network(name: str, tmp_path: Path) -> None:
+def test_a_systemd_unit_is_confined_to_its_folder_its_processes_and_the_network(name: str, tmp_path: Path) -> None:
     text = (ROOT / "deploy" / f"{name}.service").read_text()
     unit = tmp_path / f"{name}.service"
     unit.write_text(text.replace("/opt/email-dispatcher/bin/dispatcher", f"{sys.executable} -m dispatcher"))

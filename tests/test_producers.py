@@ -109,7 +109,7 @@ every_way = pytest.mark.parametrize(
 )
 
 
-def standing(books: Books) -> dict[str, int]:
+def row_counts(books: Books) -> dict[str, int]:
     return {table: books.count(table) for table in TABLES}
 
 
@@ -120,9 +120,9 @@ async def test_an_email_is_visible_after_the_commit_and_not_before(application: 
     answer = await application.enqueue(email("key", attachments=[FILE]))
 
     assert (answer.message_key, answer.acceptance) == ("key", ACCEPTED)
-    assert standing(books) == NOTHING
+    assert row_counts(books) == NOTHING
     await application.commit()
-    assert standing(books) == dict.fromkeys(TABLES, 1)
+    assert row_counts(books) == dict.fromkeys(TABLES, 1)
     row = books.row(answer.email_id)
     assert (row["status"], row["message_key"], row["attempt_count"], row["tenant_id"]) == (
         "pending",
@@ -138,7 +138,7 @@ async def test_a_rollback_leaves_nothing_and_frees_the_key(application: Applicat
     first = await application.enqueue(email("key", attachments=[FILE]))
     await application.rollback()
 
-    assert standing(books) == NOTHING
+    assert row_counts(books) == NOTHING
     second = await application.enqueue(email("key", subject="Another payload"))
     assert second.acceptance is ACCEPTED
     assert second.email_id != first.email_id
@@ -152,7 +152,7 @@ async def test_the_same_key_and_payload_again_store_nothing(application: Applica
     await application.commit()
 
     assert again == Enqueued(first.email_id, "key", KNOWN)
-    assert standing(books) == dict.fromkeys(TABLES, 1)
+    assert row_counts(books) == dict.fromkeys(TABLES, 1)
 
 
 async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_first_email(
@@ -166,7 +166,7 @@ async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_fi
 
     assert (conflict.value.email_id, conflict.value.tenant_id) == (str(first.email_id), "default")
     await application.commit()
-    assert standing(books)["email_log"] == 1
+    assert row_counts(books)["email_log"] == 1
 
 
 async def test_a_transaction_can_continue_after_a_conflict(application: Application, books: Books) -> None:
@@ -177,7 +177,7 @@ async def test_a_transaction_can_continue_after_a_conflict(application: Applicat
     await application.enqueue(email("other key"))
     await application.commit()
 
-    assert standing(books)["email_log"] == 2
+    assert row_counts(books)["email_log"] == 2
 
 
 async def test_with_reported_conflicts_the_other_emails_are_stored(application: Application, books: Books) -> None:
@@ -195,7 +195,7 @@ async def test_with_reported_conflicts_the_other_emails_are_stored(application: 
         ("2", ACCEPTED),
     ]
     assert answers[1].email_id == answers[2].email_id == held.email_id
-    assert standing(books)["email_log"] == 3
+    assert row_counts(books)["email_log"] == 3
 
 
 async def test_a_key_belongs_to_its_tenant(application: Application, books: Books) -> None:
@@ -288,7 +288,7 @@ async def test_an_email_and_its_attachments_are_stored_together_on_every_kind_of
     await application.commit()
 
     assert [answer.acceptance for answer in (*answers, *again)] == [ACCEPTED, ACCEPTED, KNOWN]
-    assert standing(books) == {"email_log": 2, "email_content": 2, "email_attachment": 2, "email_idempotency": 2}
+    assert row_counts(books) == {"email_log": 2, "email_content": 2, "email_attachment": 2, "email_idempotency": 2}
 
 
 @pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
@@ -302,11 +302,11 @@ async def test_in_autocommit_a_failed_attachment_stores_no_email(
         with pytest.raises(psycopg.errors.LockNotAvailable):
             await application.enqueue(email("key", attachments=[FILE]))
 
-    assert standing(books) == NOTHING
+    assert row_counts(books) == NOTHING
 
 
 @pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
-async def test_in_autocommit_a_conflict_among_many_stores_none_of_them(application: Application, books: Books) -> None:
+async def test_in_autocommit_a_conflict_among_many_emails_stores_none(application: Application, books: Books) -> None:
     await application.enqueue(email("key"))
 
     with pytest.raises(MessageKeyConflict):
@@ -325,7 +325,7 @@ async def test_in_autocommit_a_conflict_in_a_later_batch_stores_none_of_the_earl
     with pytest.raises(MessageKeyConflict):
         await application.enqueue_many([*many, email("key", subject="Another")])
 
-    assert standing(books)["email_log"] == 1
+    assert row_counts(books)["email_log"] == 1
 
 
 async def test_rolling_back_a_savepoint_removes_its_emails(application: Application, books: Books) -> None:
@@ -366,7 +366,7 @@ class TestRaces:
         answer = self.race(tables_url, books, email("key"), connection.commit)
 
         assert answer == Enqueued(held.email_id, "key", KNOWN)
-        assert standing(books)["email_log"] == 1
+        assert row_counts(books)["email_log"] == 1
 
     def test_after_the_first_rolls_back_the_second_is_stored(self, first: Any, tables_url: str, books: Books) -> None:
         connection, held = first
@@ -407,7 +407,7 @@ class TestRaces:
             answers = list(threads.map(run, [keys, keys[::-1], keys, keys[::-1]]))
 
         assert sorted(answer.count(ACCEPTED) for answer in answers) == [0, 0, 0, 200]
-        assert standing(books)["email_log"] == 200
+        assert row_counts(books)["email_log"] == 200
 
     async def test_the_async_function_waits_without_blocking_the_loop(
         self, first: Any, tables_url: str, books: Books
@@ -442,8 +442,8 @@ async def test_a_commit_notifies_the_relay_once(application: Application, tables
         assert list(relay.notifies(timeout=0.02)) == []
         await application.commit()
 
-        heard = list(relay.notifies(timeout=10, stop_after=1))
-        assert [notification.channel for notification in heard] == ["email_dispatcher_due"]
+        notifications = list(relay.notifies(timeout=10, stop_after=1))
+        assert [notification.channel for notification in notifications] == ["email_dispatcher_due"]
 
 
 async def test_a_known_key_does_not_notify_the_relay(application: Application, tables_url: str) -> None:
@@ -470,9 +470,7 @@ async def test_large_emails_are_stored_in_small_batches(application: Application
 
 
 @pytest.mark.parametrize("way", [Way(False, True), Way(True, True)], ids=["sync", "async"])
-async def test_in_autocommit_a_conflict_after_a_large_email_stores_none_of_them(
-    application: Application, books: Books
-) -> None:
+async def test_in_autocommit_a_conflict_after_a_large_email_stores_none(application: Application, books: Books) -> None:
     await application.enqueue(email("key"))
     large = email("large", text="x" * 9_000_000)
     larger = email("larger", attachments=[Attachment("large.bin", "a/b", bytes(12_000_000))])

@@ -143,7 +143,7 @@ async def purge(servers: Servers, queue: str) -> None:
 def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_operator_says_so(
     restored: CommandLine, servers: Servers, topology: Topology, connection: psycopg.Connection
 ) -> None:
-    """Since the backup `again` was enqueued and sent, `waiting` was sent, and `failed` was replayed and sent."""
+    """After the backup, `again` was enqueued and sent, `waiting` was sent, and `failed` was replayed and sent."""
     books = Books(connection)
     waiting, failed = books.enqueue(2)
     books.change(failed, status="failed", error_type="refused", publish_due_at=None)

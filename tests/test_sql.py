@@ -1,7 +1,7 @@
-"""Every named query is used, every use has its query, and what SQL says of statuses is what the domain says.
+"""Checks named queries: each is used, each use has its query, and statuses in SQL agree with the domain.
 
-Uses are found in the source: a function that hands one of its parameters on to `query` or `fetch` takes a query's name
-there, and so does whoever calls it so.
+Uses are found in the source. A function that passes a parameter on to `query` or `fetch` takes a query's name there; so
+does every caller of such a function.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def called_name(call: ast.Call) -> str | None:
 
 
 def argument_at(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    """What a call gives for a parameter: by name, or at its place; methods leave out `self`."""
+    """The argument for a parameter of a call, by name or by position; methods leave out `self`."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -54,7 +54,7 @@ def parameters(function: Function) -> list[str]:
 
 
 def takers(module: ast.Module) -> dict[str, tuple[int, str]]:
-    """Functions of a module that take a query's name, with the place and name of that parameter."""
+    """The functions of a module that take a query's name, with the position and name of that parameter."""
     found = dict(TAKERS)
     functions = [node for node in ast.walk(module) if isinstance(node, Function)]
     while True:
@@ -72,7 +72,7 @@ def takers(module: ast.Module) -> dict[str, tuple[int, str]]:
 
 
 def uses() -> set[str]:
-    """The names that are asked for, anywhere in the package; whatever is no name shows as its source."""
+    """The query names used anywhere in the package. An argument that is not a literal name appears as its source."""
     found = set()
     for module in modules():
         taking = takers(module)
@@ -93,11 +93,11 @@ def uses() -> set[str]:
     return found
 
 
-def test_every_use_has_its_query_and_every_query_its_use() -> None:
+def test_every_used_query_exists_and_every_query_is_used() -> None:
     assert uses() == set(all_queries())
 
 
-def test_uses_are_found_through_every_way_to_hand_a_name_on() -> None:
+def test_uses_are_found_through_every_way_to_pass_a_name_on() -> None:
     module = ast.parse(
         "class Store:\n"
         "    async def outer(self, name, values):\n"
@@ -120,7 +120,7 @@ def test_every_query_has_a_heading_that_says_what_it_does() -> None:
     assert bare == []
 
 
-def test_no_sql_stands_in_python() -> None:
+def test_python_contains_no_sql() -> None:
     statement = re.compile(r"\s*(select|insert into|update|delete from|with)\s+\w+", re.IGNORECASE)
 
     strays = [
@@ -135,7 +135,7 @@ def test_no_sql_stands_in_python() -> None:
     assert strays == []
 
 
-def test_every_statement_is_one_that_postgresql_can_parse_whatever_the_search_path(tables_url: str) -> None:
+def test_postgresql_can_parse_every_statement_with_any_search_path(tables_url: str) -> None:
     with psycopg.connect(tables_url, autocommit=True) as connection:
         connection.execute("set search_path = ''")
         for name, text in all_queries().items():
@@ -145,12 +145,12 @@ def test_every_statement_is_one_that_postgresql_can_parse_whatever_the_search_pa
             try:
                 connection.execute(statement, prepare=False)
             except psycopg.errors.IndeterminateDatatype:
-                continue  # a type that only the value tells
+                continue  # a type that depends on the value
             except psycopg.Error as error:
                 pytest.fail(f"{name}: {error}")
 
 
-def test_the_tables_know_the_domains_words(tables_url: str) -> None:
+def test_the_tables_have_the_domains_values(tables_url: str) -> None:
     with psycopg.connect(tables_url) as connection:
         constraints: dict[str, str] = dict(
             connection.execute(
@@ -167,7 +167,7 @@ def words(definition: str) -> set[str]:
     return set(re.findall(r"'(\w+)'", definition))
 
 
-def test_every_status_in_a_statement_is_one() -> None:
+def test_every_status_in_a_statement_exists() -> None:
     compared = re.compile(r"\bstatus\s*(?:=|<>|in)\s*(\([^)]*\)|'\w+')")
     chosen = re.compile(r"case (?:r\.status|x\.policy)\b.*?\bend", re.DOTALL)
     texts = [text.decode() for text in all_queries().values()] + [migration.text for migration in all_migrations()]

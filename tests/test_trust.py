@@ -1,4 +1,4 @@
-"""Every client of ours verifies its server, and notices a connection that is cut off."""
+"""Every client verifies its server's certificate, and detects a connection that is cut."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.transport.tls import client_context
 ROOT = Path(__file__).parent.parent
 
 
-def test_a_client_verifies_its_server_and_takes_a_cut_connection_for_an_error() -> None:
+def test_a_client_verifies_its_server_and_reports_a_cut_connection_as_an_error() -> None:
     context = client_context()
 
     assert context.verify_mode is ssl.CERT_REQUIRED

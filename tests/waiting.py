@@ -1,4 +1,4 @@
-"""Waiting for what must come true: with a deadline, and never for a fixed time."""
+"""Waits for a condition, with a deadline and never for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 20.0
-"""Far above what anything here takes; only a failing test waits so long."""
+"""Far above the time that anything here takes. Only a failing test waits this long."""
 _LOOK_SECONDS: Final = 0.005
 _TICK_SECONDS: Final = 0.05
 
 
 def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """What the condition gave when it first held; looks again until the deadline."""
+    """Wait until the condition holds, and return its value. Fails after the deadline."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
@@ -25,15 +25,15 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
 
 
 async def until_answer(ask: Callable[[], Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
-    """The first answer that holds; asks again until the deadline."""
+    """Await the answer until it holds, and return it. Fails after the deadline."""
     async with asyncio.timeout(seconds):
-        while not (value := await ask()):  # noqa: ASYNC110 - what is asked can wake nobody
+        while not (value := await ask()):  # noqa: ASYNC110 - the checked condition has no event to wait for
             await asyncio.sleep(_LOOK_SECONDS)
     return value
 
 
 async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """The same in the running loop."""
+    """Like `wait_until`, in the running loop."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -
 
 
 class Overtime:
-    """How long the running loop has worked since a deadline; while the machine stands still, nobody is late."""
+    """Measures how long the running loop has worked since a deadline. Stalls of the machine do not count."""
 
     def __init__(self, deadline: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -54,6 +54,6 @@ class Overtime:
         self._handle = self._loop.call_later(_TICK_SECONDS, self._tick)
 
     def end(self) -> float:
-        """Stops the watch; returns what it shows, in seconds."""
+        """Stop the measurement; returns the seconds."""
         self._handle.cancel()
         return max(0, self._ticks) * _TICK_SECONDS

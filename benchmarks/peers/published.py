@@ -12,7 +12,7 @@ import uvloop
 from dispatcher import config
 from dispatcher.broker import pointer
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.publisher import Answers, Publisher
+from dispatcher.broker.publisher import Publisher, PublishResults
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import DispatcherError
@@ -52,7 +52,7 @@ class _CountingPublisher(Publisher):
     messages = 0
     emails = 0
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Answers:
+    async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
         answers = await super().publish(messages)
         confirmed = [message for message, answer in zip(messages, answers, strict=True) if answer]
         self.messages += len(confirmed)

@@ -7,7 +7,7 @@ from typing import Final
 
 import orjson
 
-from dispatcher.domain.alert import MANUAL, MOST_DUE, SEVERITY, Alert, Kind, Notice, Phase
+from dispatcher.domain.alert import MANUAL, MAX_DUE_COUNT, SEVERITY, Alert, Kind, Notice, Phase
 
 _ALONE: Final = "PostgreSQL is unreachable, so every host alerts on its own: other hosts may send the same alert."
 
@@ -86,7 +86,7 @@ def _sentence(notice: Notice) -> str:
 def _trouble(alert: Alert) -> str:
     queue, count, is_one = alert.queue, alert.count, alert.count == 1
     reason = (alert.reason or "the reason is unknown").rstrip(".")
-    more = " or more" if (count or 0) >= MOST_DUE else ""
+    more = " or more" if (count or 0) >= MAX_DUE_COUNT else ""
     return {
         Kind.DEAD_LETTERS: f"{count} {'message' if is_one else 'messages'} on the dead-letter queue {queue}",
         Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters do not reach the queue {queue}; the oldest has waited too long",

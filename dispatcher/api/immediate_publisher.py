@@ -97,7 +97,7 @@ class ImmediatePublisher:
         if not all(published):
             # RabbitMQ returned or rejected a message. The relay reports the misconfigured queue to the operator.
             self._pause("RabbitMQ did not route every message.")
-        elif self._outage.worked():
+        elif self._outage.reset():
             self._log.info("broker.connected")
         due = {pointer.email_id: due_at for (pointer, due_at), routed in zip(batch, published, strict=True) if routed}
         metrics.UNROUTABLE_EMAILS.add(len(batch) - len(due), "send")
@@ -119,7 +119,7 @@ class ImmediatePublisher:
         due = self._confirmed.to_mark(now - age_seconds, len(self._confirmed))
         if not due:
             return
-        self._confirmed.tried(due, now)
+        self._confirmed.discard(due, now)
         try:
             await self._store.mark_published(due)
         except DispatcherError as error:

@@ -16,7 +16,7 @@ import orjson
 from dispatcher.api.problems import Problem
 from dispatcher.domain.email_json import MAX_BASE64_CHARACTERS
 from dispatcher.domain.email_rules import MAX_BODY_OCTETS
-from dispatcher.domain.json_names import has_name_twice
+from dispatcher.domain.json_names import has_duplicate_name
 
 MAX_VALUES: Final = 400_000
 """Objects, lists and their elements. A thousand emails have about a tenth of that, unless all have many recipients."""
@@ -91,7 +91,7 @@ def _load(text: bytearray) -> Any:
         # orjson's message quotes nothing from the body.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
-    if has_name_twice(text, value):
+    if has_duplicate_name(text, value):
         # Parsers differ in which value they use. A proxy may have checked the other one.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value

@@ -16,7 +16,7 @@ from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import Wait
+from dispatcher.domain.waiting import WaitReason
 from dispatcher.ops.replaying import LEAST_PER_SECOND
 from dispatcher.store.replays import ReplayState
 
@@ -354,7 +354,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
         {
             "reason": {
                 "type": "string",
-                "enum": list(Wait),
+                "enum": list(WaitReason),
                 "description": "Why the email is not sent yet.",
             },
             "until": _nullable("string", "date-time"),

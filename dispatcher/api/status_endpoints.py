@@ -19,10 +19,10 @@ from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.outcome import Reason, left_out
-from dispatcher.domain.rescue import longest_rescue_seconds
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import why
+from dispatcher.domain.waiting import explain_wait
 from dispatcher.errors import InvalidEmail
 from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
 
@@ -206,7 +206,7 @@ class StatusEndpoints:
         facts = await self.store.find_wait(email.email_id)
         if facts is None:
             return None
-        found = why(facts, rescue_seconds=longest_rescue_seconds(self.lease_seconds))
+        found = explain_wait(facts, recovery_seconds=longest_recovery_seconds(self.lease_seconds))
         return {"reason": found.reason, "until": found.until}
 
 

@@ -1,16 +1,16 @@
 """RabbitMQ: topology, messages, confirmed publishing, consuming. The only package that imports pika.
 
-    pointer, dead_letter   what a message's bytes mean
-    outgoing               a message on its way to a queue
-    confirmed              the messages that arrived there, until their emails are due no more
-    connection             one connection, its channels awaitable, its faults translated; everything below uses it
-    pika_connection        what pika's own connection lacks
+    pointer, dead_letter   encode and decode message bodies
+    outgoing               a message to publish, as AMQP frames
+    confirmed              confirmed messages whose emails still carry a due mark
+    connection             one connection and its channels, awaitable, with pika's exceptions translated
+    pika_connection        extensions of pika's own connection
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`
-    publisher, consumer    the two directions, each on a connection of its own: an alarm that blocks publishers must not
-                           stop acks
-    management             RabbitMQ's HTTP API
-    inspection             what it reports of exchange and queues, judged
-    users                  the least that each kind of RabbitMQ user needs
+    publisher, consumer    publish and consume, each on its own connection: an alarm that blocks publishers must not
+    stop acks
+    management             client for RabbitMQ's HTTP API
+    inspection             checks what the HTTP API reports about exchange and queues
+    users                  the minimal permissions of each RabbitMQ user
 
-Nothing here knows the store or a provider.
+This package does not import the store or a provider.
 """

@@ -1,7 +1,7 @@
-"""The emails whose messages are confirmed, remembered until a lease or a mark has taken off the due mark.
+"""Emails whose message RabbitMQ has confirmed, kept until a lease or an explicit mark removes their due mark.
 
-A worker that leases an email takes its due mark off, mostly within milliseconds. So the publisher of a message (the
-leading relay, an API process) marks later, and only what no worker has leased until then.
+A worker that leases an email removes its due mark, usually within milliseconds. So the publisher (the leading relay, or
+an API process) waits, and then marks only the emails that no worker has leased meanwhile.
 """
 
 from __future__ import annotations
@@ -12,36 +12,39 @@ from itertools import chain, islice, takewhile
 from uuid import UUID
 
 _Since = tuple[datetime, float]
-"""Since when it is due, by PostgreSQL's clock; and when it was confirmed, or found locked, by ours."""
+"""When the email became due, by PostgreSQL's clock; and when its message was confirmed, or its row found locked, by the
+local clock."""
 
 
 class ConfirmedMessages:
-    """An email is known as long as it is due since the instant that we know."""
+    """The confirmed messages of one publisher. An entry is valid only while the email is due since the recorded
+    time."""
 
     def __init__(self) -> None:
-        # Both in the order of our instants; apart, because what is locked is not tried again merely as there is much.
+        # Both are ordered by our local time. They are separate, so that a long queue does not make us retry locked
+        # rows.
         self._waiting: dict[UUID, _Since] = {}
         self._locked: dict[UUID, _Since] = {}
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._locked)
 
-    def knows(self, email_id: UUID, due_at: datetime) -> bool:
-        """Whether the message is confirmed that was due since then."""
+    def contains(self, email_id: UUID, due_at: datetime) -> bool:
+        """Whether the message that became due at `due_at` is confirmed."""
         since = self._waiting.get(email_id) or self._locked.get(email_id)
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:
-        """The messages of these emails, which were due since then, are with RabbitMQ."""
+        """Record that RabbitMQ confirmed the messages of these emails."""
         for email_id, due_at in due.items():
             self._forget(email_id)
             self._waiting[email_id] = due_at, now
 
-    def forget_all_but(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
-        """Forgets what is not due any more, or since another instant.
+    def retain(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
+        """Drop emails that are no longer due, or are due since another time.
 
         Args:
-            due: All that is due since before `until`; all that is due at all, if that is None.
+            due: All emails that became due before `until`; all due emails if `until` is None.
         """
         for remembered in (self._waiting, self._locked):
             for email_id, (due_at, _) in list(remembered.items()):
@@ -49,11 +52,11 @@ class ConfirmedMessages:
                     del remembered[email_id]
 
     def to_mark(self, before: float, limit: int, *, most_waiting: int | None = None) -> dict[UUID, datetime]:
-        """Up to `limit` emails that nobody else seems to mark, and since when each is due.
+        """Up to `limit` emails to mark, each with its due time.
 
         Args:
-            before: Those that were confirmed, or found locked, by then.
-            most_waiting: Where more are not known to be locked, the oldest of them as well.
+            before: Only emails that were confirmed, or found locked, by this time.
+            most_waiting: If more unlocked emails than this wait, also return the surplus, oldest first.
         """
         surplus = 0 if most_waiting is None else max(0, len(self._waiting) - most_waiting)
         old = chain(
@@ -63,10 +66,11 @@ class ConfirmedMessages:
         )
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 
-    def tried(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
-        """These are marked but for what is locked. What was confirmed meanwhile for another instant stays."""
+    def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
+        """Drop the emails that were marked, and keep those whose row was locked for another try. An email that was
+        confirmed again for another due time stays."""
         for email_id, due_at in due.items():
-            if self.knows(email_id, due_at):
+            if self.contains(email_id, due_at):
                 self._forget(email_id)
                 if email_id in locked:
                     self._locked[email_id] = due_at, now

@@ -1,11 +1,11 @@
-"""Consuming: one connection, one channel, one prefetch window; connects again until it is told to stop.
+"""Consumes a queue over one connection, one channel and one prefetch window. Reconnects until it is stopped.
 
-A message that points to several emails is as many deliveries, its parts, each settled by itself; RabbitMQ hears of it
-once none is open any more.
+A message that points to several emails is split into several deliveries, its parts. Each part is settled separately;
+the message is acked or returned when all of its parts are settled.
 
-A delivery is the channel's that brought it. When the channel is lost RabbitMQ gives its unacked messages to others, so
-its deliveries are void: whatever is done with them afterwards is dropped here. The same goes for a second ack. (Sending
-either would make RabbitMQ close the channel with 406, and void the whole window.)
+A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers its unacked messages to
+other consumers, so its deliveries become void. Calls for a void delivery are ignored here, and so is a second ack.
+Sending either would make RabbitMQ close the channel with 406 and redeliver the whole window.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = get_log()
 FIRST_WAIT_SECONDS: Final = 0.5
 LONGEST_WAIT_SECONDS: Final = 5.0
 STEADY_SECONDS: Final = 30.0
-"""A connection that lived so long starts the count of failures anew; one that is lost at once does not."""
+"""A connection that lasted longer than this resets the backoff. A connection that is lost at once does not."""
 
 
 class Delivery(NamedTuple):
-    """A message that RabbitMQ has given us and waits to hear about. A tuple: there are tens of thousands a second.
+    """A delivery that RabbitMQ expects us to settle. A tuple for speed: tens of thousands arrive per second.
 
     Attributes:
-        tag: RabbitMQ's number for it on its channel, from 1.
-        generation: Which of the consumer's channels brought it.
-        redelivered: It was given to somebody before.
-        part: Which of its emails it stands for, from 0.
+        tag: RabbitMQ's number for the delivery on its channel, from 1.
+        generation: Identifies the channel that delivered it.
+        redelivered: RabbitMQ delivered the message before.
+        part: The index of its email in the message, from 0.
     """
 
     tag: int
@@ -55,10 +55,10 @@ class Delivery(NamedTuple):
 class Consumer:
     """Consumes one queue.
 
-    `run` is a task; everything else is called from the same event loop, and returns at once unless it is a coroutine.
+    Run `run` as a task. Call everything else from the same event loop; methods that are not coroutines return at once.
 
     Attributes:
-        acked_count: Messages that were acked so far.
+        acked_count: The number of messages acked so far.
     """
 
     def __init__(
@@ -67,22 +67,22 @@ class Consumer:
         queue: str,
         *,
         prefetch: int,
-        on_tried: Callable[[], None] = lambda: None,
+        on_attempt: Callable[[], None] = lambda: None,
         on_refused: Callable[[BrokerRefused], None] = lambda _: None,
         name: str,
         ca_file: Path | None = None,
         backoff: Backoff | None = None,
     ) -> None:
-        """Connects to nothing yet.
+        """Create a consumer. Does not connect yet.
 
         Args:
-            prefetch: How many unacked deliveries RabbitMQ lets us hold.
-            on_tried: Told each time when RabbitMQ begins to give us messages, or was found away.
-            on_refused: Told instead each time when RabbitMQ does not let us in. It is tried again all the same.
-            name: What RabbitMQ's management shows for the connection.
+            prefetch: The most unacked deliveries that RabbitMQ sends us.
+            on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
+            on_refused: Called instead whenever RabbitMQ refuses the login. The consumer keeps trying.
+            name: The name of the connection on RabbitMQ's management page.
 
         Raises:
-            ConfigurationError: a URL cannot be used.
+            ConfigurationError: a URL is invalid.
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url
@@ -90,14 +90,14 @@ class Consumer:
         self._prefetch = prefetch
         self._on_delivery: Callable[[Delivery], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
-        self._on_tried = on_tried
+        self._on_attempt = on_attempt
         self._on_refused = on_refused
         self._name = name
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._generation = 1
-        self._outstanding: dict[int, int] = {}  # by tag, ascending: a bit for each part that is open
-        self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether the message is to come again
+        self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per unsettled part
+        self._refused: dict[int, bool] = {}  # by tag, while other parts are unsettled: whether to requeue
         self._session: _Session | None = None
         self._stopping = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -107,22 +107,22 @@ class Consumer:
 
     @property
     def is_consuming(self) -> bool:
-        """Whether RabbitMQ gives us messages."""
+        """Whether RabbitMQ currently delivers messages to us."""
         return self._session is not None and self._session.is_consuming
 
     @property
     def outstanding(self) -> int:
-        """How many messages RabbitMQ waits to hear about."""
+        """The number of messages that are not settled yet."""
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consumes until `cancel` or `close`, through every loss of RabbitMQ; a missing queue is waited for too.
+        """Consume until `cancel` or `close`. Survives losses of RabbitMQ, and waits if the queue is missing.
 
-        After `cancel` it returns once the connection is closed or lost.
+        After `cancel`, returns once the connection is closed or lost.
 
         Args:
-            on_delivery: Gets each message, in the loop; must be quick and not raise.
-            on_lost: Called when the deliveries at hand have become void; not when we close.
+            on_delivery: Called in the loop with each delivery. Must be fast and must not raise.
+            on_lost: Called when all current deliveries have become void, except on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -133,63 +133,64 @@ class Consumer:
             if reason is None:
                 continue
             if time.monotonic() - began > STEADY_SECONDS:
-                self._backoff.worked()
+                self._backoff.reset()
             wait = self._backoff.next_wait(random.random)
             log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """The parts of a message that points to so many emails; the delivery itself is not settled any more."""
+        """Split a message that points to several emails into its parts. Settle the parts from then on, not the delivery
+        itself."""
         if self._is_open(delivery):
             self._outstanding[delivery.tag] = (1 << count) - 1
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Tells RabbitMQ what is done: with one frame as far as nothing before it is open, then one by one.
+        """Ack deliveries: one frame for all messages before the first unsettled one, one frame for each later message.
 
-        A message of which a part was refused is sent back instead.
+        A message with a refused part is returned to RabbitMQ instead.
         """
-        done = {each.tag for each in deliveries if self._closes(each)}
+        done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
             for tag in self._refused.keys() & done:
                 done.remove(tag)
-                self._send_back(tag)
+                self._nack(tag)
         prefix = list(takewhile(done.__contains__, self._outstanding))
         for tag in done:
             del self._outstanding[tag]
         acks = [(prefix[-1], True)] if prefix else []
         acks += [(tag, False) for tag in sorted(done.difference(prefix))]
-        # Where the channel is closing, RabbitMQ gives the messages to somebody else, and `run` is about to notice.
+        # If the channel is closing, RabbitMQ redelivers the messages, and `run` is about to notice.
         if acks and self._session is not None:
             with suppress(exceptions.AMQPError):
                 self._session.channel.ack(acks)
                 self.acked_count += len(done)
 
     def reject(self, delivery: Delivery) -> None:
-        """Sends it to the DLQ: it can never be worked on."""
+        """Move the message to the DLQ, because it can never be processed."""
         self._refuse(delivery, requeue=False)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Gives it back, for anybody."""
+        """Return the message to the queue for any consumer."""
         self._refuse(delivery, requeue=True)
 
     def pause(self) -> None:
-        """Gives every delivery back, for other consumers, and stays away until `resume`; so told, in `on_lost`.
+        """Return every delivery for other consumers, and stop consuming until `resume`. Calls `on_lost`.
 
-        A second call is harmless, and so is one after `cancel`: what is at hand then may still be acked.
+        Idempotent. After `cancel` it has no effect: current deliveries may still be acked.
         """
         self._resumed.clear()
         if self._session is not None and not self._stopping.is_set():
             self._session.give_up()
 
     def resume(self) -> None:
-        """Ends a pause; harmless if there is none."""
+        """End a pause. Idempotent."""
         self._resumed.set()
 
     async def cancel(self) -> None:
-        """Stops deliveries and connecting again; what is at hand may still be acked. A second call is harmless.
+        """Stop deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
 
-        When this returns `on_delivery` is called no more.
+        After it returns, `on_delivery` is not called again.
         """
         self._stopping.set()
         if self._session is not None:
@@ -197,7 +198,7 @@ class Consumer:
                 await self._session.cancel()
 
     async def close(self) -> None:
-        """Stops, closes the connection, and so gives back what was not acked; acks before it have reached RabbitMQ."""
+        """Stop and close the connection. RabbitMQ redelivers unacked messages; earlier acks have reached it."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -205,7 +206,7 @@ class Consumer:
             await self._session.connection.close()
 
     async def _may_consume(self) -> bool:
-        """Waits out a pause; False once we stop."""
+        """Wait until a pause ends; False if the consumer is stopping."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         resumed = asyncio.ensure_future(self._resumed.wait())
         try:
@@ -216,7 +217,7 @@ class Consumer:
         return not self._stopping.is_set()
 
     async def _consume(self) -> str | None:
-        """One connection's life; returns why it ended, in words, or None if we were paused."""
+        """Consume over one connection. Returns why it ended, or None after `pause`."""
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
@@ -224,7 +225,7 @@ class Consumer:
             self._on_refused(fault)
             return str(fault)
         except BrokerUnavailable as fault:
-            self._on_tried()
+            self._on_attempt()
             return str(fault)
 
     async def _consume_on(self, connection: Connection) -> str | None:
@@ -237,7 +238,7 @@ class Consumer:
             await session.consume(self._queue, self._receiver())
             log.info("broker.connected", queue=self._queue)
             metrics.CONSUMING.set(1)
-            self._on_tried()
+            self._on_attempt()
             reason = await session.ended()
         finally:
             metrics.CONSUMING.set(0)
@@ -248,7 +249,7 @@ class Consumer:
         return reason
 
     def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
-        """What pika calls per delivery: as short as it can be."""
+        """The function that pika calls for each delivery. Kept short for speed."""
         generation = self._generation
         outstanding = self._outstanding
         on_delivery = self._on_delivery
@@ -262,13 +263,13 @@ class Consumer:
         return receive
 
     def _is_open(self, delivery: Delivery) -> bool:
-        """Whether RabbitMQ waits to hear of it."""
+        """Whether the delivery is not settled yet."""
         if delivery.generation != self._generation:
             return False
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
-    def _closes(self, delivery: Delivery) -> bool:
-        """Settles it; whether that was the last open part of its message."""
+    def _settle_part(self, delivery: Delivery) -> bool:
+        """Settle the delivery; return whether it was the last unsettled part of its message."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -276,15 +277,16 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Sends its message back, or to the DLQ, when its other parts are done.
+        """Return the message, or move it to the DLQ, once its other parts are settled.
 
-        Where it comes again for one of them, they are found done; a part that can never be worked on is refused again.
+        If one part asks for a requeue, the whole message is requeued. Its settled parts are then recognized as done,
+        and a part that can never be processed is refused again.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
             self.ack([delivery])
 
-    def _send_back(self, tag: int) -> None:
+    def _nack(self, tag: int) -> None:
         requeue = self._refused.pop(tag)
         del self._outstanding[tag]
         if self._session is not None:
@@ -292,7 +294,7 @@ class Consumer:
                 self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
-        """Whatever was delivered until now is nobody's business any more."""
+        """Make all current deliveries void."""
         self._generation += 1
         self._outstanding.clear()
         self._refused.clear()
@@ -307,7 +309,7 @@ class _Session:
     """A channel that consumes.
 
     Attributes:
-        is_consuming: RabbitMQ has agreed to it, and neither side has cancelled since.
+        is_consuming: RabbitMQ accepted the consumer, and neither side has cancelled it since.
     """
 
     def __init__(self, connection: Connection, channel: Channel, consumer_tag: str) -> None:
@@ -320,28 +322,28 @@ class _Session:
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
 
     async def consume(self, queue: str, receive: Callable[[Any, Any, Any, bytes], None]) -> None:
-        """Begins; raises ChannelClosed where there is no such queue."""
+        """Start consuming; raises ChannelClosed if the queue does not exist."""
         consume = self.channel.raw.basic_consume
         await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
         self.is_consuming = not self._given_up
 
     async def cancel(self) -> None:
-        """Stops deliveries; waits until RabbitMQ has agreed."""
+        """Stop deliveries, and wait for RabbitMQ's confirmation."""
         self.is_consuming = False
         if self._consumer_tag in self.channel.raw.consumer_tags:
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
 
     def give_up(self) -> None:
-        """Wants no more messages, from now on."""
+        """End this session because of `Consumer.pause`."""
         self._given_up = True
         self.is_consuming = False
         resolve(self._cancelled, None)
 
     async def ended(self) -> str | None:
-        """Waits until RabbitMQ gives no more messages; returns why, in words, or None if we gave up."""
+        """Wait until RabbitMQ stops delivering; returns why, or None after `give_up`."""
         await first_of(self._cancelled, self.channel.closed)
         if self._given_up:
             return None
         if self.channel.closed.done():
             return str(self.channel.closed.result())
-        return "RabbitMQ cancelled the consumer: the queue was deleted, or its node is gone."
+        return "RabbitMQ cancelled the consumer: the queue was deleted, or its node is down."

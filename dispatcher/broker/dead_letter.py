@@ -1,6 +1,7 @@
-"""What the DLQ holds of an email that failed or is held: enough to judge and to replay it, nothing private.
+"""The body of a dead letter: enough for an operator to judge and replay the email, and nothing private.
 
-Only emails get these. What could not be decoded at all arrives on the DLQ as it was, dead-lettered by the broker.
+Only failed and held emails have such a body. RabbitMQ dead-letters a message that cannot be decoded with its body
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
 MAX_ERROR_CHARACTERS: Final = 4000
-"""What is longer is cut; keeps every dead letter far below `pointer.MAX_BODY_OCTETS`. The email's row has all of it."""
+"""A longer error is cut, so that every dead letter stays far below `pointer.MAX_BODY_OCTETS`. The email's row has the
+full text."""
 
-MOST_ATTEMPTS: Final = 2**31 - 1
-"""What the row's column holds."""
+MAX_ATTEMPT_COUNT: Final = 2**31 - 1
+"""The maximum of the database column."""
 
 
-def encode(letter: DeadLetter) -> bytes:
-    """The message's body; instants in RFC 3339."""
-    error = letter.error and letter.error[:MAX_ERROR_CHARACTERS]
-    fields = {name: getattr(letter, name) for name in DeadLetter.__slots__}
+def encode(dead_letter: DeadLetter) -> bytes:
+    """The message's body. Times are in RFC 3339 format."""
+    error = dead_letter.error and dead_letter.error[:MAX_ERROR_CHARACTERS]
+    fields = {name: getattr(dead_letter, name) for name in DeadLetter.__slots__}
     return orjson.dumps({"v": VERSION, **fields, "error": error})
 
 
 def decode(body: bytes) -> DeadLetter:
-    """The dead letter that a message carries.
+    """The dead letter in a message.
 
     Raises:
-        InvalidPointer: for whatever else it carries; with the reason, which holds nothing of the message.
+        InvalidPointer: the body is not a dead letter. The reason quotes nothing from the message.
     """
     fields = decode_fields(body)
     return DeadLetter(
@@ -59,21 +61,21 @@ def _optional_text(fields: Mapping[str, Any], name: str) -> str | None:
 def _text(fields: Mapping[str, Any], name: str) -> str:
     value = fields.get(name)
     if type(value) is not str:
-        raise InvalidPointer(f'"{name}" is missing or not a text.')
+        raise InvalidPointer(f'"{name}" is missing or is not a string.')
     return value
 
 
 def _status(fields: Mapping[str, Any]) -> Status:
     value = fields.get("status")
     if value not in (Status.FAILED, Status.HELD):
-        raise InvalidPointer('"status" is neither failed nor held.')
+        raise InvalidPointer('"status" must be failed or held.')
     return Status(value)
 
 
 def _count(fields: Mapping[str, Any], name: str) -> int:
     value = fields.get(name)
-    if type(value) is not int or not 0 <= value <= MOST_ATTEMPTS:
-        raise InvalidPointer(f'"{name}" is missing or not a count.')
+    if type(value) is not int or not 0 <= value <= MAX_ATTEMPT_COUNT:
+        raise InvalidPointer(f'"{name}" is missing or is not a count.')
     return value
 
 
@@ -81,7 +83,7 @@ def _instant(fields: Mapping[str, Any], name: str) -> datetime:
     try:
         instant = datetime.fromisoformat(_text(fields, name))
     except ValueError:
-        raise InvalidPointer(f'"{name}" is not an instant.') from None
+        raise InvalidPointer(f'"{name}" is not a time in RFC 3339 format.') from None
     if instant.tzinfo is None:
         raise InvalidPointer(f'"{name}" has no time zone.')
     return instant

@@ -1,8 +1,8 @@
-"""Deliveries and acks as octets: what pika does with a dozen calls and objects per frame, in one step.
+"""Reads deliveries and writes acks as bytes, in one step. pika needs a dozen calls and objects per frame.
 
-A delivery is three frames (AMQP 0-9-1, section 4.2.3): its method, its header with the properties, its body. Read here
-is one whose frames are all there, and which has no properties but those that our publisher gives to every message, and
-headers, which RabbitMQ adds to what it delivers again. All others, and whatever else RabbitMQ says, are left to pika.
+A delivery has three frames (AMQP 0-9-1, section 4.2.3): method, header with properties, and body. This module reads a
+delivery only if all of its frames have arrived, and it has no properties except those that our publisher sets and the
+headers that RabbitMQ adds on redelivery. pika handles everything else.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _READ: Final = (
 )
 
 
-class Brought(NamedTuple):
-    """A delivery: of its method, its properties and its body what `consumer` reads.
+class DeliveryFrame(NamedTuple):
+    """A delivery, with the parts of its method, properties and body that `consumer` reads.
 
     Attributes:
-        end: Where the next frame begins.
-        table: The headers' octets; None if there are none.
+        end: The offset of the next frame.
+        table: The encoded headers; None if the message has none.
     """
 
     end: int
@@ -53,7 +53,7 @@ class Brought(NamedTuple):
 
     @property
     def headers(self) -> Any:
-        """The headers, read when somebody asks; None where there are none, or none that pika can read."""
+        """The headers, decoded on demand; None if the message has none, or pika cannot decode them."""
         if self.table is None:
             return None
         try:
@@ -62,15 +62,15 @@ class Brought(NamedTuple):
             return None
 
 
-def delivery_at(buffer: bytes, at: int) -> Brought | None:
-    """The delivery that begins there; None where pika has to look."""
+def delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
+    """The delivery at this offset; None if pika must handle it."""
     try:
         return _delivery_at(buffer, at)
     except (struct.error, IndexError, UnicodeDecodeError):
         return None
 
 
-def _delivery_at(buffer: bytes, at: int) -> Brought | None:
+def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
     kind, channel_number, octets = _FRAME.unpack_from(buffer, at)
     if kind != spec.FRAME_METHOD or buffer[at + 7 : at + 11] != _DELIVER:
         return None
@@ -84,13 +84,13 @@ def _delivery_at(buffer: bytes, at: int) -> Brought | None:
     header_end = header_at + 7 + octets
     body_at = header_end + 8
     kind, _, octets = _FRAME.unpack_from(buffer, header_end + 1)
-    # A body in several frames is none of ours.
+    # Our publisher never splits a body into several frames.
     if kind != spec.FRAME_BODY or octets != body_octets:
         return None
     body_end = body_at + octets
     if not buffer[method_end] == buffer[header_end] == buffer[body_end] == _END:
         return None
-    return Brought(
+    return DeliveryFrame(
         body_end + 1,
         channel_number,
         buffer[at + 12 : tag_at].decode(),
@@ -101,8 +101,8 @@ def _delivery_at(buffer: bytes, at: int) -> Brought | None:
     )
 
 
-def is_under_way(buffer: bytes) -> bool:
-    """Whether the buffer is the beginning of a delivery that may be one of those read here: more of it will come."""
+def is_incomplete_delivery(buffer: bytes) -> bool:
+    """Whether the buffer starts with an incomplete delivery that this module may read once the rest arrives."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False
     header_at = 8 + _FRAME.unpack_from(buffer)[2]
@@ -120,7 +120,7 @@ def is_under_way(buffer: bytes) -> bool:
 
 
 def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
-    """The headers' octets, of the properties that stand one after the other from there."""
+    """The encoded headers among the properties from this offset; None if there are none."""
     if not flags & spec.BasicProperties.FLAG_HEADERS:
         return None
     if flags & spec.BasicProperties.FLAG_CONTENT_TYPE:
@@ -132,7 +132,7 @@ def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
 
 
 def acks(channel_number: int, tags: Iterable[tuple[int, bool]]) -> list[bytes]:
-    """Frames that ack deliveries, by tag; True for those of all deliveries before it as well."""
+    """Frames that ack deliveries, by tag; True also acks all earlier deliveries."""
     kind, method = spec.FRAME_METHOD, spec.Basic.Ack.INDEX
     return [
         _ACK.pack(kind, channel_number, _ACK_OCTETS, method, tag, is_for_all_before, _END)

@@ -1,16 +1,17 @@
-"""Looking into the DLQ without changing it: every message is read, and all that is not removed goes back to its place.
+"""Reads the DLQ without changing it. All messages are read; those that are not removed return to their positions.
 
-    async with DeadLetterQueue(connection, "email.dispatcher.dlq").look() as look:
-        async for batch in look.batches():
-            look.remove(found for found in batch if …)
+    async with DeadLetterQueue(connection, "email.dispatcher.dlq").scan() as scan:
+        async for batch in scan.batches():
+            scan.remove(found for found in batch if …)
 
-RabbitMQ has no way to read a queue and leave it alone. So a look consumes the messages that were there when it began,
-acks none, and closes its channel: RabbitMQ then returns what was not acked to the head of the queue, in its order. (A
-`basic.nack` for many at once would not: a quorum queue returns those in any order.) The price is one delivery in the
-message's `x-delivery-count`; both queues' limit is a million. Whoever looks at the same time sees an empty queue, so
-callers take turns (`ops.dead_letters`). And who looks takes all: a quorum queue puts what it gets back behind what it
-got back before, so that a look at the first few would make them the last. A process that dies while it looks loses
-nothing: its channel is closed for it.
+RabbitMQ has no call to browse a queue. So a scan consumes the messages that are on the queue when it starts, acks none,
+and closes its channel. RabbitMQ then returns the unacked messages to the head of the queue, in order. (`basic.nack` for
+many messages would not preserve the order: a quorum queue returns them in any order.) Each scan adds one to the
+`x-delivery-count` of every message; the limit of both queues is a million.
+
+A concurrent scan would see an empty queue, so callers take turns (`ops.dead_letters`). A scan must read all messages: a
+quorum queue puts returned messages behind those that were returned before, so a scan of the first few would move them
+to the end. If a process dies during a scan, nothing is lost, because RabbitMQ closes its channel.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ from typing import Any, Final, NamedTuple
 from dispatcher.broker.connection import Channel, Connection, first_of
 
 WINDOW: Final = 50_000
-"""Messages that one channel holds; AMQP's prefetch has 16 bits. A deeper queue is held by several channels."""
+"""Messages per channel; AMQP's prefetch has 16 bits. A deeper queue needs several channels."""
 BATCH: Final = 500
 _SILENCE_SECONDS: Final = 5.0
-"""A queue that says nothing for so long has no more for us: somebody else consumes it, too."""
-_RETURN_SECONDS: Final = 10.0
-_ASK_AGAIN_SECONDS: Final = 0.001
-_BREATH_SECONDS: Final = 0.005
+"""If no message arrives for this long, another consumer has the remaining ones."""
+_REQUEUE_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.001
+_PAUSE_SECONDS: Final = 0.005
 _ACKS_AT_ONCE: Final = 24
 
 
-class Found(NamedTuple):
+class DlqMessage(NamedTuple):
     """A message on the DLQ.
 
     Attributes:
-        position: From 0, at the head.
-        properties: As AMQP has them.
-        redelivered: Somebody had it before; a look counts.
+        position: The position in the queue, from 0 at the head.
+        properties: The AMQP properties.
+        redelivered: RabbitMQ delivered the message before; a scan counts as a delivery.
     """
 
     position: int
@@ -53,42 +54,42 @@ class Found(NamedTuple):
 
 
 class DeadLetterQueue:
-    """The DLQ, over a connection that the caller opens and closes."""
+    """The DLQ. The caller opens and closes the connection."""
 
     def __init__(self, connection: Connection, queue: str) -> None:
         self._connection = connection
         self.queue = queue
 
     async def depth(self) -> int:
-        """How many messages wait; those that somebody holds are not counted.
+        """The number of messages that are ready. Excludes messages that a consumer holds.
 
         Raises:
-            TopologyError: there is no such queue.
+            TopologyError: the queue does not exist.
         """
-        async with self._asking() as depth_now:
+        async with self._depth_query() as depth_now:
             return await depth_now()
 
     @asynccontextmanager
-    async def look(self) -> AsyncIterator[Look]:
-        """The messages that are there now; whatever is not removed is back when the block ends.
+    async def scan(self) -> AsyncIterator[DlqScan]:
+        """Read the messages that are on the queue now. Those that are not removed return when the block ends.
 
         Raises:
-            TopologyError: there is no such queue.
-            BrokerUnavailable: the connection is lost. What was not acked is on the queue.
+            TopologyError: the queue does not exist.
+            BrokerUnavailable: the connection is lost. Messages that were not acked stay on the queue.
         """
-        async with self._asking() as depth_now:
-            look = Look(self._connection, self.queue, await depth_now())
+        async with self._depth_query() as depth_now:
+            scan = DlqScan(self._connection, self.queue, await depth_now())
             try:
-                yield look
+                yield scan
             except BaseException:
-                look.keep_all()
+                scan.keep_all()
                 raise
             finally:
-                await self._give_back(look, depth_now)
+                await self._return_messages(scan, depth_now)
 
     @asynccontextmanager
-    async def _asking(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
-        """What asks for the depth, as often as needed, over one channel."""
+    async def _depth_query(self) -> AsyncIterator[Callable[[], Awaitable[int]]]:
+        """A function that returns the depth, and uses one channel for all calls."""
         channel = await self._connection.open_channel()
 
         async def depth_now() -> int:
@@ -99,54 +100,56 @@ class DeadLetterQueue:
         finally:
             await channel.close()
 
-    async def _give_back(self, look: Look, depth_now: Callable[[], Awaitable[int]]) -> None:
-        expected = max(0, look.depth - sum(window.received for window in look.windows))  # what was never read
-        for window in look.windows:  # in order, each only when the one before is back: else their order is anybody's
+    async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
+        unread = scan.depth - sum(window.received for window in scan.windows)
+        expected = max(0, unread)
+        # One after the other, because the order of messages is lost if two windows return at once.
+        for window in scan.windows:
             expected += await window.close()
-            await _until_back(expected, depth_now)
+            await _wait_until_returned(expected, depth_now)
 
 
-class Look:
-    """One look, under way.
+class DlqScan:
+    """A scan that is in progress.
 
     Attributes:
-        depth: How many messages waited when it began.
+        depth: The number of messages on the queue at the start.
     """
 
     def __init__(self, connection: Connection, queue: str, depth: int) -> None:
         self._connection = connection
         self._queue = queue
         self.depth = depth
-        self.windows: list[_Window] = []
+        self.windows: list[_ScanWindow] = []
 
-    async def batches(self) -> AsyncIterator[list[Found]]:
-        """The messages, from the head of the queue, in batches of up to `BATCH`."""
+    async def batches(self) -> AsyncIterator[list[DlqMessage]]:
+        """The messages from the head of the queue, in batches of up to `BATCH`."""
         position = 0
         while position < self.depth:
-            window = _Window(await self._connection.open_channel(), min(WINDOW, self.depth - position))
+            window = _ScanWindow(await self._connection.open_channel(), min(WINDOW, self.depth - position))
             self.windows.append(window)
             await window.consume(self._queue)
             while batch := await window.next():
                 number = len(self.windows) - 1
                 yield [
-                    Found(position + at, body, properties, redelivered, number, tag)
+                    DlqMessage(position + at, body, properties, redelivered, number, tag)
                     for at, (tag, body, properties, redelivered) in enumerate(batch)
                 ]
                 position += len(batch)
             if window.received < window.size:
                 return
 
-    def remove(self, messages: Iterable[Found]) -> None:
-        """Takes these off the queue at the end of the block; not if it ends by an exception.
+    def remove(self, messages: Iterable[DlqMessage]) -> None:
+        """Remove these messages from the queue when the block ends, unless it ends with an exception.
 
-        A busy RabbitMQ may drop acks to a quorum queue at a channel's close, and so bring messages back. Whoever has
-        to be sure looks again, until there is nothing left to remove (`ops.dead_letters.remove`).
+        A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
+        scan again until nothing is left to remove (`ops.dead_letters.remove`).
         """
         for message in messages:
             self.windows[message.window].removed.add(message.tag)
 
     def keep_all(self) -> None:
-        """Removes nothing after all."""
+        """Cancel all removals."""
         for window in self.windows:
             window.removed.clear()
 
@@ -155,7 +158,7 @@ _Read = tuple[int, bytes, Any, bool]
 
 
 @dataclass(slots=True)
-class _Window:
+class _ScanWindow:
     """The messages that one channel holds."""
 
     channel: Channel
@@ -163,8 +166,8 @@ class _Window:
     received: int = 0
     removed: set[int] = field(default_factory=set)
     _unread: list[_Read] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
-    _tag: str = "look"
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _tag: str = "dispatcher scan"
 
     async def consume(self, queue: str) -> None:
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
@@ -176,53 +179,53 @@ class _Window:
         self.received += 1
         self._unread.append((method.delivery_tag, body, properties, method.redelivered))
         if len(self._unread) >= BATCH or self.received == self.size:
-            self._news.set()
+            self._arrived.set()
 
     async def next(self) -> list[_Read]:
-        """The next messages; none once all have been read, or nobody sends more."""
+        """The next messages; empty once all were read, or no more arrive."""
         if len(self._unread) < BATCH and self.received < self.size:
-            await self._until_news()
+            await self._wait_for_messages()
         batch, self._unread = self._unread[:BATCH], self._unread[BATCH:]
         return batch
 
-    async def _until_news(self) -> None:
-        self._news.clear()
-        news = asyncio.ensure_future(self._news.wait())
+    async def _wait_for_messages(self) -> None:
+        self._arrived.clear()
+        arrived = asyncio.ensure_future(self._arrived.wait())
         try:
-            await first_of(news, self.channel.closed, seconds=_SILENCE_SECONDS)
+            await first_of(arrived, self.channel.closed, seconds=_SILENCE_SECONDS)
         finally:
-            news.cancel()
+            arrived.cancel()
         if self.channel.closed.done():
             raise self.channel.closed.result()
 
     async def close(self) -> int:
-        """Acks what was removed and gives back the rest; returns how many that are."""
+        """Ack the removed messages and return all others to the queue; returns how many were returned."""
         if self.channel.closed.done():
             return 0
         if self.removed:
-            # First no more deliveries, for each ack makes room for one.
+            # Cancel the consumer first: each ack would make room for another delivery.
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
             await self._ack()
         await self.channel.close()
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
-        """Acks what was removed: up to the first that stays in one frame, then a few at a time."""
+        """Ack the removed messages: those before the first kept one with one frame, later ones a few at a time."""
         first_kept = next(tag for tag in count(1) if tag not in self.removed)
         if first_kept > 1:
             self.channel.raw.basic_ack(first_kept - 1, multiple=True)
-        rest = sorted(tag for tag in self.removed if tag > first_kept)
-        for at in range(0, len(rest), _ACKS_AT_ONCE):
-            for tag in rest[at : at + _ACKS_AT_ONCE]:
+        others = sorted(tag for tag in self.removed if tag > first_kept)
+        for at in range(0, len(others), _ACKS_AT_ONCE):
+            for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
-            # RabbitMQ's channel puts off what goes beyond 32 commands to a quorum queue, and drops that at its close.
+            # RabbitMQ's channel defers commands beyond the first 32 to a quorum queue, and drops them when it closes.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
-            await asyncio.sleep(_BREATH_SECONDS)
+            await asyncio.sleep(_PAUSE_SECONDS)
 
 
-async def _until_back(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Waits until so many messages are on the queue; a closed channel's come back a moment later."""
+async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
+    """Wait until this many messages are on the queue. Messages of a closed channel return a moment later."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_RETURN_SECONDS):
-            while await depth_now() < expected:  # noqa: ASYNC110 - nobody announces their return
-                await asyncio.sleep(_ASK_AGAIN_SECONDS)
+        async with asyncio.timeout(_REQUEUE_SECONDS):
+            while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return
+                await asyncio.sleep(_POLL_SECONDS)

@@ -1,6 +1,6 @@
-"""Pika's exceptions in our words: one clear sentence each, never the password.
+"""Translates pika's exceptions into one clear sentence each, without the password.
 
-The border at which foreign exceptions are translated; pika nests them in one another and leaves most messages empty.
+pika nests its exceptions in one another and leaves most messages empty.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PRECONDITION_FAILED: Final = 406
 
 
 class ChannelClosed(BrokerUnavailable):
-    """RabbitMQ closed a channel, because of what was asked on it.
+    """RabbitMQ closed a channel because of a call on it.
 
     Attributes:
         code: AMQP's reply code, such as `NOT_FOUND`.
-        text: RabbitMQ's own words, such as `NOT_FOUND - no queue 'x' in vhost '/'`.
+        text: RabbitMQ's text, such as `NOT_FOUND - no queue 'x' in vhost '/'`.
     """
 
     def __init__(self, code: int, text: str) -> None:
@@ -35,14 +35,14 @@ class ChannelClosed(BrokerUnavailable):
 
 
 def channel_fault(error: BaseException) -> BrokerUnavailable:
-    """Why a channel is closed."""
+    """The fault for a closed channel."""
     if isinstance(error, exceptions.ChannelClosed):
         return ChannelClosed(error.reply_code, error.reply_text)
     return BrokerUnavailable(f"The connection to RabbitMQ is lost: {reason(error)}.")
 
 
 def reason(error: BaseException) -> str:
-    """Why a connection is closed or could not be opened, as half a sentence."""
+    """Why a connection is closed or could not be opened, as a phrase."""
     cause = _innermost(error)
     for kinds, words in _REASONS:
         if isinstance(cause, kinds):
@@ -51,7 +51,7 @@ def reason(error: BaseException) -> str:
         return f"{cause.reply_code} {cause.reply_text}".strip()
     if isinstance(cause, exceptions.StreamLostError):
         words = str(cause).removeprefix("Stream connection lost: ")
-        return f"the connection broke off ({words})" if words else "the connection broke off"
+        return f"the connection was interrupted ({words})" if words else "the connection was interrupted"
     if isinstance(cause, ssl.SSLError):
         return f"TLS failed ({getattr(cause, 'verify_message', '') or cause.reason or type(cause).__name__})"
     if isinstance(cause, OSError):
@@ -59,15 +59,15 @@ def reason(error: BaseException) -> str:
     return f"the connection failed ({type(cause).__name__})"
 
 
-_REFUSED_LOGIN: Final = "it refused the user name or the password"
-_REFUSED_VHOST: Final = "it refused the user access to the virtual host, or there is no such host"
+_REFUSED_LOGIN: Final = "wrong user name or password"
+_REFUSED_VHOST: Final = "the virtual host does not exist, or the user may not access it"
 REMEDIES: Final = {
-    _REFUSED_LOGIN: "Correct user and password in DISPATCHER_AMQP_URL (@ is %40 there, and / is %2F), or set that "
-    "user's password: rabbitmqctl change_password USER.",
-    _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (%2F is /), or let the user in: "
-    "`dispatcher topology users` has the commands.",
+    _REFUSED_LOGIN: "Correct user and password in DISPATCHER_AMQP_URL (write @ as %40 and / as %2F), or change the "
+    "password: rabbitmqctl change_password USER.",
+    _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (write / as %2F), or grant access: "
+    "`dispatcher topology users` prints the commands.",
 }
-"""What mends a refusal, by its words: starting the server, which mends most others, does not."""
+"""How to fix a refused login, by reason. Waiting or starting RabbitMQ does not help there."""
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (
@@ -75,19 +75,19 @@ _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...
         _REFUSED_LOGIN,
     ),
     (exceptions.ProbableAccessDeniedError, _REFUSED_VHOST),
-    (exceptions.IncompatibleProtocolError, "what answers there does not speak AMQP 0-9-1"),
-    (exceptions.AMQPHeartbeatTimeout, "its heartbeats stopped"),
+    (exceptions.IncompatibleProtocolError, "the server does not speak AMQP 0-9-1"),
+    (exceptions.AMQPHeartbeatTimeout, "it stopped sending heartbeats"),
     (exceptions.ConnectionBlockedTimeout, "it blocked publishers for too long (memory or disk alarm)"),
-    (exceptions.ConnectionClosedByClient, "we closed it"),
+    (exceptions.ConnectionClosedByClient, "we closed the connection"),
     (exceptions.ConnectionOpenAborted, "it did not answer in time"),
     (connection_workflow.AMQPConnectorStackTimeout, "it did not answer in time"),
     (TimeoutError, "it did not answer in time"),
-    (socket.gaierror, "its host name cannot be resolved"),
+    (socket.gaierror, "the host name cannot be resolved"),
 )
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The exception that pika's wrappers hold."""
+    """The exception inside pika's wrappers."""
     while True:
         held = error
         if isinstance(error, connection_workflow.AMQPConnectionWorkflowFailed) and error.exceptions:

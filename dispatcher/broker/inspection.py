@@ -1,7 +1,7 @@
-"""What RabbitMQ reports of our exchange and queues, judged: what AMQP cannot be asked for, and above all losses.
+"""Checks RabbitMQ's report about our exchange and queues for everything that AMQP does not show, above all for losses.
 
-A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy set by somebody else
-counts as much as an argument of ours: `effective_policy_definition` has user's and operator's policies together.
+A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy counts as much as an
+argument: `effective_policy_definition` combines user policies and operator policies.
 """
 
 from __future__ import annotations
@@ -10,25 +10,26 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dispatcher.broker.management import Management, is_figure
+from dispatcher.broker.management import Management, is_count
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.text import printable
 from dispatcher.errors import BrokerUnavailable, TopologyError
 
 _INIT: Final = "Run `dispatcher init`."
-_REMOVE: Final = "Remove it: messages would be lost without a word."
+_REMOVE: Final = "Remove it, because messages would be lost silently."
 _LENGTHS: Final = ("max-length", "max-length-bytes")
-_TIMES: Final = {"message-ttl": "drops messages that have waited", "expires": "deletes the queue when nobody uses it"}
+_TIMES: Final = {"message-ttl": "drops old messages", "expires": "is deleted when it is unused"}
 CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
-"""RabbitMQ's default; what rabbitmq.conf says cannot be asked for."""
-MOST_NAMED: Final = 9
-MOST_CHARACTERS: Final = 100
+"""RabbitMQ's default. The value in rabbitmq.conf cannot be queried."""
+MAX_NAMED_NODES: Final = 9
+MAX_SHOWN_CHARACTERS: Final = 100
 _REFUSING: Final = ("reject-publish", "reject-publish-dlx")
-"""A full queue that refuses loses nothing: what is refused stays due, or where it was."""
+"""A full queue that rejects publishes loses nothing: a rejected email stays due, and a rejected message stays on its
+queue."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
+class _QueueReport:
     """A queue as RabbitMQ reports it."""
 
     name: str
@@ -43,7 +44,7 @@ class _Queue:
         return _mapping(self.fields.get("effective_policy_definition"))
 
     def sources(self, key: str) -> Iterator[str]:
-        """Where it is set, in words."""
+        """Where the key is set: in an argument, a policy, or both."""
         if f"x-{key}" in self.arguments:
             yield f"its argument x-{key} is {_shown(self.arguments[f'x-{key}'])}"
         if key in self.policy:
@@ -52,15 +53,15 @@ class _Queue:
             yield f"the policy {named or 'of the queue'} sets {key} to {_shown(self.policy[key])}"
 
     def effective(self, key: str) -> Any:
-        """What counts where argument and policy differ: the argument."""
+        """The effective value. An argument overrides a policy."""
         return self.arguments.get(f"x-{key}", self.policy.get(key))
 
 
 def find_faults(management: Management, topology: Topology) -> list[TopologyError]:
-    """Everything about exchange, queues, bindings and policies that must be mended, each with its remedy.
+    """Every fault of the exchange, queues, bindings and policies, each with its remedy.
 
     Raises:
-        BrokerUnavailable: the management API does not answer, or not to this user.
+        BrokerUnavailable: the management API does not answer, or refuses this user.
     """
     faults = [*_exchange_faults(management, topology)]
     for name in topology.queues:
@@ -68,54 +69,54 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
     return faults
 
 
-def find_absent_members(management: Management, topology: Topology) -> list[Absence]:
-    """The quorum queues that have a member offline, the DLQ first. Classic queues have no members.
+def find_offline_members(management: Management, topology: Topology) -> list[OfflineMembers]:
+    """Quorum queues with an offline member, the DLQ first. Classic queues have no members.
 
     Raises:
-        BrokerUnavailable: the management API does not answer, or not to this user.
+        BrokerUnavailable: the management API does not answer, or refuses this user.
     """
-    found = (absence_in(management.queue(name) or {}) for name in topology.queues)
-    return [absence for absence in found if absence is not None]
+    found = (offline_members_in(management.queue(name) or {}) for name in topology.queues)
+    return [offline for offline in found if offline is not None]
 
 
 @dataclass(frozen=True, slots=True)
-class Absence:
-    """A quorum queue that has members offline.
+class OfflineMembers:
+    """A quorum queue with offline members.
 
     Attributes:
-        absent: The nodes of the members that are offline, `MOST_NAMED` of them at most.
-        is_lost: No majority is online: nothing can be published to the queue or consumed from it.
+        nodes: The nodes of the offline members, at most `MAX_NAMED_NODES`.
+        has_majority: Whether a majority is online. If not, the queue accepts and delivers no messages.
     """
 
     queue: str
-    absent: tuple[str, ...]
-    is_lost: bool
+    nodes: tuple[str, ...]
+    has_majority: bool
 
 
-def absence_in(fields: Mapping[str, Any]) -> Absence | None:
-    """The members of a queue that are offline, by the management API's report; None if all are online."""
+def offline_members_in(fields: Mapping[str, Any]) -> OfflineMembers | None:
+    """The offline members of a queue, from the management API's report; None if all are online."""
     members, online = fields.get("members"), fields.get("online")
     if not isinstance(members, list) or not isinstance(online, list):
         return None
-    here = {str(member) for member in online}
-    absent = sorted(_shown(member) for member in members if str(member) not in here)
+    running = {str(member) for member in online}
+    absent = sorted(_shown(member) for member in members if str(member) not in running)
     if not absent:
         return None
-    is_lost = 2 * (len(members) - len(absent)) <= len(members)
-    return Absence(_shown(fields.get("name")), tuple(absent[:MOST_NAMED]), is_lost)
+    has_majority = 2 * (len(members) - len(absent)) > len(members)
+    return OfflineMembers(_shown(fields.get("name")), tuple(absent[:MAX_NAMED_NODES]), has_majority)
 
 
 def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
-    """After how many seconds without an ack RabbitMQ closes a channel; None if the queue has no such limit.
+    """Seconds without an ack after which RabbitMQ closes a channel; None if the queue has no such limit.
 
     Raises:
-        BrokerUnavailable: the reported value is no number of milliseconds.
+        BrokerUnavailable: the reported value is not a number of milliseconds.
     """
-    milliseconds = _Queue("", fields).effective("consumer-timeout")
+    milliseconds = _QueueReport("", fields).effective("consumer-timeout")
     if milliseconds is None:
         return None
-    if not is_figure(milliseconds):
-        raise BrokerUnavailable("RabbitMQ's management API reports a consumer timeout that is no number.")
+    if not is_count(milliseconds):
+        raise BrokerUnavailable("RabbitMQ's management API reports a consumer timeout that is not a number.")
     return milliseconds / 1000
 
 
@@ -125,8 +126,8 @@ def _exchange_faults(management: Management, topology: Topology) -> Iterator[Top
     if fields is None:
         yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
     elif fields.get("type") != "direct" or not fields.get("durable") or fields.get("auto_delete"):
-        remedy = "Delete it and run `dispatcher init`, or name another in DISPATCHER_EXCHANGE."
-        yield TopologyError(f"{subject} is not direct, durable and permanent.", remedy=remedy)
+        remedy = "Delete it and run `dispatcher init`, or set another name in DISPATCHER_EXCHANGE."
+        yield TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy)
 
 
 def _queue_faults(management: Management, topology: Topology, name: str) -> Iterator[TopologyError]:
@@ -135,19 +136,19 @@ def _queue_faults(management: Management, topology: Topology, name: str) -> Iter
         yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
         return
     if not fields.get("durable") or fields.get("auto_delete") or fields.get("exclusive"):
-        words = f"The queue {name} does not outlive a restart or its users."
+        words = f"The queue {name} is deleted by a restart or when its users disconnect."
         yield TopologyError(words, remedy="Delete it and run `dispatcher init`.")
     bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
     if (topology.exchange, name) not in bindings:
-        words = f"The queue {name} is not bound to the exchange {topology.exchange} by its own name."
+        words = f"The queue {name} is not bound to the exchange {topology.exchange} with its own name."
         yield TopologyError(words, remedy=_INIT)
-    queue = _Queue(name, fields)
+    queue = _QueueReport(name, fields)
     yield from _loss_faults(queue)
     if name == topology.queue:
         yield from _dead_lettering_faults(queue, topology)
 
 
-def _loss_faults(queue: _Queue) -> Iterator[TopologyError]:
+def _loss_faults(queue: _QueueReport) -> Iterator[TopologyError]:
     for key, words in _TIMES.items():
         for source in queue.sources(key):
             yield TopologyError(f"The queue {queue.name} {words}: {source}.", remedy=_REMOVE)
@@ -159,19 +160,19 @@ def _loss_faults(queue: _Queue) -> Iterator[TopologyError]:
             yield TopologyError(words, remedy=_REMOVE)
 
 
-def _dead_lettering_faults(queue: _Queue, topology: Topology) -> Iterator[TopologyError]:
+def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[TopologyError]:
     ours = {"dead-letter-exchange": topology.exchange, "dead-letter-routing-key": topology.dlq}
     for key, wanted in ours.items():
         if (found := queue.effective(key)) != wanted:
-            words = f"rejected messages go elsewhere: {key} is {_shown(found or 'not set')}, we need {wanted}"
-            remedy = "Delete it once nothing waits there and run `dispatcher init`."
+            words = f"rejected messages do not reach the DLQ: {key} is {_shown(found or 'not set')}, must be {wanted}"
+            remedy = "Delete it when it is empty and run `dispatcher init`."
             yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
 
 
 def _shown(value: object) -> str:
-    """A reported value as a short printable text: anybody who may set a policy may write any text into it."""
-    text = printable(str(value)[: MOST_CHARACTERS + 1])
-    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
+    """A reported value as a short printable text. Anybody who may set a policy can put any text into it."""
+    text = printable(str(value)[: MAX_SHOWN_CHARACTERS + 1])
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
-"""RabbitMQ's HTTP API: whether it answers, how many messages a queue holds, what it reports of exchange and queues.
+"""A client for RabbitMQ's HTTP API: its version, queue depths, and reports about exchange and queues.
 
-Its figures lag by up to 5 seconds. A reply that lacks a figure is a failure, never a zero. Blocking: call it from a
-thread where a loop runs.
+Counts lag by up to 5 seconds. A reply without a count is a failure, never a zero. All calls block; call them from a
+thread if an event loop runs.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from dispatcher.transport.tls import client_context
 
 TIMEOUT_SECONDS: Final = 5.0
 MAX_REPLY_OCTETS: Final = 4 * 1024 * 1024
-MOST: Final = 2**63 - 1
+MAX_COUNT: Final = 2**63 - 1
 _VERSION: Final = re.compile(r"[0-9A-Za-z.+~-]{1,40}")
 _PORTS: Final = {"http": 15672, "https": 15671}
 
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """How full a queue is.
+    """The number of messages and consumers of a queue.
 
     Attributes:
-        messages: All of them.
-        ready: Those that wait.
-        unacked: Those that consumers hold.
-        consumers: How many consume.
+        messages: Ready and unacked messages.
+        ready: Messages that no consumer holds.
+        unacked: Messages that consumers hold.
+        consumers: The number of consumers.
     """
 
     messages: int
@@ -50,29 +50,28 @@ class QueueDepth:
     consumers: int
 
 
-class NoFigures(BrokerUnavailable):
-    """The API answers, but without a queue's figures: they lag behind, or the queue's node is away."""
+class CountsUnavailable(BrokerUnavailable):
+    """The API answers without a queue's counts: they are not available yet, or the queue's node is down."""
 
 
 class Management:
-    """A client for the HTTP API of one node, or of a cluster's nodes: the one that answered last, else any other.
+    """A client for the HTTP API of one node or of a cluster. Prefers the node that answered last.
 
-    Follows no redirect and uses no proxy: either would learn the password.
+    Follows no redirect and uses no proxy, because either would receive the password.
     """
 
     def __init__(
         self, url: str, *, vhost: str = "/", ca_file: Path | None = None, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        """Connects to nothing yet.
+        """Create a client. Does not connect yet.
 
         Args:
-            url: `http://user:password@host:15672`, or several of them, comma-separated; the user needs the monitoring
-                tag.
+            url: `http://user:password@host:15672`, or several URLs, comma-separated. The user needs the monitoring tag.
             ca_file: Certificates to trust instead of the system's, for https://.
-            timeout_seconds: For a node's whole answer, however slowly it comes.
+            timeout_seconds: Limit for a node's complete answer, however slowly it arrives.
 
         Raises:
-            ConfigurationError: a URL cannot be used, or the certificates.
+            ConfigurationError: a URL or the certificates are invalid.
         """
         self._nodes = [_Node(one, ca_file, timeout_seconds) for one in addresses(url)]
         random.shuffle(self._nodes)
@@ -84,10 +83,10 @@ class Management:
         return self._nodes[0].place
 
     def version(self) -> str:
-        """RabbitMQ's version, and so whether the API answers.
+        """RabbitMQ's version. Also shows whether the API answers.
 
         Raises:
-            BrokerUnavailable: it does not, or not to this user.
+            BrokerUnavailable: the API does not answer, or refuses this user.
         """
         status, fields = self._get("overview")
         version = fields.get("rabbitmq_version")
@@ -96,12 +95,12 @@ class Management:
         return version
 
     def depth(self, queue: str) -> QueueDepth:
-        """How full a queue is, or was up to 5 seconds ago.
+        """The depth of a queue, up to 5 seconds old.
 
         Raises:
-            TopologyError: there is no such queue.
-            NoFigures: they are not there yet for a new queue, nor while the queue's node is away.
-            BrokerUnavailable: the API does not answer, or not to this user.
+            TopologyError: the queue does not exist.
+            CountsUnavailable: the queue is new, or its node is down, so the API has no counts.
+            BrokerUnavailable: the API does not answer, or refuses this user.
         """
         status, fields = self._get(f"queues/{self._vhost}/{quote(queue, safe='')}")
         if status == HTTPStatus.NOT_FOUND:
@@ -109,22 +108,22 @@ class Management:
         if status != HTTPStatus.OK:
             raise self._refusal(status)
         names = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
-        figures = [figure for name in names if is_figure(figure := fields.get(name))]
+        figures = [figure for name in names if is_count(figure := fields.get(name))]
         if len(figures) != len(names):
-            raise NoFigures(f'{self._place} has no figures for queue "{queue}".')
+            raise CountsUnavailable(f'{self._place} reports no message counts for queue "{queue}".')
         return QueueDepth(*figures)
 
     def queue(self, name: str) -> Mapping[str, Any] | None:
-        """All that is reported of a queue; None if there is no such queue. Raises as `depth` does."""
+        """The report about a queue; None if the queue does not exist. Raises as `depth` does."""
         return self._found(f"queues/{self._vhost}/{quote(name, safe='')}")
 
     def exchange(self, name: str) -> Mapping[str, Any] | None:
-        """All that is reported of an exchange; None if there is no such exchange. Raises as `depth` does."""
+        """The report about an exchange; None if the exchange does not exist. Raises as `depth` does."""
         return self._found(f"exchanges/{self._vhost}/{quote(name, safe='')}")
 
     def bindings(self, queue: str) -> list[Mapping[str, Any]]:
-        """What leads to a queue. Raises as `depth` does."""
-        status, value = self._ask(f"queues/{self._vhost}/{quote(queue, safe='')}/bindings")
+        """The bindings to a queue. Raises as `depth` does."""
+        status, value = self._request(f"queues/{self._vhost}/{quote(queue, safe='')}/bindings")
         if status != HTTPStatus.OK or not isinstance(value, list):
             raise self._refusal(status)
         return [one for one in value if isinstance(one, dict)]
@@ -138,16 +137,16 @@ class Management:
         return fields
 
     def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
-        """The status and the JSON object of a reply; an empty one where it holds none."""
-        status, value = self._ask(path)
+        """The status and the JSON object of a reply; an empty object if the reply has none."""
+        status, value = self._request(path)
         return status, value if isinstance(value, dict) else {}
 
-    def _ask(self, path: str) -> tuple[int, Any]:
-        """The status and the JSON of the reply of the first node that gives one; None where it holds no JSON."""
+    def _request(self, path: str) -> tuple[int, Any]:
+        """The status and the JSON of the first node that replies; None for a reply without JSON."""
         words = []
         for node in list(self._nodes):
             try:
-                return node.ask(path)
+                return node.get(path)
             except BrokerUnavailable as error:
                 words.append(error.message)
                 self._nodes.append(self._nodes.pop(0))
@@ -155,8 +154,8 @@ class Management:
 
     def _refusal(self, status: int) -> BrokerUnavailable:
         words: dict[int, str] = {
-            HTTPStatus.OK: "does not answer as RabbitMQ does",
-            HTTPStatus.UNAUTHORIZED: "refuses the user name or the password, or the user has no monitoring tag",
+            HTTPStatus.OK: "does not answer like RabbitMQ",
+            HTTPStatus.UNAUTHORIZED: "refuses the user name or password, or the user lacks the monitoring tag",
             HTTPStatus.FORBIDDEN: "refuses this user",
         }
         is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
@@ -183,39 +182,39 @@ class _Node:
         self._tls = _tls(ca_file) if parts.scheme == "https" else None
         self.place = f"RabbitMQ's management API at {self._host}:{self._port}"
 
-    def ask(self, path: str) -> tuple[int, Any]:
-        """The status and the JSON of a reply; None where it holds none."""
+    def get(self, path: str) -> tuple[int, Any]:
+        """The status and the JSON of a reply; None for a reply without JSON."""
         connection = self._connection()
-        # The connection's own timeout is for each piece, and a server may drip them for ever.
+        # The connection's own timeout applies to each read, so a server that drips bytes could exceed it forever.
         is_late = threading.Event()
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
         try:
             connection.connect()
-            if is_late.is_set():  # before there was anything to cut
-                raise self._silence()
+            if is_late.is_set():  # the timer fired before the socket existed
+                raise self._timeout()
             connection.request("GET", f"{self._path}/{path}", headers=self._headers)
             reply = connection.getresponse()
             answer = reply.status, _json(reply.read(MAX_REPLY_OCTETS))
         except (OSError, HTTPException) as error:
             if is_late.is_set():
-                raise self._silence() from error
+                raise self._timeout() from error
             if not isinstance(error, OSError):  # its text would repeat what an unknown server sent
                 raise BrokerUnavailable(f"{self.place} does not speak HTTP.") from None
             words = error.strerror or str(error) or type(error).__name__
             raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
-            # No thread may be left where a fork follows.
+            # No thread may survive, because the caller may fork.
             cut.join()
             connection.close()
-        # What was cut off may look like a whole answer that says nothing.
+        # A truncated reply may look complete.
         if is_late.is_set():
-            raise self._silence()
+            raise self._timeout()
         return answer
 
-    def _silence(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self.place} does not answer within {self._timeout_seconds:g} s.")
+    def _timeout(self) -> BrokerUnavailable:
+        return BrokerUnavailable(f"{self.place} did not answer within {self._timeout_seconds:g} s.")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -224,23 +223,23 @@ class _Node:
 
 
 _REFUSED: Final = (
-    "Correct user and password in DISPATCHER_RABBITMQ_MANAGEMENT_URL, or give that user the tag: "
+    "Correct user and password in DISPATCHER_RABBITMQ_MANAGEMENT_URL, or add the tag: "
     "rabbitmqctl set_user_tags USER monitoring."
 )
 _MISTAKE: Final = (
-    "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a usable URL: it looks like http://user:password@host:15672."
+    "DISPATCHER_RABBITMQ_MANAGEMENT_URL is not a valid URL. It must look like http://user:password@host:15672."
 )
 
 
-def is_figure(value: object) -> TypeGuard[int]:
-    """Whether a value of a reply is a plausible count: a whole number from 0 to `MOST`."""
-    return type(value) is int and 0 <= value <= MOST
+def is_count(value: object) -> TypeGuard[int]:
+    """Whether a reply's value is a plausible count: an integer from 0 to `MAX_COUNT`."""
+    return type(value) is int and 0 <= value <= MAX_COUNT
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Ends a connection that another thread reads from: its read returns at once."""
+    """Shut down the socket, so that a read in another thread returns at once."""
     is_late.set()
-    with suppress(OSError, AttributeError):  # not connected yet, or closed meanwhile
+    with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)
 
 
@@ -255,7 +254,7 @@ def _tls(ca_file: Path | None) -> ssl.SSLContext:
     try:
         return client_context(ca_file)
     except OSError as error:
-        raise ConfigurationError([f"DISPATCHER_CA_FILE cannot be used now ({type(error).__name__})."]) from error
+        raise ConfigurationError([f"DISPATCHER_CA_FILE cannot be loaded ({type(error).__name__})."]) from error
 
 
 def _basic(user: str, password: str) -> str:

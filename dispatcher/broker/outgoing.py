@@ -1,7 +1,7 @@
-"""A message on its way to a queue: its body, the few properties that tools and traces need, and its octets.
+"""A message to publish: its body, the properties that tools and traces need, and its encoding.
 
-pika takes a dozen calls and objects to write a message. Here it is written in one step, as frames (AMQP 0-9-1, section
-4.2.3): the method, which is the same for all messages of a queue, a header with the properties, and the body.
+pika needs a dozen calls and objects to write a message. This module writes it in one step, as frames (AMQP 0-9-1,
+section 4.2.3): the method, which is the same for all messages to a queue, a header with the properties, and the body.
 """
 
 from __future__ import annotations
@@ -44,11 +44,10 @@ class Outgoing:
     """A message to publish.
 
     Attributes:
-        queue: Its queue's name, which is its routing key too.
-        message_id: The email's id; of several, the first one's.
-        correlation_id: None too where it is longer than AMQP's property holds (255 octets), or of several emails; their
-            rows have it.
-        traceparent: W3C trace context, for the header of that name; None likewise.
+        queue: The queue's name, which is also the routing key.
+        message_id: The email's id; for a bundle, the id of its first email.
+        correlation_id: None for a bundle, or if it exceeds AMQP's 255 octets. The email's row always has it.
+        traceparent: The W3C trace context for the header of that name; None for a bundle.
     """
 
     queue: str
@@ -65,16 +64,15 @@ class Outgoing:
 
     @classmethod
     def of_pointers(cls, queue: str, due: Sequence[Pointer], most: int) -> tuple[list[Outgoing], list[int]]:
-        """The messages that make workers send emails.
+        """The messages that make workers send these emails.
 
         Args:
-            most: Emails that one of them points to.
+            most: The most emails per message.
 
         Returns:
-            The messages, in the order of the emails, about as large as one another; and for each email its message's
-            index.
+            The messages, in the order of the emails and similar in size; and for each email, the index of its message.
         """
-        size = _even(len(due), most)
+        size = _bundle_size(len(due), most)
         starts = range(0, len(due), size)
         return [cls._of_bundle(queue, due[at : at + size]) for at in starts], [at // size for at in range(len(due))]
 
@@ -85,18 +83,18 @@ class Outgoing:
         return cls(queue, pointer.encode_bundle(due), pointer.id_text(due[0].email_id))
 
     @classmethod
-    def of_dead_letter(cls, dlq: str, told: DeadLetter, traceparent: str | None = None) -> Outgoing:
-        """The message that tells of an email that failed or is held."""
-        return cls(dlq, dead_letter.encode(told), str(told.email_id), _short(told.correlation_id), traceparent)
+    def of_dead_letter(cls, dlq: str, failure: DeadLetter, traceparent: str | None = None) -> Outgoing:
+        """The message for the DLQ about an email that failed or is held."""
+        return cls(dlq, dead_letter.encode(failure), str(failure.email_id), _short(failure.correlation_id), traceparent)
 
     def frames(self, channel_number: int, exchange: str, most_body_octets: int) -> bytes:
-        """The octets that publish it as a persistent, mandatory message.
+        """The frames that publish this message as persistent and mandatory.
 
         Args:
-            most_body_octets: The most of a body that one frame holds.
+            most_body_octets: The longest body that fits into one frame.
         """
-        # The properties are in the order of the specification, section 4.2.6.1: content type, headers, delivery mode,
-        # correlation id, message id.
+        # The properties are in the order of section 4.2.6.1: content type, headers, delivery mode, correlation id,
+        # message id.
         flags, properties = _FLAGS, _TYPE_AND_MODE
         if self.traceparent:
             flags |= spec.BasicProperties.FLAG_HEADERS
@@ -109,17 +107,18 @@ class Outgoing:
         header = _HEADER.pack(_BASIC, 0, len(body), flags) + properties + _short_string(self.message_id)
         header = _FRAME.pack(_HEADER_FRAME, channel_number, len(header)) + header + _END
         method = _method(channel_number, exchange, self.queue)
-        if 0 < len(body) <= most_body_octets:  # as pointers and dead letters are
+        if 0 < len(body) <= most_body_octets:  # the usual case: a pointer or a dead letter
             return b"".join((method, header, _FRAME.pack(_BODY_FRAME, channel_number, len(body)), body, _END))
         pieces = [body[at : at + most_body_octets] for at in range(0, len(body), most_body_octets)]
         frames = [_FRAME.pack(_BODY_FRAME, channel_number, len(piece)) + piece + _END for piece in pieces]
         return b"".join((method, header, *frames))
 
 
-def _even(count: int, most: int) -> int:
-    """The size of as few shares as it takes: 18 by 16 are 9 and 9, so that no worker idles beside one that does not."""
-    shares = math.ceil(count / most)
-    return math.ceil(count / shares) if shares else most
+def _bundle_size(count: int, most: int) -> int:
+    """The size of equal bundles, as few as possible: 18 emails at most 16 each make 9 and 9, so that no worker
+    idles."""
+    bundles = math.ceil(count / most)
+    return math.ceil(count / bundles) if bundles else most
 
 
 def _short(text: str | None) -> str | None:

@@ -1,6 +1,5 @@
-"""Extends pika's connection: it notices a silent broker in time, writes frames in one piece, reads deliveries without
-copying them, and survives messages whose properties pika cannot parse.
-"""
+"""Extends pika's connection. It detects a silent broker in time, writes frames in one piece, reads deliveries without
+copying, and survives messages whose properties pika cannot parse."""
 
 from __future__ import annotations
 
@@ -12,17 +11,17 @@ from pika import exceptions, frame, spec
 from pika.adapters.asyncio_connection import AsyncioConnection
 from pika.heartbeat import HeartbeatChecker
 
-from dispatcher.broker.deliveries import UNREADABLE, delivery_at, is_under_way
+from dispatcher.broker.deliveries import UNREADABLE, delivery_at, is_incomplete_delivery
 
 CHECKS_PER_HEARTBEAT: Final = 10
-"""How often we look whether anything came, within the time after which a silent connection is lost."""
+"""How many times per heartbeat timeout we check whether data has arrived."""
 
 
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's heartbeats, but a silent connection ends after the timeout; pika itself may take more than twice as long.
+    """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
 
-    RabbitMQ sends one at every half of the timeout. This counts looks, not seconds: while our own process is stopped
-    there are none, and what came meanwhile is read before the next one.
+    RabbitMQ sends a heartbeat every half timeout. This class counts checks, not seconds: while our process is stopped
+    there are no checks, and data that arrived meanwhile is read before the next one.
     """
 
     def __init__(self, connection: AsyncioConnection, timeout: int) -> None:
@@ -35,23 +34,23 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
     @property
     def connection_is_idle(self) -> bool:
-        """Whether nothing came for so many looks in a row."""
+        """Whether this many consecutive checks found no data."""
         return bool(self._idle_byte_intervals >= CHECKS_PER_HEARTBEAT)
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection with our extensions. They depend on pika's internals, so each of them has its own test."""
+    """Pika's connection with our extensions. They depend on pika's internals, so each has its own test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Ends the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not give."""
+        """Drop the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not send."""
         if self.is_closed:
             return
         if self._opened:
-            self._terminate_stream(exceptions.StreamLostError("dropped by us"))
+            self._terminate_stream(exceptions.StreamLostError("aborted by us"))
         elif not self.is_closing:
             self.close()
 
@@ -59,19 +58,19 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         return _Heartbeats(self, self.params.heartbeat) if self.params.heartbeat else None
 
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
-        """Writes the frames of many messages in one piece: pika would make three system calls for each of them.
+        """Write the frames of many messages in one piece. pika would make three system calls per message.
 
-        Whatever the loop's present round has to say goes out together, in order, at the end of it.
+        All frames of the loop's current round are written together, in order, at its end.
         """
         self.emit(marshaled_frames)
 
     @property
     def most_body_octets(self) -> int:
-        """Of a message that is one frame; known once it is open."""
+        """The longest body that fits into one frame. Valid once the connection is open."""
         return int(self._body_max_length)
 
     def emit(self, frames: Sequence[bytes]) -> None:
-        """Writes frames at the end of the loop's round."""
+        """Write frames at the end of the loop's current round."""
         if not self._frames:
             self.ioloop.call_soon(self._write_frames)
         self._frames.extend(frames)
@@ -81,15 +80,16 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self.bytes_sent += len(data)
         self.frames_sent += len(self._frames)
         self._frames.clear()
-        if self._transport is not None:  # lost meanwhile
+        if self._transport is not None:  # None if the connection was lost meanwhile
             self._adapter_emit_data(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Pika's own, with our way for deliveries before it; pika would also copy the rest of the buffer per frame."""
+        """Like pika's method, but reads deliveries first in our way. pika would also copy the remaining buffer for each
+        frame."""
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
-            if is_under_way(self._frame_buffer):  # pika would take its first frame, and then has to take the others
+            if is_incomplete_delivery(self._frame_buffer):  # pika must read all of its frames, or none
                 return
             consumed, value = self._read_frame()
             if not value:
@@ -98,24 +98,24 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._process_frame(value)
 
     def _take_deliveries(self) -> None:
-        """Hands over the deliveries with which the buffer begins, as far as we read them."""
+        """Pass on the deliveries at the start of the buffer that `deliveries` can read."""
         buffer, at = self._frame_buffer, 0
-        while brought := delivery_at(buffer, at):
-            channel = self._channels.get(brought.channel_number)
-            consume = None if channel is None else channel._consumers.get(brought.consumer_tag)
-            if consume is None or brought.consumer_tag in channel._cancelled:
+        while delivery := delivery_at(buffer, at):
+            channel = self._channels.get(delivery.channel_number)
+            consume = None if channel is None else channel._consumers.get(delivery.consumer_tag)
+            if consume is None or delivery.consumer_tag in channel._cancelled:
                 break
-            at = brought.end
+            at = delivery.end
             self.frames_received += 3
-            consume(channel, brought, brought, brought.body)
-            if self._frame_buffer is not buffer:  # it was lost meanwhile
+            consume(channel, delivery, delivery, delivery.body)
+            if self._frame_buffer is not buffer:  # the connection was lost meanwhile
                 return
         self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
-        """The next frame, with empty properties where pika cannot read them.
+        """The next frame, with empty properties if pika cannot parse them.
 
-        Else such a message would drop the connection, RabbitMQ would deliver it again, and the queue would stand still.
+        Otherwise such a message would drop the connection, RabbitMQ would redeliver it, and the queue would be stuck.
         """
         try:
             return super()._read_frame()

@@ -1,11 +1,13 @@
-"""What a message says: which email is due. Never content; the database is the truth, a message is only a hint.
+"""The body of a message: which email to send. It never contains content; PostgreSQL holds the truth, a message is only
+a hint.
 
-The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. Correlation id and trace context travel as AMQP property
-and header, where tools look for them; a message published by hand may lack them. Further fields are allowed: a dead
-letter begins with the same three, so one that is put back on the send queue points to its email.
+The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. Correlation id and trace context are in an AMQP property
+and a header, where tools look for them. A message that was published by hand may lack them. Additional fields are
+allowed. A dead letter starts with the same three fields, so a dead letter that is put back on the send queue points to
+its email.
 
-A bundle points to several: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. Correlation ids and trace
-contexts are then in the emails' rows alone.
+A bundle points to several emails: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. Their correlation
+ids and trace contexts are only in the emails' rows.
 """
 
 from __future__ import annotations
@@ -24,24 +26,24 @@ from dispatcher.errors import InvalidPointer
 VERSION: Final = 1
 BUNDLE_VERSION: Final = 2
 MAX_BODY_OCTETS: Final = 64 * 1024
-"""Two orders of magnitude above any pointer or dead letter of ours; what is larger is refused unread."""
+"""A hundred times larger than any pointer or dead letter of ours. A larger body is refused without parsing."""
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
-# Spelt out: with a group that repeats, and a flag for the case, it takes twice as long.
+# Written out, because a repeated group and the ignore-case flag take twice as long.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Enqueue refuses more, such as what does not print: but by the Unicode of its Python, which may be newer than ours.
+# Enqueue refuses more characters, such as unprintable ones. But its Python may have a newer Unicode version than ours.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 
 class Pointer(NamedTuple):
-    """A message that points to an email. A tuple: there are thousands a second.
+    """A pointer to one email. A tuple for speed: thousands are created per second.
 
     Attributes:
-        correlation_id: For the message's property; None where there is none, and in what was decoded.
-        traceparent: W3C trace context, for its header; None likewise.
+        correlation_id: For the message's property; None if the email has none, and after `decode`.
+        traceparent: The W3C trace context for the message's header; None likewise.
     """
 
     email_id: UUID
@@ -51,27 +53,26 @@ class Pointer(NamedTuple):
 
 
 def encode(pointer: Pointer) -> bytes:
-    """The message's body."""
+    """The body of a message with one pointer."""
     return orjson.dumps({"v": VERSION, "email_id": pointer.email_id, "message_key": pointer.message_key})
 
 
 def encode_bundle(pointers: Sequence[Pointer]) -> bytes:
-    """The body of a message that points to several emails, at most `config.MAX_BUNDLE_EMAILS`."""
+    """The body of a bundle, at most `config.MAX_BUNDLE_EMAILS` emails."""
     emails = [{"email_id": pointer.email_id, "message_key": pointer.message_key} for pointer in pointers]
     return orjson.dumps({"v": BUNDLE_VERSION, "emails": emails})
 
 
 def id_text(email_id: UUID) -> str:
-    """An id as it stands in the body; `str` takes four times as long."""
+    """An id as text. `str` takes four times as long."""
     return orjson.dumps(email_id)[1:-1].decode()
 
 
 def decode(body: bytes) -> list[Pointer]:
-    """The pointers that a message carries, of one email or of several, without what its properties tell.
+    """The pointers in a message body, without the values of properties and headers.
 
     Raises:
-        InvalidPointer: for whatever else it carries, be it for one email of many; with the reason, which holds nothing
-            of the message.
+        InvalidPointer: the body, or any pointer in a bundle, is invalid. The reason quotes nothing from the message.
     """
     fields = _object(body)
     version = _version(fields)
@@ -79,24 +80,24 @@ def decode(body: bytes) -> list[Pointer]:
         return [Pointer(email_id(fields), message_key(fields))]
     if version == BUNDLE_VERSION:
         return [Pointer(email_id(each), message_key(each)) for each in _bundled(fields)]
-    raise InvalidPointer(f'"v" is neither {VERSION} nor {BUNDLE_VERSION}, the versions that we know.')
+    raise InvalidPointer(f'"v" must be {VERSION} or {BUNDLE_VERSION}.')
 
 
 def decode_fields(body: bytes) -> Mapping[str, Any]:
-    """The fields of a body of ours that tells of one email, their values unchecked except for the version.
+    """The fields of a body about one email. Only the version is checked.
 
     Raises:
-        InvalidPointer: it is no JSON object, too large, or of a version that we do not know.
+        InvalidPointer: the body is not a JSON object, is too large, or has an unknown version.
     """
     fields = _object(body)
     if _version(fields) != VERSION:
-        raise InvalidPointer(f'"v" is not {VERSION}, the version that we know.')
+        raise InvalidPointer(f'"v" must be {VERSION}.')
     return fields
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
     if len(body) > MAX_BODY_OCTETS:
-        raise InvalidPointer(f"The body has {len(body)} octets; no message of ours has more than {MAX_BODY_OCTETS}.")
+        raise InvalidPointer(f"The body has {len(body)} bytes; the limit is {MAX_BODY_OCTETS}.")
     try:
         fields = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -114,9 +115,9 @@ def _version(fields: Mapping[str, Any]) -> int | None:
 def _bundled(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     emails = fields.get("emails")
     if type(emails) is not list or not 1 <= len(emails) <= MAX_BUNDLE_EMAILS:
-        raise InvalidPointer(f'"emails" is missing or no list of 1 to {MAX_BUNDLE_EMAILS}.')
+        raise InvalidPointer(f'"emails" is missing or is not a list of 1 to {MAX_BUNDLE_EMAILS} entries.')
     if not all(type(each) is dict for each in emails):
-        raise InvalidPointer('"emails" holds what is no JSON object.')
+        raise InvalidPointer('"emails" contains a value that is not a JSON object.')
     return emails
 
 
@@ -124,11 +125,11 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
     """The email's id.
 
     Raises:
-        InvalidPointer: there is none.
+        InvalidPointer: the id is missing or is not a UUID.
     """
     text = fields.get("email_id")
     if type(text) is not str or not _UUID.fullmatch(text):
-        raise InvalidPointer('"email_id" is missing or not a UUID.')
+        raise InvalidPointer('"email_id" is missing or is not a UUID.')
     return UUID(text)
 
 
@@ -136,7 +137,7 @@ def message_key(fields: Mapping[str, Any]) -> str:
     """The email's message key.
 
     Raises:
-        InvalidPointer: there is none, or one that no enqueue lets through.
+        InvalidPointer: the key is missing, or enqueue would refuse it.
     """
     text = fields.get("message_key")
     if (
@@ -145,6 +146,6 @@ def message_key(fields: Mapping[str, Any]) -> str:
         or (not text.isprintable() and _CONTROLS.search(text))
     ):
         raise InvalidPointer(
-            f'"message_key" is missing or not 1 to {MAX_KEY_CHARACTERS} characters without control characters.'
+            f'"message_key" is missing or is not 1 to {MAX_KEY_CHARACTERS} characters without control characters.'
         )
     return text

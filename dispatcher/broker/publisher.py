@@ -1,7 +1,7 @@
-"""Publishing with proof: a message counts as published when RabbitMQ has confirmed it and has not given it back.
+"""Publishes messages and reports which ones RabbitMQ confirmed and routed to a queue.
 
-A confirm alone does not mean routed: a message that fits no queue comes back as a return, before its confirm. So every
-message is persistent and `mandatory`, and both answers are awaited.
+A confirm alone does not prove routing: a message that matches no queue is returned first and then confirmed. So every
+message is persistent and `mandatory`, and the publisher checks both answers.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
 REFUSED_SECONDS: Final = 1.0
-"""After so long without a confirm, a channel on which a queue refuses everything is given up for another. An election
-takes less. A channel that first publishes during one keeps asking the old leader, and refuses everything until that
+"""If a queue refuses every message on a channel for this long, the publisher opens another channel. An election takes
+less. A channel that first publishes during an election keeps using the old leader, and refuses everything until that
 leader's node is back (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
-"""Messages on the way at once. More does not go faster; this bounds what a blocked broker leaves in our memory."""
+"""The most unconfirmed messages. A larger window is not faster. Bounds our memory while RabbitMQ is blocked."""
 
 
 class Publisher:
-    """Publishes to one exchange; connects when it is first needed, and again after a loss.
+    """Publishes to one exchange. Connects on first use and again after a loss.
 
-    Several tasks may publish at once: their messages share the connection and the window. Belongs to the event loop
-    that it first publishes on.
+    Several tasks may publish at once; their messages use the same connection and window. Belongs to the event loop on
+    which it first publishes.
 
     Attributes:
-        batch_seconds: How long one call of `publish` may take, connecting included.
+        batch_seconds: Timeout of one call of `publish`, including the connection.
     """
 
     def __init__(
@@ -49,15 +49,15 @@ class Publisher:
         batch_seconds: float = BATCH_SECONDS,
         window: int = WINDOW,
     ) -> None:
-        """Connects to nothing yet.
+        """Create a publisher. Does not connect yet.
 
         Args:
-            name: What RabbitMQ's management shows for the connection.
-            batch_seconds: See there.
-            window: How many messages may be unconfirmed at once.
+            name: The name of the connection on RabbitMQ's management page.
+            batch_seconds: Timeout of one call of `publish`, including the connection.
+            window: The most unconfirmed messages.
 
         Raises:
-            ConfigurationError: the URL cannot be used.
+            ConfigurationError: the URL is invalid.
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url
@@ -69,17 +69,18 @@ class Publisher:
         self._stream: _Stream | None = None
         self._connecting = asyncio.Lock()
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Answers:
-        """Which of the messages are published, in their order: confirmed by RabbitMQ and routed to a queue.
+    async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
+        """Publish messages; for each, return whether RabbitMQ confirmed it and routed it to a queue.
 
-        False says that the message was refused or came back unroutable, or that nobody knows because the connection was
-        lost or the time was up: publish it again. That may put it on the queue twice, which is harmless.
+        False means that the message was refused or returned as unroutable, or that its fate is unknown because the
+        connection was lost or the timeout passed. Publish such a message again. The queue may then have it twice, which
+        is harmless.
 
         Raises:
-            BrokerUnavailable: none of them is known to be published, because RabbitMQ is away, blocks publishers, has
-                no such exchange, or does not answer in time. Never raised where one is.
+            BrokerUnavailable: no message was confirmed, because RabbitMQ is unreachable, blocks publishers, lacks the
+                exchange, or does not answer in time. Never raised if any message was confirmed.
         """
-        batch = _Batch(Answers([False] * len(messages)))
+        batch = _Batch(PublishResults([False] * len(messages)))
         fault: BrokerUnavailable | None = None
         try:
             async with asyncio.timeout(self.batch_seconds):
@@ -89,26 +90,26 @@ class Publisher:
                 if messages and stream.is_refused(messages[0].queue, batch.published):
                     self._abandon(stream)
         except TimeoutError:
-            fault = self._time_is_up(batch)
+            fault = self._timeout_fault(batch)
         if fault is not None and not any(batch.published):
             raise fault
         return batch.published
 
     @property
     def is_open(self) -> bool:
-        """Whether there is a connection to publish by; RabbitMQ may block it."""
+        """Whether a connection is open. RabbitMQ may still block it."""
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:
-        """Connects, unless a connection is open.
+        """Connect, unless a connection is open.
 
         Raises:
-            BrokerUnavailable: RabbitMQ is away.
+            BrokerUnavailable: RabbitMQ is unreachable.
         """
         await self._connected()
 
     async def close(self) -> None:
-        """Closes the connection, if there is one; a later `publish` opens another."""
+        """Close the connection if one is open. A later `publish` opens a new one."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.connection.close()
@@ -121,33 +122,34 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Has the next message open another connection. What is on the way by this one is published again."""
+        """Drop this connection, so that the next message uses a new one. Callers publish its unconfirmed messages
+        again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
 
-    def _time_is_up(self, batch: _Batch) -> BrokerUnavailable:
+    def _timeout_fault(self, batch: _Batch) -> BrokerUnavailable:
         stream = self._stream
         within = f"within {self.batch_seconds:g} s"
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:
-            # The connection stays: a new one would be let in, and take another window of messages into its buffers.
+            # Keep the connection. RabbitMQ would accept a new one, and buffer another window of messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
-                remedy="See its log or management page for the alarm; nothing is lost meanwhile.",
+                remedy="See the alarm in its log or on its management page. No email is lost meanwhile.",
             )
         stream.connection.abort()
         unanswered = len(batch.published) - batch.answered
         return BrokerUnavailable(f"RabbitMQ did not confirm {unanswered} of {len(batch.published)} messages {within}.")
 
 
-class Answers(list[bool]):
-    """Which of some messages are published, in their order.
+class PublishResults(list[bool]):
+    """For each message, in order, whether it was published.
 
     Attributes:
-        returned: How many came back because no queue is bound for them. The other unpublished ones were refused (by a
-            queue without a quorum, or a full one), or the connection was lost before RabbitMQ answered.
+        returned: How many messages were returned because no queue is bound for them. Other unpublished messages were
+            refused by a full queue or a queue without a quorum, or the connection was lost first.
     """
 
     returned = 0
@@ -158,10 +160,10 @@ class _Batch:
     """One call of `publish`.
 
     Attributes:
-        done: What became of it as a whole, once every message is answered (None) or none can be any more.
+        done: Done when every message is answered (None), or when no more answers can arrive (the fault).
     """
 
-    published: Answers
+    published: PublishResults
     answered: int = 0
     done: asyncio.Future[BrokerUnavailable | None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
@@ -187,7 +189,8 @@ async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: i
 
 
 class _Stream:
-    """A channel in confirm mode, and what is on the way there. RabbitMQ numbers what it gets from 1, and so do we."""
+    """A channel in confirm mode and its unconfirmed messages. RabbitMQ numbers published messages from 1, and so do
+    we."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection
@@ -202,7 +205,7 @@ class _Stream:
         channel.closed.add_done_callback(self._on_closed)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
-        """Writes all messages, as room and RabbitMQ allow; `batch.done` tells the rest."""
+        """Write all messages as the window and RabbitMQ allow. `batch.done` reports the result."""
         if not messages:
             resolve(batch.done, None)
         await self.connection.unblocked()
@@ -214,14 +217,14 @@ class _Stream:
                 await self.connection.unblocked()
             try:
                 self.channel.write(message.frames(number, exchange, most))
-            except exceptions.AMQPError as error:  # it is closing, or closed
+            except exceptions.AMQPError as error:  # the channel is closing or closed
                 resolve(batch.done, self.channel.fault(error))
                 return
             self._written += 1
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
-    def is_refused(self, queue: str, answers: Answers) -> bool:
-        """Whether the queue has refused everything for REFUSED_SECONDS, and refused these messages now."""
+    def is_refused(self, queue: str, answers: PublishResults) -> bool:
+        """Whether the queue has refused every message for REFUSED_SECONDS, including these."""
         if any(answers) or answers.returned:
             self._refused_since.pop(queue, None)
             return False
@@ -232,11 +235,11 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """RabbitMQ confirms or refuses a message, or all up to one."""
+        """RabbitMQ confirms or refuses one message, or all messages up to one."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:
-            # The numbers ascend, but there are gaps: a quorum queue confirms in any order.
+            # The numbers ascend with gaps, because a quorum queue confirms in any order.
             numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._unanswered))
         else:
             numbers = [method.delivery_tag]

@@ -1,9 +1,9 @@
-"""The exchange and the two queues: declared by `init`, verified where a process starts, counted by `status`.
+"""The exchange and the two queues: declared by `init`, verified when a process starts, counted by `status`.
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
-One exchange serves both queues, each bound by its own name. Declared once, in `init`: a declaration with other
-arguments than those of an existing queue closes the channel, and what to do about it is a person's decision.
+One exchange serves both queues, each bound with its own name. Only `init` declares them. If an existing queue has
+different arguments, a declaration closes the channel, and an operator must decide what to do.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from dispatcher.config import Settings
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000
-"""Attempts are counted by the database. RabbitMQ 4's default of 20 would dead-letter a worker's whole window of
-innocent emails once 20 workers have died over it."""
+"""PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, the deaths of 20 workers would dead-letter a whole
+prefetch window of innocent emails."""
 _INIT: Final = "Run `dispatcher init`."
-# As in: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but
+# Such as: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but
 # current is none
 _DIFFERENCE: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' for .*: received (?P<ours>.+) but current is (?P<theirs>.+)"
@@ -35,11 +35,11 @@ _VALUE: Final = re.compile(r"(?:the value )?('.*?')(?: of type '\w+')?")
 
 @dataclass(frozen=True, slots=True)
 class FoundQueue:
-    """What RabbitMQ says of a queue at once.
+    """The counts that RabbitMQ reports for a queue.
 
     Attributes:
-        messages: Those that wait; what consumers hold is not counted.
-        consumers: Those that RabbitMQ gives messages to.
+        messages: Ready messages. Excludes messages that consumers hold.
+        consumers: The number of consumers.
     """
 
     messages: int
@@ -48,7 +48,7 @@ class FoundQueue:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What must exist on RabbitMQ.
+    """The exchange and queues that must exist on RabbitMQ.
 
     Attributes:
         queue: The send queue.
@@ -63,36 +63,37 @@ class Topology:
 
     @classmethod
     def of(cls, settings: Settings) -> Topology:
-        """The topology that an operator has set."""
+        """The topology from the settings."""
         return cls(settings.exchange, settings.queue, settings.dlq, settings.queue_type)
 
     @property
     def queues(self) -> tuple[str, str]:
-        """Both names, the DLQ first: the send queue refers to it."""
+        """The names of both queues, the DLQ first, because the send queue refers to it."""
         return self.dlq, self.queue
 
     def variable(self, queue: str) -> str:
-        """The setting that names one of the two queues."""
+        """The setting that holds this queue's name."""
         return "DISPATCHER_QUEUE" if queue == self.queue else "DISPATCHER_DLQ"
 
     def arguments(self, queue: str) -> dict[str, Any]:
-        """What one of the two queues is declared with."""
+        """The arguments with which a queue is declared."""
         arguments: dict[str, Any] = {"x-queue-type": self.queue_type}
         if self.queue_type == "quorum":
             arguments["x-delivery-limit"] = DELIVERY_LIMIT
         if queue == self.queue:
             arguments |= {"x-dead-letter-exchange": self.exchange, "x-dead-letter-routing-key": self.dlq}
             if self.queue_type == "quorum":
-                # A dead letter leaves the send queue when the DLQ has confirmed it; needs this overflow, and 3.10.
+                # A dead letter leaves the send queue only when the DLQ has confirmed it. Needs this overflow, and
+                # RabbitMQ 3.10.
                 arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return arguments
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Makes what is missing; returns what was done, in words. Idempotent.
+    """Create the exchange and queues that are missing; returns a line per object. Idempotent.
 
     Raises:
-        TopologyError: something exists with other arguments, or the user may not declare it.
+        TopologyError: an object exists with different arguments, or the user may not declare it.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher init", ca_file=ca_file) as connection:
@@ -113,13 +114,13 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 
 
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
-    """Asserts that everything exists as `declare` makes it; creates nothing.
+    """Check that everything exists as `declare` creates it. Creates nothing.
 
-    If the user may not configure the queues, RabbitMQ does not compare their arguments; that they exist is verified all
-    the same. AMQP has no way to ask for bindings: a missing one shows as a message that the publisher gets back.
+    If the user may not configure the queues, RabbitMQ does not compare their arguments; their existence is checked
+    anyway. AMQP cannot query bindings: if one is missing, RabbitMQ returns published messages.
 
     Raises:
-        TopologyError: something is missing or has other arguments; says what to do.
+        TopologyError: an object is missing or has different arguments; says what to do.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher verify", ca_file=ca_file) as connection:
@@ -132,7 +133,7 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
     for queue in topology.queues:
         await _find(connection, queue)
         try:
-            # RabbitMQ compares the arguments of a queue that exists, and changes nothing.
+            # RabbitMQ compares the arguments of an existing queue, and changes nothing.
             await _declare_queue(connection, topology, queue)
         except ChannelClosed as fault:
             if fault.code != ACCESS_REFUSED:
@@ -140,10 +141,10 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
-    """How many messages wait on each queue; those that workers hold are not counted.
+    """The number of ready messages per queue. Excludes messages that workers hold.
 
     Raises:
-        TopologyError: a queue is missing.
+        TopologyError: a queue does not exist.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher status", ca_file=ca_file) as connection:
@@ -151,23 +152,23 @@ async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
 
 
 class QueueWatch:
-    """Looks at both queues again and again over one connection; verifies the topology whenever it has connected."""
+    """Reads the counts of both queues over one connection. Verifies the topology after each connect."""
 
     def __init__(self, amqp_url: str, topology: Topology, *, name: str, ca_file: Path | None = None) -> None:
-        """Connects to nothing yet.
+        """Create a watch. Does not connect yet.
 
         Args:
-            name: What RabbitMQ's management shows for the connection.
+            name: The name of the connection on RabbitMQ's management page.
         """
         self._open = partial(open_connection, amqp_url, name=name, ca_file=ca_file)
         self._topology = topology
         self._connection: Connection | None = None
 
     async def look(self) -> dict[str, FoundQueue]:
-        """The queues as they are now, by name.
+        """The current counts of both queues, by name.
 
         Raises:
-            TopologyError: something is missing or has other arguments.
+            TopologyError: an object is missing or has different arguments.
             BrokerUnavailable: RabbitMQ cannot be reached.
         """
         try:
@@ -180,14 +181,14 @@ class QueueWatch:
             raise
 
     async def close(self) -> None:
-        """Closes the connection; the next look opens another."""
+        """Close the connection. The next `look` opens a new one."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
 
 
 async def _find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
-    """Both queues as they are now, the send queue first."""
+    """The current counts of both queues, the send queue first."""
     return {queue: await _find(connection, queue) for queue in reversed(topology.queues)}
 
 
@@ -218,7 +219,7 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
 
 
 async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> Channel:
-    """Declares a queue; returns the channel."""
+    """Declare a queue; returns the channel."""
     channel = await connection.open_channel()
     arguments = topology.arguments(queue)
     await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
@@ -226,12 +227,12 @@ async def _declare_queue(connection: Connection, topology: Topology, queue: str)
 
 
 def _done(subject: str, kind: str, *, existed: bool) -> str:
-    return f"{subject} was there already" if existed else f"declared {subject} ({kind}, durable)"
+    return f"{subject} already exists" if existed else f"declared {subject} ({kind}, durable)"
 
 
 @contextmanager
 def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
-    """Translates RabbitMQ's refusal of a declaration."""
+    """Translate RabbitMQ's refusal of a declaration."""
     try:
         yield
     except ChannelClosed as fault:
@@ -239,22 +240,23 @@ def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
 
 
 def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError:
-    """RabbitMQ's refusal of a declaration, with what to do about it."""
+    """RabbitMQ's refusal of a declaration, with its remedy."""
     if fault.code == ACCESS_REFUSED:
         return TopologyError(
-            f"RabbitMQ does not let this user declare {subject}.",
-            remedy="Grant it, or run `dispatcher init` as a user who may.",
+            f"RabbitMQ does not allow this user to declare {subject}.",
+            remedy="Grant the permission (see `dispatcher topology users`), or run `dispatcher init` as another user.",
         )
     if fault.code != PRECONDITION_FAILED:
         return TopologyError(f"RabbitMQ refuses to declare {subject}: {fault.code} {fault.text}.")
     return TopologyError(
-        f"RabbitMQ has {subject} already, with other arguments: {difference(fault.text)}.",
-        remedy=f"Delete it once nothing waits there and run `dispatcher init`, or name another in {variable}.",
+        f"RabbitMQ already has {subject}, with different arguments: {difference(fault.text)}.",
+        remedy=f"Delete it when it is empty and run `dispatcher init`, or set another name in {variable}.",
     )
 
 
 def difference(text: str) -> str:
-    """What RabbitMQ found different, such as `x-queue-type is 'classic', we need 'quorum'`; else its own words."""
+    """The difference that RabbitMQ reports, such as `x-queue-type is 'classic', we need 'quorum'`; else RabbitMQ's
+    text."""
     found = _DIFFERENCE.search(text)
     if found is None:
         return text

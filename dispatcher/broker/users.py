@@ -1,8 +1,8 @@
-"""The least that each kind of RabbitMQ user needs, as the three expressions of a RabbitMQ permission.
+"""The minimal permissions of each RabbitMQ user, as the three expressions of a RabbitMQ permission.
 
-An expression names the exchanges and queues that a user may configure (make, delete), write to (publish, bind) and read
-(consume, bind from). `^$` is nothing; the default exchange, by which anybody could publish to any queue, is
-`amq.default`, and nobody here may write to it.
+The expressions match the exchanges and queues that a user may configure (create, delete), write (publish, bind) and
+read (consume, bind from). `^$` matches nothing. None of these users may write to the default exchange, `amq.default`,
+because it allows publishing to any queue.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NOTHING: Final = "^$"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A kind of user, and what it may do.
+    """A kind of user and its permissions.
 
     Attributes:
         role: `producer`, `worker`, `operator` or `probe`.
-        about: Who connects as it.
-        tags: For the management API; RabbitMQ's own words.
+        about: Which process connects as this user, and what for.
+        tags: RabbitMQ's tags for the management API.
     """
 
     role: str
@@ -35,24 +35,24 @@ class User:
 
 
 def users_of(topology: Topology) -> list[User]:
-    """The users that this topology wants, each with no permission more than it uses."""
+    """The users of this topology, each with no more permissions than it uses."""
     everything = _exactly(topology.exchange, topology.queue, topology.dlq)
     exchange = _exactly(topology.exchange)
     return [
-        User("producer", "`dispatcher api`: publishes what it has just accepted", write=exchange),
-        User("worker", "`dispatcher run`: publishes and sends", write=exchange, read=_exactly(topology.queue)),
+        User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
+        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=_exactly(topology.queue)),
         User(
             "operator",
-            "a person: `dispatcher init` makes the queues, `dlq` reads and mends them",
+            "an operator: `dispatcher init` creates the queues, `dlq` reads and repairs them",
             configure=everything,
             write=everything,
             read=everything,
         ),
-        User("probe", "DISPATCHER_RABBITMQ_MANAGEMENT_URL: looks, and touches nothing", tags="monitoring"),
+        User("probe", "DISPATCHER_RABBITMQ_MANAGEMENT_URL: reads reports, changes nothing", tags="monitoring"),
     ]
 
 
 def _exactly(*names: str) -> str:
-    """An expression that these names match, and no other."""
+    """An expression that matches exactly these names."""
     escaped = [re.escape(name) for name in names]
     return f"^{escaped[0]}$" if len(escaped) == 1 else f"^({'|'.join(escaped)})$"

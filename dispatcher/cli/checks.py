@@ -25,7 +25,7 @@ from dispatcher.host.ledger_reader import living_ledger
 from dispatcher.supervisor.run_dir import run_dir_fault
 
 if TYPE_CHECKING:
-    from dispatcher.broker.inspection import Absence
+    from dispatcher.broker.inspection import OfflineMembers
     from dispatcher.broker.management import Management
     from dispatcher.broker.topology import Topology
     from dispatcher.cli.env_file import EnvFile
@@ -318,7 +318,7 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
 
 def _check_management(settings: Settings, topology: Topology) -> Iterator[Finding]:
     from dispatcher.broker.connection import vhost_of
-    from dispatcher.broker.inspection import find_absent_members, find_faults
+    from dispatcher.broker.inspection import find_faults, find_offline_members
     from dispatcher.broker.management import Management
 
     subject = "RabbitMQ topology"
@@ -332,20 +332,20 @@ def _check_management(settings: Settings, topology: Topology) -> Iterator[Findin
         if not faults:
             words = "bindings exist; queue arguments and policies are safe (as reported by the management API)"
             yield passed(subject, words)
-        yield from map(_quorum_finding, find_absent_members(management, topology))
+        yield from map(_quorum_finding, find_offline_members(management, topology))
         yield _check_consumer_timeout(settings, management)
     except DispatcherError as error:
         remedy = "Enable its management plugin, or correct DISPATCHER_RABBITMQ_MANAGEMENT_URL."
         yield failed("RabbitMQ management", error, remedy)
 
 
-def _quorum_finding(absence: Absence) -> Finding:
-    nodes = ", ".join(absence.absent)
-    if absence.is_lost:
-        words = f"the queue {absence.queue} has lost its quorum and accepts no messages; offline: {nodes}"
+def _quorum_finding(offline: OfflineMembers) -> Finding:
+    nodes = ", ".join(offline.nodes)
+    if not offline.has_majority:
+        words = f"the queue {offline.queue} has lost its quorum and accepts no messages; offline: {nodes}"
         remedy = "Start those nodes again. See rabbitmq-queues quorum_status."
         return Finding("RabbitMQ quorum", CheckState.FAILED, words, remedy)
-    words = f"the queue {absence.queue} has members that are offline: {nodes}"
+    words = f"the queue {offline.queue} has members that are offline: {nodes}"
     return Finding("RabbitMQ quorum", CheckState.WARNING, words, "Start those nodes again before another node stops.")
 
 

@@ -19,7 +19,7 @@ from dispatcher.cli.output import print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.config import Settings
 from dispatcher.domain.email import Email
-from dispatcher.domain.json_names import has_name_twice
+from dispatcher.domain.json_names import has_duplicate_name
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.producers import BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -94,7 +94,7 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
 def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email | Refusal:
     try:
         value = orjson.loads(text)
-        if has_name_twice(text, value):
+        if has_duplicate_name(text, value):
             return Refusal(number, "line", "has the same name twice in one JSON object")
         return Email.from_json(value, allowed_headers=allowed_headers)
     except orjson.JSONDecodeError as error:

@@ -12,7 +12,7 @@ from dispatcher.domain.outcome import left_out
 from dispatcher.domain.status import Status
 
 if TYPE_CHECKING:
-    from dispatcher.domain.waiting import Waiting
+    from dispatcher.domain.waiting import WaitExplanation
     from dispatcher.ops.email_history import EmailHistory
     from dispatcher.ops.messages import DeadLetterMessage
 
@@ -108,7 +108,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
     return fields
 
 
-def _wait(waiting: Waiting | None) -> dict[str, Any]:
+def _wait(waiting: WaitExplanation | None) -> dict[str, Any]:
     if waiting is None:
         return {}
     until = "" if waiting.until is None else f", until {_text(waiting.until)}"

@@ -102,7 +102,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
     """
     from dispatcher.broker.topology import Topology, depths
     from dispatcher.cli.status_page import Snapshot
-    from dispatcher.domain.rescue import longest_rescue_seconds
+    from dispatcher.domain.lease_recovery import longest_recovery_seconds
     from dispatcher.monitor.readiness_client import fetch_unready
     from dispatcher.store.activity import MISSED_REPORTS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
@@ -123,9 +123,9 @@ def take_snapshot(settings: Settings) -> Snapshot:
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
     unready = asyncio.run(fetch_unready(settings.metrics_address))
-    rescue_seconds = longest_rescue_seconds(settings.lease_seconds)
+    recovery_seconds = longest_recovery_seconds(settings.lease_seconds)
     return Snapshot(
-        counts, expiring, troubles, workers, silent, unready, rescue_seconds, latency, queues, fault, time.monotonic()
+        counts, expiring, troubles, workers, silent, unready, recovery_seconds, latency, queues, fault, time.monotonic()
     )
 
 

@@ -14,7 +14,7 @@ from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.outbox import AHEAD_SECONDS
 
 if TYPE_CHECKING:
-    from dispatcher.domain.waiting import Trouble
+    from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
     from dispatcher.store.retention import ExpiringEmails
@@ -41,11 +41,11 @@ class Snapshot:
 
     counts: Counts
     expiring: ExpiringEmails | None
-    troubles: list[Trouble]
+    troubles: list[ProviderProblem]
     workers: list[WorkerSeen]
     silent_seconds: Mapping[str, float]
     unready: str | None
-    rescue_seconds: float
+    recovery_seconds: float
     latency: Latency | None
     queues: dict[str, int] | None
     queues_fault: str | None
@@ -55,7 +55,7 @@ class Snapshot:
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
         """The vanished hosts, each with the seconds after which its leases are settled; None if it has none."""
         return [
-            (host, None if end is None else max(0.0, end) + self.rescue_seconds)
+            (host, None if end is None else max(0.0, end) + self.recovery_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)
             for end in [host.leases_end_in_seconds]
         ]
@@ -182,7 +182,7 @@ def _short(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 10 else _duration(seconds)
 
 
-def _describe(trouble: Trouble) -> str:
+def _describe(trouble: ProviderProblem) -> str:
     workers = counted(trouble.workers, "worker")
     left = f", {_duration(trouble.seconds_left)} left" if trouble.seconds_left else ""
     reason = f": {trouble.reason}" if trouble.reason else ""

@@ -371,10 +371,10 @@ def api_listener(text: str) -> Listener:
 
 def header_names(text: str) -> tuple[str, ...]:
     """Complete names of headers. Patterns are refused, because the operator should decide about each header."""
-    from dispatcher.domain.header_names import is_written_by_others  # few commands look at emails
+    from dispatcher.domain.header_names import is_reserved  # few commands look at emails
 
     found = names("A-Za-z0-9_.-")(text)
-    if wrong := [name for name in found if is_written_by_others(name)]:
+    if wrong := [name for name in found if is_reserved(name)]:
         raise ValueError(f"names {wrong[0]}, which an email may never set")
     return found
 

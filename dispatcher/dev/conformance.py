@@ -215,7 +215,7 @@ class Conformance:
         self, place: Place, changes: dict[str, Any]
     ) -> None:
         email = an_email(**changes)
-        is_able = place.provider.capabilities.lacks(email) is None
+        is_able = place.provider.capabilities.unmet_requirement(email) is None
 
         outcome, left = await send(place, email)
 

@@ -357,7 +357,7 @@ async def _read_dlq(settings: Settings) -> list[bytes]:
     """The bodies of the messages on the DLQ; removes none."""
     async with (
         await open_connection(settings.amqp_url, name="dispatcher demo", ca_file=settings.ca_file) as connection,
-        DeadLetterQueue(connection, settings.dlq).look() as look,
+        DeadLetterQueue(connection, settings.dlq).scan() as look,
     ):
         return [found.body async for batch in look.batches() for found in batch]
 

@@ -1,1 +1,1 @@
-"""Values and rules: what an email is, what can become of it, what a provider can say. Standard library only, no I/O."""
+"""Values and rules: emails, their statuses, provider outcomes and decisions. Standard library only, no I/O."""

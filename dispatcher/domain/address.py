@@ -1,9 +1,9 @@
-"""Addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`, and nothing else.
+"""Parses addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`.
 
-Narrower than RFC 5322 on purpose. Refused although the RFC has them: quoted local parts (RFC 5321, section 4.1.2,
-advises against them), address literals such as `[192.0.2.1]` (they go round DNS), comments, groups, folding, and a
-comma or other special in a name that is not quoted; providers refuse most of these too. Wider in one way: letters of
-all scripts, in both halves (RFC 6531). Python's own `email.utils.parseaddr` guesses where we refuse, hence this module.
+Deliberately narrower than RFC 5322. These forms are refused, and most providers refuse them too: quoted local parts
+(RFC 5321, section 4.1.2, advises against them), address literals such as `[192.0.2.1]` (they bypass DNS), comments,
+groups, folding, and a comma or another special character in an unquoted name. Wider in one way: letters of all scripts
+are allowed on both sides of the @ (RFC 6531). Python's `email.utils.parseaddr` guesses where this module refuses.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from typing import Final
 from dispatcher.domain.text import name_fault
 
 MAX_LOCAL_OCTETS: Final = 64
-"""RFC 5321, section 4.5.3.1.1; in UTF-8 where it is not ASCII."""
+"""RFC 5321, section 4.5.3.1.1. Measured in UTF-8."""
 MAX_ADDRESS_OCTETS: Final = 254
-"""RFC 5321, section 4.5.3.1.3: a path has 256 octets, with its angle brackets. Keeps the domain below its own 255."""
+"""RFC 5321, section 4.5.3.1.3: a path has 256 octets, including its angle brackets. This also keeps the domain under
+its limit of 255."""
 MAX_LABEL_OCTETS: Final = 63
-"""RFC 1035, section 2.3.4; as it stands in DNS, that is in Punycode where it is not ASCII."""
+"""RFC 1035, section 2.3.4. Measured in the form that DNS uses: Punycode if the label is not ASCII."""
 MAX_NAME_CHARACTERS: Final = 255
-"""No standard says; more is no name, and keeps an address far below a header line's 998 octets."""
+"""No standard sets a limit. A longer text is not a name, and this one keeps an address far below the 998 octets of a
+header line."""
 _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
-"""A quoted name of escapes only, an address, brackets and spaces: what is longer is refused unread."""
+"""A quoted name made of escapes only, plus an address, brackets and spaces. A longer text is refused without
+parsing."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
@@ -37,9 +40,9 @@ _NEEDS_QUOTES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
 _SEPARATOR: Final = re.compile(r'[\s()<>\[\]:;@\\,".]')
 _ASCII: Final = re.compile(r"[\x00-\x7f]+")
 _HOST_CATEGORIES: Final = frozenset({"Ll", "Lu", "Lo", "Lm", "Mn", "Mc", "Nd"})
-"""What RFC 5892 (section 2.1, LetterDigits) builds domain names from."""
+"""The characters that RFC 5892 (section 2.1, LetterDigits) allows in domain names."""
 _HOST_EXCEPTIONS: Final = frozenset("\u06fd\u06fe\u0f0b\u3007")
-"""Allowed besides (section 2.6), among them the zero of Chinese and Japanese numbers."""
+"""Also allowed (section 2.6). One of them is the zero of Chinese and Japanese numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +50,9 @@ class Address:
     """One mailbox.
 
     Attributes:
-        display_name: Unquoted; empty if there is none.
-        local: As given; ASCII or not (then the provider needs SMTPUTF8).
-        domain: As given; one that is not ASCII needs IDNA (UTS 46) before it goes on the wire.
+        display_name: Unquoted; empty if the address has no name.
+        local: As given. If it is not ASCII, the provider must support SMTPUTF8.
+        domain: As given. A domain that is not ASCII must be converted by IDNA (UTS 46) before it is sent.
     """
 
     display_name: str
@@ -63,17 +66,17 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """The address that a text holds.
+    """Parse a text into an address.
 
     Raises:
-        ValueError: with the reason, which never holds any of the text.
+        ValueError: says what is wrong, and never quotes the text.
     """
     if len(text) > _MAX_TEXT_CHARACTERS:
-        raise ValueError("is too long for an address")
+        raise ValueError("is too long to be an email address")
     plain = _PLAIN.fullmatch(text)
     if plain is None:
         name, spec = _split(text)
-        local, domain = _halves(spec)
+        local, domain = _split_spec(spec)
     else:
         name, (local, domain) = "", plain.groups()
     _check_domain_end(domain)
@@ -82,7 +85,7 @@ def parse_address(text: str) -> Address:
 
 
 def is_plain(text: str) -> bool:
-    """Whether it is an ASCII `local@domain` and no more, which `parse_address` takes as it stands."""
+    """Whether the text is a plain ASCII `local@domain`, which needs no further parsing."""
     plain = _PLAIN.fullmatch(text)
     if plain is None or len(text) > MAX_ADDRESS_OCTETS:
         return False
@@ -91,21 +94,21 @@ def is_plain(text: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The name, unquoted, and what should be `local@domain`."""
+    """The unquoted name, and the part that should be `local@domain`."""
     if not text:
         raise ValueError("is empty")
     if fault := name_fault(text):
         raise ValueError(fault)
     if text != text.strip():
-        raise ValueError("begins or ends with a space")
+        raise ValueError("starts or ends with a space; remove it")
     if not text.endswith(">"):
         return "", text
     name, spec = _split_quoted(text) if text.startswith('"') else _split_unquoted(text)
     if not name.strip():
-        raise ValueError("has an empty name before the <")
+        raise ValueError("has an empty name before the <; add a name, or give local@domain alone")
     if len(name) > MAX_NAME_CHARACTERS:
-        raise ValueError(f"has a name of more than {MAX_NAME_CHARACTERS} characters")
-    # An escape may have split an encoded word: `=\?`.
+        raise ValueError(f"has a display name longer than {MAX_NAME_CHARACTERS} characters")
+    # An escape may have hidden an encoded word, as in `=\?`, so the unescaped name is checked again.
     if fault := name_fault(name):
         raise ValueError(fault)
     return name, spec
@@ -114,29 +117,29 @@ def _split(text: str) -> tuple[str, str]:
 def _split_quoted(text: str) -> tuple[str, str]:
     quoted = _QUOTED_NAME.fullmatch(text)
     if quoted is None:
-        raise ValueError('has unbalanced quotes or brackets; it should look like "Name" <local@domain>')
+        raise ValueError('has unbalanced quotes or angle brackets; write it as "Name" <local@domain>')
     return _ESCAPE.sub(r"\1", quoted[1]), quoted[2]
 
 
 def _split_unquoted(text: str) -> tuple[str, str]:
     name, bracket, spec = text[:-1].partition("<")
     if not bracket or "<" in spec or ">" in spec or ">" in name:
-        raise ValueError("has unbalanced angle brackets")
+        raise ValueError("has unbalanced angle brackets; write it as Name <local@domain>")
     if _NEEDS_QUOTES.search(name):
-        raise ValueError('has a name with one of ( ) [ ] : ; @ , \\ " in it; put the name in double quotes')
+        raise ValueError('has one of ( ) [ ] : ; @ , \\ " in its display name; put the name in double quotes')
     return name.rstrip(" "), spec
 
 
-def _halves(spec: str) -> tuple[str, str]:
-    """Both halves of `local@domain`, each valid but for its length."""
+def _split_spec(spec: str) -> tuple[str, str]:
+    """The local part and the domain. Both are valid except for their length."""
     if "<" in spec or ">" in spec:
-        raise ValueError("has unbalanced angle brackets")
+        raise ValueError("has unbalanced angle brackets; write it as Name <local@domain>")
     if '"' in spec:
-        raise ValueError("has quotes in the address itself, which is not supported")
+        raise ValueError("has quotes inside local@domain, which is not supported")
     if any(character.isspace() for character in spec):
-        raise ValueError("contains a space in the address itself")
+        raise ValueError("has a space inside local@domain; remove it")
     if spec.count("@") != 1:
-        raise ValueError("has more than one @" if "@" in spec else "has no @")
+        raise ValueError("has more than one @" if "@" in spec else "has no @; write it as local@domain")
     local, _, domain = spec.partition("@")
     _check_local(local)
     _check_domain(domain)
@@ -146,29 +149,30 @@ def _halves(spec: str) -> tuple[str, str]:
 def _check_local(local: str) -> None:
     if not local:
         raise ValueError("has nothing before the @")
-    # Made of allowed characters only, and yet mail software decodes it, into another address if the sender likes.
+    # All of its characters are allowed, but some mail software decodes it, and the sender chooses the resulting
+    # address.
     if "=?" in local:
-        raise ValueError("has the beginning of an encoded word before the @")
+        raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:
-        raise ValueError("has a misplaced dot before the @")
-    # Each non-ASCII character becomes a "?", which is allowed there: they are judged below.
+        raise ValueError("has a dot at the start or end of the part before the @, or two dots in a row")
+    # Encoding turns each non-ASCII character into "?", which is allowed here. The code below checks those characters.
     if not _ASCII_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
-        raise ValueError("has a character before the @ that is not allowed there")
+        raise ValueError("has a character before the @ that email addresses do not allow")
     if local.isascii():
         return
     foreign = _ASCII.sub("", local)
     if any(unicodedata.category(character)[0] in "ZC" for character in foreign):
         raise ValueError("has an invisible or unassigned character before the @")
-    # A fullwidth @ or a Greek question mark becomes @ or ; as soon as anything on the way normalises the text.
+    # If any server normalizes the text, a fullwidth @ becomes @, and a Greek question mark becomes ;.
     if _SEPARATOR.search(unicodedata.normalize("NFKC", foreign)):
-        raise ValueError("has a look-alike of a separator before the @")
+        raise ValueError("has a character before the @ that looks like a separator, such as a fullwidth @")
 
 
 def _check_domain(domain: str) -> None:
     if not domain:
         raise ValueError("has nothing after the @")
     if domain.startswith("["):
-        raise ValueError("has an address literal after the @; a domain name is needed")
+        raise ValueError("has an IP address in brackets after the @; use a domain name")
     if domain.isascii() and _ASCII_DOMAIN.fullmatch(domain):
         return
     for label in domain.split("."):
@@ -177,39 +181,39 @@ def _check_domain(domain: str) -> None:
 
 def _check_label(label: str) -> None:
     if not label:
-        raise ValueError("has a misplaced dot after the @")
+        raise ValueError("has a dot at the start or end of its domain, or two dots in a row")
     if label.startswith("-") or label.endswith("-"):
-        raise ValueError("has a domain label that begins or ends with a hyphen")
-    if not all(_stands_in_host(character) for character in label) or not _is_composed(label):
-        raise ValueError("has a character after the @ that is not allowed in a domain name")
-    # Punycode is never shorter than the text, and costs the square of its length.
+        raise ValueError("has a hyphen at the start or end of a part of its domain")
+    if not all(_is_allowed_in_host(character) for character in label) or not _is_composed(label):
+        raise ValueError("has a character after the @ that domain names do not allow")
+    # Punycode is never shorter than the text. Encoding takes quadratic time, so the plain length is checked first.
     if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
-        raise ValueError(f"has a domain label of more than {MAX_LABEL_OCTETS} octets")
+        raise ValueError(f"has a part longer than {MAX_LABEL_OCTETS} bytes in its domain")
 
 
-def _stands_in_host(character: str) -> bool:
+def _is_allowed_in_host(character: str) -> bool:
     if character.isascii():
         return character.isalnum() or character == "-"
     return unicodedata.category(character) in _HOST_CATEGORIES or character in _HOST_EXCEPTIONS
 
 
 def _is_composed(label: str) -> bool:
-    """Whether a label begins with no mark and holds no compatibility character, such as a ligature."""
+    """Whether a label starts with no combining mark and has no compatibility character, such as a ligature."""
     composed = unicodedata.normalize("NFC", label)
     return unicodedata.category(label[0])[0] != "M" and unicodedata.normalize("NFKC", label) == composed
 
 
 def _check_domain_end(domain: str) -> None:
     if domain.rpartition(".")[2].isdigit():
-        raise ValueError("has a number where a domain name ends; an IP address is not supported")
+        raise ValueError("has a domain that ends in a number; use a domain name, not an IP address")
 
 
 def _check_lengths(local: str, domain: str) -> None:
     local_octets = len(local) if local.isascii() else len(local.encode())
     if local_octets > MAX_LOCAL_OCTETS:
-        raise ValueError(f"has more than {MAX_LOCAL_OCTETS} octets before the @")
+        raise ValueError(f"has more than {MAX_LOCAL_OCTETS} bytes before the @")
     if local_octets + 1 + _domain_octets(domain) > MAX_ADDRESS_OCTETS:
-        raise ValueError(f"has more than {MAX_ADDRESS_OCTETS} octets in its address")
+        raise ValueError(f"is longer than {MAX_ADDRESS_OCTETS} bytes without its display name")
 
 
 def _domain_octets(domain: str) -> int:
@@ -219,7 +223,7 @@ def _domain_octets(domain: str) -> int:
 
 
 def _label_octets(label: str) -> int:
-    """A label's length in DNS: Punycode with its prefix where it is not ASCII (IDNA's mappings aside)."""
+    """The length of a label in DNS: Punycode and its prefix if the label is not ASCII. Ignores IDNA's mappings."""
     if label.isascii():
         return len(label)
     return len("xn--") + len(unicodedata.normalize("NFC", label.lower()).encode("punycode"))

@@ -1,9 +1,9 @@
-"""An alert: what a person has to be told about the dead letters, and when it is time to tell it again.
+"""Alerts: the conditions that an operator must act on, and when to send the next notice.
 
-    nothing told ──the state begins──▶ raised ──it lasts──▶ reminded ──it lasts──▶ …
-                                          └──────────── it is over ──▶ resolved, nothing told
+    no notice ──condition begins──▶ raised ──it persists──▶ reminded ──it persists──▶ …
+                                      └──────────── condition ends ──▶ resolved, no notice
 
-A state that could not be looked at (the probe failed) is neither begun nor over.
+If a check cannot run (the probe failed), the condition neither begins nor ends.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Final
 SEVERITY: Final = "CRITICAL"
 MANUAL: Final = "Manual intervention is required."
 MAX_CORRELATION_IDS: Final = 10
-"""Enough to find the cause; an alert is no list of emails."""
-MOST_DUE: Final = 10_000
+"""Enough to find the cause. An alert is not a list of emails."""
+MAX_DUE_COUNT: Final = 10_000
 """An alert counts due emails up to this number."""
 
 
 class Kind(StrEnum):
-    """What is wrong."""
+    """The condition that an alert reports."""
 
     DEAD_LETTERS = "dead_letters"
     """The DLQ holds messages."""
     DEAD_LETTERS_UNPUBLISHED = "dead_letters_unpublished"
-    """Dead letters grow old without reaching the DLQ, so that its depth does not tell of them."""
+    """The age of the oldest dead letter grows, but the DLQ is empty, so its depth does not show the problem."""
     PROBE_FAILED = "probe_failed"
-    """Nobody knows how many messages the DLQ holds."""
+    """The depth of the DLQ could not be read."""
     UNDECIDED_EXPIRING = "undecided_expiring"
-    """Failed or held emails lose their content within a week, because no operator has decided them."""
+    """Failed or held emails lose their content within a week, because no operator has decided about them."""
     NOTHING_SENT = "nothing_sent"
-    """Emails are due, and no provider has accepted one for a while."""
+    """Emails are due, and no provider has accepted an email for a while."""
     PROVIDER_UNUSABLE = "provider_unusable"
     """Workers have not been able to use a provider for a while."""
     HOST_VANISHED = "host_vanished"
-    """A host has been silent for a while, and did not stop in order."""
+    """A host has not reported for a while, and was not shut down cleanly."""
 
 
 _COMPONENTS: Final = {
@@ -52,7 +52,7 @@ _COMPONENTS: Final = {
 
 
 class Phase(StrEnum):
-    """Where in its life an alert stands when it is told."""
+    """The phase of an alert that a notice reports."""
 
     RAISED = "raised"
     REMINDED = "reminded"
@@ -62,24 +62,24 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A state that a person has to mend, as it was just looked at.
+    """A condition that needs an operator, as the last check found it.
 
-    Holds nothing of any email but correlation ids, scrubbed.
+    Contains nothing from any email except correlation ids, scrubbed.
 
     Attributes:
-        stands: Whether the state is there; else it was, or may never have been.
+        is_firing: Whether the condition holds now. If not, it has ended, or never began.
         queue: The DLQ.
-        raised_at: Since when we know of it.
-        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind counts nothing.
-        oldest_age_seconds: Since the oldest one failed, or at least since we know of it; None where nobody knows.
-        correlation_ids: Of the oldest, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed or nothing is sent, or the providers or hosts concerned; None for other kinds.
-        host: Who looked.
-        is_alone: PostgreSQL is away: each host tells for itself.
+        raised_at: When the condition was first seen.
+        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind has no count.
+        oldest_age_seconds: Time since the oldest email failed, or a lower bound; None if unknown.
+        correlation_ids: Those of the oldest emails, at most `MAX_CORRELATION_IDS`.
+        reason: Why the probe failed or nothing is sent, or the affected providers or hosts; None for other kinds.
+        host: The host that ran the check.
+        is_alone: PostgreSQL is unavailable, so each host sends its own notices.
     """
 
     kind: Kind
-    stands: bool
+    is_firing: bool
     queue: str
     raised_at: datetime
     host: str
@@ -91,17 +91,17 @@ class Alert:
 
     @property
     def component(self) -> str:
-        """What the alert is about: a server, or a part of the dispatcher."""
+        """The affected component: a server, or a part of the dispatcher."""
         return _COMPONENTS[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An alert on its way to a person.
+    """A message to an operator about an alert.
 
     Attributes:
-        notice_id: The same when it is tried again, so that a receiver can tell repetitions.
-        at: When it was made.
+        notice_id: Stays the same when the notice is sent again, so that a receiver can drop repetitions.
+        at: When the notice was created.
     """
 
     notice_id: str
@@ -110,15 +110,15 @@ class Notice:
     alert: Alert
 
 
-def next_phase(*, stands: bool, told_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
-    """What to tell now; None if nothing.
+def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
+    """The phase to notify now; None if no notice is due.
 
     Args:
-        stands: Whether the state is there.
-        told_age_seconds: How long ago it was last told that it is; None if it was not, or if its end was told since.
+        is_firing: Whether the condition holds now.
+        notice_age_seconds: Seconds since the last notice that the condition holds; None if none was sent yet.
     """
-    if told_age_seconds is None:
-        return Phase.RAISED if stands else None
-    if not stands:
+    if notice_age_seconds is None:
+        return Phase.RAISED if is_firing else None
+    if not is_firing:
         return Phase.RESOLVED
-    return Phase.REMINDED if told_age_seconds >= reminder_seconds else None
+    return Phase.REMINDED if notice_age_seconds >= reminder_seconds else None

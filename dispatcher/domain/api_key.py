@@ -1,10 +1,10 @@
-"""API keys: how one looks, what it may do, and how its secret is compared.
+"""API keys: their format, their scopes, and the comparison of their secrets.
 
     ed_k3v9q0xw2m7a_q1bU…     prefix, id (shown in lists), secret (shown once)
 
-The secret is 32 bytes of the kernel's randomness. That is why one round of SHA-256 keeps it: bcrypt and its like slow
-down the guessing of passwords that people make up, and nobody guesses 256 bits; here they would only slow down every
-request.
+The secret is 32 random bytes from the kernel, so one round of SHA-256 protects it. bcrypt and similar functions slow
+down the guessing of passwords that people choose. 256 random bits cannot be guessed, so here they would only slow down
+every request.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ _FORM: Final = re.compile(r"ed_([a-z0-9]{12})_([A-Za-z0-9_-]{43})", re.ASCII)
 
 
 class Scope(StrEnum):
-    """What a key may be good for."""
+    """An action that a key permits."""
 
     SEND = "send"
     """Enqueue emails."""
     READ = "read"
-    """Look at emails: what became of them, never their content."""
+    """Read the status of emails, never their content."""
     OPERATE = "operate"
-    """Decide about emails that failed or are held."""
+    """Replay, discard or settle emails that failed or are held."""
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """A key as its owner has it."""
+    """An API key in clear text: its id and its secret."""
 
     key_id: str
     secret: str = field(repr=False)
 
     @classmethod
     def new(cls) -> Secret:
-        """A key that nobody else has."""
+        """A new random key."""
         return cls("".join(secrets.choice(_LETTERS) for _ in range(_ID_LETTERS)), secrets.token_urlsafe(32))
 
     @classmethod
     def parse(cls, text: str) -> Secret | None:
-        """The key that a text is; None if it is none."""
+        """Parse a key; None if the text is not a key."""
         match = _FORM.fullmatch(text)
         return cls(match[1], match[2]) if match else None
 
     def text(self) -> str:
-        """The key as it is handed out, once."""
+        """The full key. It is shown to its owner once."""
         return f"{shown(self.key_id)}_{self.secret}"
 
     def hashed(self) -> bytes:
-        """What is stored of it."""
+        """The hash that PostgreSQL stores."""
         return sha256(self.secret.encode()).digest()
 
     def matches(self, stored: bytes) -> bool:
-        """Whether it is the key of which this was stored; takes as long either way."""
+        """Whether `stored` is the hash of this key, in constant time."""
         return compare_digest(self.hashed(), stored)
 
 
 def shown(key_id: str) -> str:
-    """How a list shows a key."""
+    """The part of a key that lists show."""
     return f"ed_{key_id}"

@@ -1,4 +1,4 @@
-"""Growing waits with full jitter, for whatever is away and has to be asked again."""
+"""Exponential waits with full jitter between retries of an unreachable server."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Backoff:
     """The waits of one outage.
 
     Attributes:
-        base_seconds: The longest first wait; doubles each time.
-        cap_seconds: The longest wait.
-        failures: How often it failed since it last worked.
+        base_seconds: Upper bound of the first wait; doubles with each failure.
+        cap_seconds: Upper bound of every wait.
+        failures: Failures since the last success.
     """
 
     base_seconds: float
@@ -21,16 +21,16 @@ class Backoff:
     failures: int = 0
 
     def next_wait(self, random: Callable[[], float]) -> float:
-        """Notes a failure; returns the seconds to wait, jittered so that not all return at once.
+        """Record a failure; return the seconds to wait. The jitter keeps clients from retrying at the same moment.
 
         Args:
-            random: From 0 up to 1.
+            random: Returns a number from 0 up to, but not including, 1.
         """
         longest = min(self.cap_seconds, self.base_seconds * 2.0 ** min(self.failures, 30))
         self.failures += 1
         return longest * random()
 
-    def worked(self) -> bool:
-        """Notes a success; returns whether it ends an outage."""
+    def reset(self) -> bool:
+        """Record a success; return whether it ends an outage."""
         ended, self.failures = self.failures > 0, 0
         return ended

@@ -1,7 +1,7 @@
-"""What a provider can carry, and what one email needs of it.
+"""What a provider supports, and what one email requires.
 
-Each provider declares its `Capabilities` in its class. Routing asks before it chooses a provider.
-`enqueue`, the HTTP API and the worker ask whether any configured provider could ever carry the email.
+Each provider class declares its `Capabilities`. Routing checks them before it chooses a provider. `enqueue`, the HTTP
+API and the worker check whether any configured provider can send the email.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dispatcher.domain.outgoing import OutgoingEmail
 AnyEmail = Email | OutgoingEmail
 
 
-class Need(Enum):
-    """What an email may need of a provider."""
+class Requirement(Enum):
+    """A capability that an email may require of its provider."""
 
     TEMPLATES = auto()
     RECIPIENTS = auto()
@@ -28,18 +28,19 @@ class Need(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a provider can carry, as far as that is known before it is asked.
+    """What a provider supports, as far as we know without asking the provider.
 
-    A limit of None, and True where the provider alone can say, leave the judgement to the adapter and the provider.
+    If a limit is None, or a flag is True and depends on the account, the adapter or the provider decides.
 
     Attributes:
-        copies: The most memory that reading and sending an attachment takes, as a multiple of its size. Measure it for
-            each adapter: there is no safe default.
-        templates: The provider fills in templates (`template_id`).
-        smtputf8: The provider takes addresses with letters before the @ that are not ASCII.
-        max_recipients: Over to, cc and bcc.
-        max_octets: Of the whole email, encoded.
-        delivers: Emails reach their recipients; else nobody is advised to use it.
+        copies: Peak memory for reading and sending an attachment, as a multiple of its size. Measure it for each
+            adapter: no default is safe.
+        templates: The provider renders templates (`template_id`).
+        smtputf8: The provider accepts addresses with non-ASCII characters before the @.
+        max_recipients: Limit for to, cc and bcc together.
+        max_octets: Limit for the whole encoded email.
+        delivers: The provider delivers emails to their recipients. Error messages do not recommend a provider that does
+            not.
     """
 
     copies: int
@@ -49,34 +50,34 @@ class Capabilities:
     max_octets: int | None = None
     delivers: bool = True
 
-    def lacks(self, email: AnyEmail) -> Need | None:
-        """The first need of the email that the provider cannot meet; None if it can carry the email."""
+    def unmet_requirement(self, email: AnyEmail) -> Requirement | None:
+        """The first requirement of the email that the provider does not meet; None if it can send the email."""
         if email.template_id is not None and not self.templates:
-            return Need.TEMPLATES
+            return Requirement.TEMPLATES
         if self.max_recipients is not None and recipients_of(email) > self.max_recipients:
-            return Need.RECIPIENTS
-        # Bodies alone stay far below every limit (see email_rules.MAX_BODY_OCTETS).
+            return Requirement.RECIPIENTS
+        # Bodies alone are far below every limit (see email_rules.MAX_BODY_OCTETS).
         if self.max_octets is not None and email.attachments and octets_of(email) > self.max_octets:
-            return Need.OCTETS
+            return Requirement.OCTETS
         if not self.smtputf8 and smtputf8_field(email) is not None:
-            return Need.SMTPUTF8
+            return Requirement.SMTPUTF8
         return None
 
 
 def recipients_of(email: AnyEmail) -> int:
-    """How many recipients the email has."""
+    """The number of recipients in to, cc and bcc."""
     return len(email.to) + len(email.cc) + len(email.bcc)
 
 
 def octets_of(email: AnyEmail) -> int:
-    """How many octets the email has at least once it is encoded: attachments travel in Base64."""
+    """A lower bound for the size of the encoded email. Attachments are encoded in base64."""
     files = sum(len(file.content) for file in email.attachments)
     return files * 4 // 3 + len(email.text or "") + len(email.html or "")
 
 
 def smtputf8_field(email: AnyEmail) -> str | None:
     """The first field with an address that needs SMTPUTF8 (RFC 6531); None if there is none."""
-    if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # as nearly always
+    if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not _is_ascii(text)), None)
 
@@ -89,5 +90,5 @@ def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:
 
 
 def _is_ascii(address: str) -> bool:
-    """Whether the part before the @ is; a name may have any letters, and a domain has an ASCII form."""
+    """Whether the part before the @ is ASCII. A display name may have any letters, and a domain has an ASCII form."""
     return address.isascii() or parse_address(address).local.isascii()

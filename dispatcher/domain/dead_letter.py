@@ -1,4 +1,4 @@
-"""A dead letter: what the DLQ holds of an email that failed or is held."""
+"""A dead letter: the message on the DLQ for an email that failed or is held."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from dispatcher.domain.status import Status
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An email that no machine will touch again.
+    """An email that only an operator, or evidence, can change.
 
     Attributes:
         status: `failed` or `held`.
-        error_type: A word of `domain.outcome.Reason`.
-        error: In the provider's or our words, scrubbed of addresses.
-        attempts: How many provider calls there were.
-        provider: Whom the last one went to.
-        failed_at: When it became `failed` or `held`.
+        error_type: A value of `domain.outcome.Reason`.
+        error: The provider's error text or ours, without addresses.
+        attempts: The number of provider calls.
+        provider: The provider of the last call.
+        failed_at: When the email became `failed` or `held`.
     """
 
     email_id: UUID

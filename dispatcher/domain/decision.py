@@ -1,14 +1,12 @@
-"""What the worker does about an outcome: from what the provider said to one of the transitions in `domain.status`.
+"""Decides what the worker does after an attempt: maps the provider's outcome to a transition of `domain.status`.
 
-The rules:
-
-    accepted                      → MarkSent
-    deferred, attempts left       → RetryIn     the lease stays
-    deferred, none left           → MarkFailed  with the deferral's reason
-    rejected                      → MarkFailed
-    uncertain, policy hold        → MarkHeld
-    uncertain, policy resend      → Resend      may duplicate; that is the policy's word
-    uncertain, none left          → MarkHeld    or `resend` would send for ever to a provider that never answers
+accepted                      → MarkSent
+deferred, attempts left       → RetryIn     keeps the lease
+deferred, none left           → MarkFailed  with the deferral's reason
+rejected                      → MarkFailed
+uncertain, policy hold        → MarkHeld
+uncertain, policy resend      → Resend      may duplicate: the policy accepts that
+uncertain, none left          → MarkHeld    `resend` would retry forever if the provider never answers
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from dispatcher.domain.values import value
 
 @value
 class MarkSent:
-    """Record that the provider accepted.
+    """Record that the provider accepted the email.
 
     Attributes:
-        provider_message_id: The provider's own name for the email; None if it gave none.
+        provider_message_id: The provider's id for the email; None if it gave none.
         detail: The provider's answer, scrubbed.
     """
 
@@ -42,7 +40,7 @@ class RetryIn:
     """Try again in this process, under the same lease.
 
     Attributes:
-        seconds: How long to wait first.
+        seconds: The wait before the next attempt.
     """
 
     transition: ClassVar = Transition.DEFER
@@ -51,12 +49,12 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Record that no further attempt will be made, and have the dead letter published.
+    """Record the email as failed, and have its dead letter published. No attempt follows.
 
     Attributes:
-        reason: Why, in our vocabulary.
-        detail: The provider's words, scrubbed.
-        code: The provider's own code.
+        reason: Our code for the cause.
+        detail: The provider's error text, scrubbed.
+        code: The provider's error code.
     """
 
     transition: ClassVar = Transition.FAIL
@@ -67,11 +65,11 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class MarkHeld:
-    """Record that nobody can know whether the email was accepted, and have the dead letter published.
+    """Record that the outcome is unknown, and have the dead letter published.
 
     Attributes:
-        detail: What was seen, scrubbed.
-        code: The provider's own code, where one came.
+        detail: What the worker observed, scrubbed.
+        code: The provider's error code, if one arrived.
     """
 
     transition: ClassVar = Transition.HOLD
@@ -81,11 +79,11 @@ class MarkHeld:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Make the email pending again although it may have been accepted: the policy allows the duplicate.
+    """Make the email pending again although the provider may have accepted it. The policy allows the duplicate.
 
     Attributes:
-        detail: What was seen, scrubbed.
-        code: The provider's own code, where one came.
+        detail: What the worker observed, scrubbed.
+        code: The provider's error code, if one arrived.
     """
 
     transition: ClassVar = Transition.RESEND
@@ -103,19 +101,19 @@ def decide(
     policy: RetryPolicy,
     random: Callable[[], float],
 ) -> Decision:
-    """What to do about the outcome of an attempt.
+    """Decide what to do after an attempt.
 
     Args:
-        attempt_number: Of the attempt that ended so, from 1, since the email was enqueued or last replayed.
-        on_uncertain: The email's own policy, or else the host's.
-        random: From 0 up to 1; spreads the retries.
+        attempt_number: The number of the attempt that just ended. Counts from 1, and again from 1 after a replay.
+        on_uncertain: The email's own policy if it has one, else the host's.
+        random: Returns a number from 0 up to, but not including, 1. Spreads the retries.
     """
     match outcome:
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
         case Deferred(reason, detail, code, retry_after):
             if reason in CONCERNS_PROVIDER and retry_after is not None and retry_after > policy.cap_seconds:
-                # When the provider is back says nothing about this email: no reason to give it up.
+                # A long wait concerns the provider, not this email. It is no reason to fail the email.
                 retry_after = policy.cap_seconds
             seconds = policy.wait_before(attempt_number + 1, retry_after, random)
             return MarkFailed(reason, detail, code) if seconds is None else RetryIn(seconds)

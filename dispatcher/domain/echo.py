@@ -1,10 +1,10 @@
-"""What a provider says about one email, without what it repeats of that email.
+"""Removes from a provider's error text whatever it repeats of the email.
 
-`scrub` knows an address by its at sign, and nothing of the email. A server may as well call the mailbox by its name
-alone ("ann.lee: no such user"), quote the subject that it dislikes, a line of the body, or the code in it. What of its
-words stands in the email is therefore left out: names of mailboxes and recipients, quotes of three words or more, the
-whole of a short header or file name, and single words that look like a code or a token. That an operator loses a phrase
-which both happened to use is the price.
+`scrub` recognizes addresses by their at sign, but does not have the email. A server may also repeat the mailbox name
+alone ("ann.lee: no such user"), the subject, a line of the body, or a code from the body. This module therefore
+compares the text with the email. It removes names of mailboxes and recipients, quotes of three words or more, whole
+short headers and file names, and single words that look like a code or a token. As a cost, an operator loses a phrase
+that the email and the provider both happened to use.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ PRIVATE_WORD: Final = "<private>"
 
 QUOTED_WORDS: Final = 3
 QUOTED_CHARACTERS: Final = 12
-"""So many words that stand together in the email, too, and so many characters, are a quote of it."""
+"""A run of this many words and characters that also occurs in the email counts as a quote."""
 NAME_CHARACTERS: Final = 3
-"""Shorter names are in too many words."""
+"""Shorter names occur inside too many ordinary words."""
 CODE_CHARACTERS: Final = 4
-"""A word with a digit in it: a one-time code, an order's number. Reply codes have three."""
+"""Minimum length of a word with a digit, such as a one-time code or an order number. Reply codes have three
+characters."""
 TOKEN_CHARACTERS: Final = 20
 BODY_CHARACTERS: Final = 256 * 1024
-"""Of a body, as much is compared."""
+"""Only this much of each body is compared."""
 
 _WORD: Final = re.compile(r"\w+")
 _TAG: Final = re.compile(r"<[^<>]{0,2000}>")
@@ -36,27 +37,27 @@ _CUT: Final = re.compile(r"\w+…$")
 
 
 def without_echo(outcome: Outcome, email: OutgoingEmail) -> Outcome:
-    """The outcome, its words without what they repeat of the email."""
+    """The outcome with its text cleaned: nothing that repeats the email is left."""
     if not outcome.detail:
         return outcome
-    # An acceptance is the common case and rarely repeats anything: then that is all that is looked for.
-    if isinstance(outcome, Accepted) and not _names_somebody(outcome.detail.casefold(), email):
+    # Fast path: acceptances are common and rarely repeat anything, so only names and the subject are searched.
+    if isinstance(outcome, Accepted) and not _names_recipient_or_subject(outcome.detail.casefold(), email):
         return outcome
-    ours, theirs = _ours(outcome.detail)
+    ours, theirs = _split_detail(outcome.detail)
     words = ours + words_without_echo(theirs, email)
     return outcome if words == outcome.detail else replace(outcome, detail=words)
 
 
-def _ours(detail: str) -> tuple[str, str]:
-    """What we say ourselves of refused recipients, in positions and codes, and the provider's words."""
+def _split_detail(detail: str) -> tuple[str, str]:
+    """Split the text into our list of refused recipients (positions and codes only) and the provider's text."""
     if not detail.startswith(SOME_REFUSED):
         return "", detail
     ours, separator, theirs = detail.partition("; ")
     return ours + separator, theirs
 
 
-def _names_somebody(folded: str, email: OutgoingEmail) -> bool:
-    """Whether words hold a mailbox's name, or the subject."""
+def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
+    """Whether the text contains a mailbox name or the subject."""
     if email.subject and email.subject.casefold() in folded:
         return True
     for addresses in (email.to, email.cc, email.bcc, email.reply_to):
@@ -68,8 +69,8 @@ def _names_somebody(folded: str, email: OutgoingEmail) -> bool:
 
 
 def words_without_echo(words: str, email: OutgoingEmail) -> str:
-    """A provider's scrubbed words, without what they repeat of the email."""
-    # What was cut off in the middle of a word is no longer recognised.
+    """The provider's scrubbed text without anything that it repeats of the email."""
+    # `scrub` may have cut the last word. A partial word matches nothing in the email, so it is removed.
     words = _CUT.sub("…", words)
     folded = words.casefold()
     for name in [each for each in _names(email) if len(each) >= NAME_CHARACTERS and each.casefold() in folded]:
@@ -78,7 +79,7 @@ def words_without_echo(words: str, email: OutgoingEmail) -> str:
 
 
 def _names(email: OutgoingEmail) -> Iterator[str]:
-    """What a mailbox or its owner is called, and the whole of what has few words."""
+    """Names of mailboxes and of their owners, and short fields that are compared as a whole."""
     for address in (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to):
         name, _, spec = address.rpartition("<")
         yield spec.partition("@")[0]
@@ -113,7 +114,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Its words alone, so that line breaks, quotes and cases make no difference."""
+    """The words of a text, so that line breaks, punctuation and case make no difference."""
     return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 
@@ -131,17 +132,17 @@ def _without_quotes(words: str, email_words: str) -> str:
 
 
 def _quoted_length(plain: list[str], at: int, email_words: str) -> int:
-    """How many words from here on are a quote; 0 for none."""
+    """The number of words from `at` that are a quote; 0 if they are not."""
     length = QUOTED_WORDS
     while at + length <= len(plain) and f" {' '.join(plain[at : at + length])} " in email_words:
         length += 1
     length -= 1
     if length >= QUOTED_WORDS and len(" ".join(plain[at : at + length])) >= QUOTED_CHARACTERS:
         return length
-    return int(_is_telling(plain[at]) and f" {plain[at]} " in email_words)
+    return int(_looks_like_code(plain[at]) and f" {plain[at]} " in email_words)
 
 
-def _is_telling(word: str) -> bool:
+def _looks_like_code(word: str) -> bool:
     if len(word) < CODE_CHARACTERS:
         return False
     return len(word) >= TOKEN_CHARACTERS or any(character.isdigit() for character in word)

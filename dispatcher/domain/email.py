@@ -1,4 +1,4 @@
-"""The email that an application enqueues: a value that is valid or does not exist."""
+"""The email that an application enqueues. Its constructor validates everything, so an `Email` is always valid."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ from dispatcher.errors import InvalidEmail
 
 @dataclass(frozen=True, slots=True, init=False)
 class Email:
-    """What an application asks to have sent; validated whole when it is made.
+    """An email to send. Immutable, and validated when it is created.
 
     Attributes:
-        message_key: The application's own name for this email: the same key never makes a second one.
-        sender: `local@domain` or `Name <local@domain>`, like every address here, kept as given.
-        to: May be empty if there is a cc or bcc.
-        text: Plain body; None if there is only HTML.
-        html: HTML body; None if there is only text.
-        template_id: The provider's template that writes subject and body instead; None if they stand here.
-        template_data: What the template is filled with.
+        message_key: The application's unique name for this email. Enqueueing the same key again never sends a second
+            email.
+        sender: `local@domain` or `Name <local@domain>`, like every address here; kept as given.
+        to: May be empty if cc or bcc has a recipient.
+        text: Plain-text body; None if the email has only HTML.
+        html: HTML body; None if the email has only text.
+        template_id: The id of a provider's template that writes subject and body; None without a template.
+        template_data: The values for the template.
         headers: Additional headers, read-only.
-        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`; no provider gets it.
-        erase_after_sending: Whether the content, attachments included, is deleted about a minute after it is sent.
-        tenant_id: Whose email it is; message keys are unique within a tenant.
-        correlation_id: The application's name for what caused the email; stands in logs and dead letters.
-        on_uncertain: This email's policy where nobody can know whether it was accepted; None for the host's.
+        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending` and is sent to no
+            provider.
+        erase_after_sending: Whether the content, including attachments, is deleted about a minute after it is sent.
+        tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
+        correlation_id: The application's id for whatever caused the email. Logs and dead letters include it.
+        on_uncertain: What to do if the outcome of an attempt is unknown; None applies the host's policy.
     """
 
     message_key: str
@@ -79,14 +81,14 @@ class Email:
         erase_after_sending: bool = False,
         allowed_headers: Collection[str] = (),
     ) -> None:
-        """An email.
+        """Validate and create an email.
 
         Args:
-            allowed_headers: Names of headers that command a provider and that `headers` may have nevertheless. Workers
-                send the email only if DISPATCHER_ALLOWED_PROVIDER_HEADERS has these names, too.
+            allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
+                only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
 
         Raises:
-            InvalidEmail: names the first argument that breaks a rule.
+            InvalidEmail: names the first invalid argument.
         """
         keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
@@ -96,17 +98,18 @@ class Email:
         keep("cc", rules.addresses("cc", cc))
         keep("bcc", rules.addresses("bcc", bcc))
         if (recipients := len(self.to) + len(self.cc) + len(self.bcc)) == 0:
-            raise InvalidEmail("to", "needs at least one recipient in to, cc or bcc")
+            raise InvalidEmail("to", "has no recipient; set to, cc or bcc")
         if recipients > rules.MAX_RECIPIENTS:
-            raise InvalidEmail("to", f"and cc and bcc have more than {rules.MAX_RECIPIENTS} recipients together")
+            raise InvalidEmail("to", f"has too many recipients; to, cc and bcc may have {rules.MAX_RECIPIENTS}")
         keep("reply_to", rules.addresses("reply_to", reply_to))
         keep("subject", rules.line("subject", subject, rules.MAX_LINE_CHARACTERS))
         keep("template_id", None if template_id is None else rules.template(template_id))
         keep("template_data", checked_data(template_data))
         if self.template_id is None and self.template_data:
-            raise InvalidEmail("template_data", "stands without template_id")
+            raise InvalidEmail("template_data", "needs template_id; set template_id, or remove template_data")
         if self.template_id is not None and (text or html):
-            raise InvalidEmail("template_id", "stands beside text or html; a template writes the body itself")
+            reason = "cannot be combined with text or html, because the template writes the body; set one or the other"
+            raise InvalidEmail("template_id", reason)
         kept_text, kept_html = rules.bodies(text, html, required=template_id is None)
         keep("text", kept_text)
         keep("html", kept_html)
@@ -120,14 +123,14 @@ class Email:
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
-        """The email that a decoded JSON object describes; null stands for an absent optional field.
+        """Create an email from a decoded JSON object. A null field counts as absent.
 
         Args:
             allowed_headers: As for `Email`.
 
         Raises:
-            InvalidEmail: names, as in JSON, the first field that is unknown, missing, of the wrong type or breaks a
-                rule.
+            InvalidEmail: names the first field that is unknown, missing, of the wrong type or otherwise invalid. Uses
+                the JSON name.
         """
         arguments = arguments_of(document)
         try:
@@ -138,7 +141,7 @@ class Email:
             raise InvalidEmail("from", error.reason) from None
 
     def to_json(self) -> dict[str, object]:
-        """The JSON object that `from_json` makes an equal email of; absent fields are left out."""
+        """The JSON object of this email, without empty fields. `from_json` creates an equal email from it."""
         document: dict[str, object] = {
             "message_key": self.message_key,
             "tenant_id": self.tenant_id,
@@ -164,20 +167,20 @@ class Email:
 
     @property
     def stored_tags(self) -> tuple[str, ...]:
-        """The tags as stored: with `ERASE_TAG` if the content is erased after sending."""
+        """The tags as PostgreSQL stores them: with `ERASE_TAG` if the content is erased after sending."""
         if self.erase_after_sending and ERASE_TAG not in self.tags:
             return (*self.tags, ERASE_TAG)
         return self.tags
 
     def payload_hash(self) -> bytes:
-        """The digest by which a repeat of a message key is told from a conflict.
+        """A digest that shows whether a repeated message key has the same payload or a conflicting one.
 
-        Covers everything that reaches the recipient or provider, and the promise (`on_uncertain`). Leaves out the key
-        itself (`tenant_id`, `message_key`) and `correlation_id`, which names the request: a repeated request comes with
-        another one. Order counts in lists; in headers neither order nor the names' case does.
+        Covers everything that reaches the recipient or the provider, and `on_uncertain`. Excludes the key itself
+        (`tenant_id`, `message_key`). Also excludes `correlation_id`, which names the request, because a repeated
+        request has a new one. The order counts in lists. In headers, neither the order nor the case of names counts.
 
-        The form is for ever: whatever changes it turns repeats of emails that are stored already into conflicts. A new
-        field may only add to it where that field is used.
+        Never change this form: any change turns repeats of stored emails into conflicts. A new field may extend the
+        form only for emails that use the field.
         """
         headers = sorted((name.lower(), value) for name, value in self.headers.items())
         files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
@@ -193,5 +196,5 @@ class Email:
         ]
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]
-        # Each part with its length before it, so that no two emails share a form.
+        # Each part is prefixed with its length, so that two different emails never have the same form.
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

@@ -1,7 +1,8 @@
-"""Email ids: UUIDv7 (RFC 9562), so that an id carries its email's time and a time range is an id range.
+"""Email ids: UUIDv7 (RFC 9562). An id contains its email's creation time, so a time range is an id range.
 
-The 12 bits after the millisecond hold its fraction (RFC 9562, section 6.2, method 3), raised where needed so that ids
-of one process ascend; 62 random bits follow, asked of the kernel for each call, so that forked processes never agree.
+The 12 bits after the millisecond hold its fraction (RFC 9562, section 6.2, method 3). They are raised if needed, so
+that the ids of one process ascend. 62 random bits follow. They come from the kernel at each call, so forked processes
+never produce the same id.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
 _NOISE: Final = (1 << 62) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
-"""A clock set back by less than a second does not show in the ids; set back by more, it is believed."""
+"""If the clock is set back by less than a second, ids keep ascending. If it is set back by more, ids follow the
+clock."""
 
 
 class Ticks:
-    """Ascending 4096ths of a millisecond since 1970. Threads that race may share a tick: the random bits part them."""
+    """Ascending 4096ths of a millisecond since 1970. Racing threads may get the same tick; the random bits keep their
+    ids unique."""
 
     __slots__ = ("_latest",)
 
@@ -31,7 +34,7 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant, or the one after the latest given if that is not later."""
+        """The tick of an instant. If the last tick was not earlier, the one after it."""
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
             now = self._latest + 1
@@ -43,12 +46,12 @@ _ticks: Final = Ticks()
 
 
 def new_email_id() -> UUID:
-    """An id that nobody else has; later calls in this process give greater ones."""
+    """A new unique id, greater than all earlier ids of this process."""
     return new_email_ids(1)[0]
 
 
 def new_email_ids(count: int) -> list[UUID]:
-    """Ids that nobody else has, ascending; the kernel is asked once for all of them."""
+    """New unique ids, ascending. Reads random bytes from the kernel once for all of them."""
     now = time.time_ns()
     ids = []
     for noise in memoryview(token_bytes(8 * count)).cast("Q"):
@@ -58,26 +61,26 @@ def new_email_ids(count: int) -> list[UUID]:
 
 
 def time_of(email_id: UUID) -> datetime:
-    """When an id was made, in UTC, to the millisecond.
+    """The creation time of an id, in UTC, to the millisecond.
 
     Raises:
-        ValueError: it is no UUIDv7, or of a time beyond the year 9999.
+        ValueError: the id is not a UUIDv7, or its time is after the year 9999.
     """
     millisecond = email_id.int >> 80
     if email_id.version != 7 or millisecond > _LATEST_MILLISECOND:
-        raise ValueError("is not an email's id")
+        raise ValueError("is not an email id")
     return _EPOCH + millisecond * _MILLISECOND
 
 
 def lowest_id_at(instant: datetime) -> UUID:
-    """The smallest id of the millisecond that an instant falls into: the bound of a partition or of a time range.
+    """The smallest id of an instant's millisecond: the bound of a partition or a time range.
 
     Raises:
-        ValueError: the instant has no time zone, or lies before 1970.
+        ValueError: the instant has no time zone, or is before 1970.
     """
     if instant.tzinfo is None:
-        raise ValueError("needs an instant with a time zone")
+        raise ValueError("needs a time with a time zone")
     millisecond = (instant - _EPOCH) // _MILLISECOND
     if millisecond < 0:
-        raise ValueError("needs an instant after 1970")
+        raise ValueError("needs a time after 1970")
     return UUID(int=millisecond << 80 | _VERSION_AND_VARIANT)

@@ -1,4 +1,5 @@
-"""The JSON object of an email: its fields, as arguments of `Email`. What they may hold is in `email_rules`."""
+"""Converts the JSON object of an email to the arguments of `Email`, and attachments back. `email_rules` checks the
+values."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.errors import InvalidEmail
 
 REQUIRED_FIELDS: Final = ("message_key", "from")
-"""`to` may be missing where there is a cc or bcc, `text` or `html` where there is the other, and all of the body where
-there is a template: `Email` checks these."""
+"""Fields that every email needs. `Email` checks the conditional ones: a recipient in to, cc or bcc, and a body in text,
+html or a template."""
 FIELDS: Final = frozenset(
     {
         *REQUIRED_FIELDS,
@@ -23,25 +24,26 @@ FIELDS: Final = frozenset(
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
 MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
 _DECODED_AT_ONCE: Final = 1 << 16
-"""Characters per call, a multiple of four. Decoding a megabyte at once blocks every other thread for milliseconds."""
+"""Base64 characters decoded per call; a multiple of four. Decoding a megabyte in one call blocks other threads for
+milliseconds."""
 
 
 def arguments_of(document: object) -> dict[str, Any]:
-    """The keyword arguments for `Email`, whose constructor validates them; only names and attachments are checked here.
+    """The keyword arguments for `Email`. Checks field names and decodes attachments; `Email` checks the values.
 
     Raises:
-        InvalidEmail: the document is no object, a field is unknown or missing, or an attachment cannot be decoded.
+        InvalidEmail: the document is not an object, a field is unknown or missing, or an attachment cannot be decoded.
     """
     if not isinstance(document, dict):
-        raise InvalidEmail("email", "must be an object")
+        raise InvalidEmail("email", "must be a JSON object")
     for name in document.keys() - FIELDS:
-        raise InvalidEmail(shown(name), "is not a field of an email")
+        raise InvalidEmail(shown(name), "is not a field of an email; check the spelling")
     given = {name: value for name, value in document.items() if value is not None}
     for name in REQUIRED_FIELDS:
         if name not in given:
-            raise InvalidEmail(name, "is missing")
+            raise InvalidEmail(name, "is required")
     if "subject" not in given and "template_id" not in given:
-        raise InvalidEmail("subject", "is missing")
+        raise InvalidEmail("subject", "is required without template_id")
     given["sender"] = given.pop("from")
     given.setdefault("to", ())
     if "attachments" in given:
@@ -53,19 +55,19 @@ def _attachments(listed: object) -> list[Attachment]:
     if not isinstance(listed, list):
         raise InvalidEmail("attachments", "must be a list")
     if len(listed) > MAX_ATTACHMENTS:
-        raise InvalidEmail("attachments", f"has more than {MAX_ATTACHMENTS} entries")
+        raise InvalidEmail("attachments", f"has more than {MAX_ATTACHMENTS} attachments")
     return [_attachment(f"attachments[{index}]", item) for index, item in enumerate(listed)]
 
 
 def _attachment(field: str, document: object) -> Attachment:
     if not isinstance(document, dict):
-        raise InvalidEmail(field, "must be an object")
+        raise InvalidEmail(field, "must be a JSON object")
     for name in document:
         if name not in ATTACHMENT_FIELDS:
-            raise InvalidEmail(f"{field}.{shown(name)}", "is not a field of an attachment")
+            raise InvalidEmail(f"{field}.{shown(name)}", f"is unknown; use {', '.join(ATTACHMENT_FIELDS)}")
     for name in ATTACHMENT_FIELDS:
         if document.get(name) is None:
-            raise InvalidEmail(f"{field}.{name}", "is missing")
+            raise InvalidEmail(f"{field}.{name}", "is required")
     content = _decoded(f"{field}.content", document["content"])
     try:
         return Attachment(document["filename"], document["content_type"], content)
@@ -75,19 +77,19 @@ def _attachment(field: str, document: object) -> Attachment:
 
 def _decoded(field: str, text: object) -> bytes:
     if not isinstance(text, str):
-        raise InvalidEmail(field, "must be a text in base64")
+        raise InvalidEmail(field, "must be a base64 string")
     if len(text) > MAX_BASE64_CHARACTERS:
-        raise InvalidEmail(field, f"has more than {MAX_ATTACHMENT_OCTETS} octets")
+        raise InvalidEmail(field, f"is larger than {MAX_ATTACHMENT_OCTETS} bytes")
     try:
         if len(text) <= _DECODED_AT_ONCE or text.find("=", 0, -2) >= 0:
             return binascii.a2b_base64(text, strict_mode=True)
         pieces = (text[start : start + _DECODED_AT_ONCE] for start in range(0, len(text), _DECODED_AT_ONCE))
         return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
-    except ValueError:  # binascii.Error is one; so is what characters outside ASCII raise
-        raise InvalidEmail(field, "is not valid base64") from None
+    except ValueError:  # binascii.Error is a ValueError, and non-ASCII characters raise ValueError too.
+        raise InvalidEmail(field, "is not valid base64 (RFC 4648, with padding, without line breaks)") from None
 
 
 def attachment_document(attachment: Attachment) -> dict[str, str]:
-    """The JSON object of an attachment."""
+    """The JSON object of an attachment, with base64 content."""
     content = base64.b64encode(attachment.content).decode("ascii")
     return {"filename": attachment.filename, "content_type": attachment.content_type, "content": content}

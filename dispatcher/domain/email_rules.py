@@ -1,7 +1,7 @@
-"""What an email may hold, field by field: each function gives the value that is kept, or raises `InvalidEmail`.
+"""The rules for each field of an email. Each function returns the value to keep, or raises `InvalidEmail`.
 
-`field` is the name of `Email`'s argument. JSON has the same name, except `from` for `sender`. The rules check types,
-too, since a caller may not use a type checker.
+`field` is the name of the argument of `Email`. The JSON names are the same, except `from` for `sender`. The rules also
+check types, because callers may not use a type checker.
 """
 
 from __future__ import annotations
@@ -21,25 +21,27 @@ from dispatcher.domain.text import body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_TENANT_CHARACTERS: Final = 100
-"""A name in every log line and index entry."""
+"""Every log line and index entry contains the tenant id."""
 MAX_RECIPIENTS: Final = 1000
-"""Over to, cc and bcc; and in reply_to: SendGrid's limits for one request. SMTP servers must take 100 (RFC 5321)."""
+"""Limit for to, cc and bcc together, and for reply_to: SendGrid's limit per request. SMTP servers must accept 100 (RFC
+5321)."""
 MAX_LINE_CHARACTERS: Final = 998
-"""Subject and header values: RFC 5322, section 2.1.1, the longest line before folding."""
+"""For subject and header values: the longest line before folding (RFC 5322, section 2.1.1)."""
 MAX_BODY_OCTETS: Final = 10 * 1024 * 1024
-"""Text and HTML together: far above any readable email; bounds a worker's memory per email."""
+"""For text and HTML together. Far above any readable email; bounds a worker's memory per email."""
 MAX_HEADERS: Final = 100
-"""More than any mail program writes; mail servers bound the header section, some at 64 KiB."""
+"""More than any mail program writes. Mail servers limit the header section, some to 64 KiB."""
 MAX_HEADER_NAME_CHARACTERS: Final = 76
-"""A name must fit on its line before the first fold (RFC 2047, section 2)."""
+"""A header name must fit on its line before the first fold (RFC 2047, section 2)."""
 MAX_ATTACHMENTS: Final = 100
-"""More than a reader opens; bounds the rows per email."""
+"""More than a reader opens. Bounds the rows per email."""
 MAX_ATTACHMENT_OCTETS: Final = 25 * 1024 * 1024
-"""Over all attachments, decoded; base64 makes 36 MB of it, and SES takes 40 MB. SendGrid and many servers take less."""
+"""For all attachments together, decoded. Base64 makes that 36 MB. SES accepts 40 MB; SendGrid and many servers accept
+less."""
 MAX_TAGS: Final = 10
-"""SendGrid's limit of categories."""
+"""SendGrid's limit for categories."""
 MAX_TAG_CHARACTERS: Final = 100
-"""Below SendGrid's 255, and enough for a name that people read."""
+"""Below SendGrid's limit of 255, and long enough for a readable name."""
 
 _MAX_CACHED_CHARACTERS: Final = 200
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -49,25 +51,25 @@ _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
 def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
-    """A text that may stand in a header."""
+    """A text that is allowed in a header."""
     text = _text(field, value)
     if len(text) > longest:
-        raise InvalidEmail(field, f"has more than {longest} characters")
+        raise InvalidEmail(field, f"is longer than {longest} characters")
     if fault := fault_of(text):
         raise InvalidEmail(field, fault)
     return text
 
 
 def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
-    """A name that people and logs print; compared character by character, so normalise it before you make it."""
+    """A printable name. Names are compared character by character; the caller normalizes Unicode."""
     text = _text(field, value)
     if not 1 <= len(text) <= longest:
-        raise InvalidEmail(field, f"must have 1 to {longest} characters")
+        raise InvalidEmail(field, f"must be 1 to {longest} characters long")
     if not text.isprintable():
-        raise InvalidEmail(field, "contains a character that does not print")
+        raise InvalidEmail(field, "contains an unprintable character")
     if text != text.strip():
-        # HTTP drops it on the way: the same key would be one email there and another here.
-        raise InvalidEmail(field, "begins or ends with a space")
+        # HTTP removes outer spaces, so one key would name two different emails.
+        raise InvalidEmail(field, "starts or ends with a space; remove it")
     return text
 
 
@@ -75,14 +77,14 @@ def tenant(value: object) -> str:
     """A tenant's id."""
     text = _text("tenant_id", value)
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
-        raise InvalidEmail("tenant_id", f"must have 1 to {MAX_TENANT_CHARACTERS} characters")
+        raise InvalidEmail("tenant_id", f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
     if not _TENANT.fullmatch(text):
-        raise InvalidEmail("tenant_id", "may hold ASCII letters, digits and . _ : - and begins with a letter or digit")
+        raise InvalidEmail("tenant_id", "must be an ASCII letter or digit, then letters, digits and . _ : -")
     return text
 
 
 def policy(value: object) -> OnUncertain | None:
-    """The email's own policy, from its name or as it is; None for the host's."""
+    """The policy, given by name or as a value; None if the email has none."""
     if value is None:
         return None
     try:
@@ -109,7 +111,7 @@ def address(field: str, value: object) -> str:
 
 
 def sender(value: object) -> str:
-    """The address that an email comes from, as given. Most emails come from few, so these are not parsed each time."""
+    """The sender's address, as given. Results are cached, because most emails have one of a few senders."""
     if type(value) is str and len(value) <= _MAX_CACHED_CHARACTERS:
         return _sender(value)
     return address("sender", value)
@@ -121,7 +123,7 @@ def _sender(text: str) -> str:
 
 
 def addresses(field: str, value: object) -> tuple[str, ...]:
-    """Addresses, from one text or a list of them."""
+    """Addresses, from one string or a list."""
     if isinstance(value, str):
         return (_recipient(field, value),)
     listed = _sequence(field, value, MAX_RECIPIENTS)
@@ -133,24 +135,24 @@ def _recipient(field: str, value: object) -> str:
         return address(field, value)
     except InvalidEmail:
         if isinstance(value, str) and _SEVERAL.match(value):
-            raise InvalidEmail(field, "has several addresses in one text; give a list of single addresses") from None
+            raise InvalidEmail(field, "has several addresses in one string; give a list of addresses") from None
         raise
 
 
 def template(value: object) -> str:
-    """The id of a provider's template: SendGrid's `d-…`, SES's template name."""
+    """The id of a provider's template: `d-…` for SendGrid, the template's name for SES."""
     text = _text("template_id", value)
     if not _TEMPLATE.fullmatch(text):
-        raise InvalidEmail("template_id", "must be 1 to 100 ASCII letters, digits, - and _")
+        raise InvalidEmail("template_id", "must be 1 to 100 characters: ASCII letters, digits, - and _")
     return text
 
 
 def bodies(text: object, html: object, *, required: bool = True) -> tuple[str | None, str | None]:
-    """Text and HTML; an empty one counts as absent, and one of them must be there if a body is required."""
+    """Text and HTML. An empty body counts as absent. At least one body must be present if `required`."""
     kept_text, text_octets = _body("text", text)
     kept_html, html_octets = _body("html", html)
     if required and kept_text is None and kept_html is None:
-        raise InvalidEmail("text", "is missing, and so is html; an email needs one of them, not empty")
+        raise InvalidEmail("text", "or html is required, and must not be empty")
     if text_octets + html_octets > MAX_BODY_OCTETS:
         raise _oversized_body("html" if text_octets <= html_octets else "text")
     return kept_text, kept_html
@@ -168,26 +170,26 @@ def _body(field: str, value: object) -> tuple[str | None, int]:
 
 
 def _oversized_body(field: str) -> InvalidEmail:
-    return InvalidEmail(field, f"makes text and html exceed {MAX_BODY_OCTETS} octets together")
+    return InvalidEmail(field, f"is too large; text and html together may have {MAX_BODY_OCTETS} bytes")
 
 
 def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
-    """Additional headers, in their order; the mapping is read-only.
+    """Additional headers in their order, read-only.
 
     Args:
-        allowed: Headers that command a provider and are allowed nevertheless.
+        allowed: Provider-control headers that are allowed.
     """
     if not isinstance(value, Mapping):
-        raise InvalidEmail("headers", "must be an object of names and texts")
+        raise InvalidEmail("headers", "must be an object whose values are strings")
     if len(value) > MAX_HEADERS:
-        raise InvalidEmail("headers", f"has more than {MAX_HEADERS} entries")
+        raise InvalidEmail("headers", f"has more than {MAX_HEADERS} headers")
     kept: dict[str, str] = {}
     seen: set[str] = set()
     for name, text in value.items():
         field = f"headers.{shown(name)}"
         lowered = _header_name(field, name, allowed)
         if lowered in seen:
-            raise InvalidEmail(field, "is given twice (case does not matter)")
+            raise InvalidEmail(field, "is set twice; header names ignore case")
         seen.add(lowered)
         kept[_text(field, name)] = line(field, text, MAX_LINE_CHARACTERS)
     return MappingProxyType(kept)
@@ -195,14 +197,15 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
 
 def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
     if not isinstance(name, str) or not _TOKEN.fullmatch(name) or len(name) > MAX_HEADER_NAME_CHARACTERS:
-        raise InvalidEmail(field, f"is not a header's name: 1 to {MAX_HEADER_NAME_CHARACTERS} characters of a token")
+        reason = f"is not a header name; use 1 to {MAX_HEADER_NAME_CHARACTERS} letters, digits and hyphens"
+        raise InvalidEmail(field, reason)
     if fault := header_name_fault(name, allowed):
         raise InvalidEmail(field, fault)
     return name.lower()
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """Attachments; the first one that makes them too large together is named."""
+    """Attachments. If they are too large together, the error names the first attachment beyond the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0
@@ -212,22 +215,23 @@ def attachments(value: object) -> tuple[Attachment, ...]:
             raise InvalidEmail(field, "must be an Attachment")
         octets += len(item.content)
         if octets > MAX_ATTACHMENT_OCTETS:
-            raise InvalidEmail(f"{field}.content", f"makes attachments exceed {MAX_ATTACHMENT_OCTETS} octets together")
+            reason = f"is too large; all attachments together may have {MAX_ATTACHMENT_OCTETS} bytes"
+            raise InvalidEmail(f"{field}.content", reason)
         kept.append(item)
     return tuple(kept)
 
 
 def tags(value: object) -> tuple[str, ...]:
-    """Tags, each once; one text counts as one tag."""
+    """Tags; a duplicate is refused. One string counts as one tag."""
     listed = [value] if isinstance(value, str) else _sequence("tags", value, MAX_TAGS)
     kept = tuple([key(f"tags[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
     if len(set(kept)) != len(kept):
-        raise InvalidEmail("tags", "has one tag twice")
+        raise InvalidEmail("tags", "contains the same tag twice")
     return kept
 
 
 def shown(name: object) -> str:
-    """A field's or header's name as an error may show it: bounded, and only what prints."""
+    """The name of a field or header for an error message: at most 40 characters, printable only."""
     text = name if isinstance(name, str) else type(name).__name__
     printable = "".join(character if character.isprintable() else "?" for character in text[:41])
     return printable if len(text) <= 40 else f"{printable[:40]}…"
@@ -235,13 +239,13 @@ def shown(name: object) -> str:
 
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str):
-        raise InvalidEmail(field, "must be a text")
-    # A subclass (StrEnum, a template engine's safe string) becomes a plain str: drivers and encoders know only that.
+        raise InvalidEmail(field, "must be a string")
+    # Convert subclasses, such as StrEnum or a template engine's safe string: drivers and encoders accept only str.
     return value if type(value) is str else str.__str__(value)
 
 
 def _sequence(field: str, value: object, most: int) -> Sequence[object]:
-    # The two that come first, because asking what a Sequence is takes longer than the rest of an empty list.
+    # Check for list and tuple first: isinstance with the abstract Sequence is slower.
     if not isinstance(value, (list, tuple)) and not _is_other_sequence(value):
         raise InvalidEmail(field, "must be a list")
     if len(value) > most:

@@ -1,8 +1,8 @@
-"""Headers that an email may not set: those that we or mail servers write, and those that command a provider.
+"""Headers that an email may not set: headers that we or mail servers write, and headers that control a provider.
 
-Relays and providers take commands from an email's headers: recipients, a template, a sandbox, another account, a way
-around the spam filter. Permission to write an email is no permission to command the account that sends it. So these
-headers are refused, unless an operator allows one by its name.
+Relays and providers obey certain headers: they add recipients, choose a template or an account, enable a sandbox, or
+bypass the spam filter. Permission to send an email is not permission to control the account that sends it. So these
+headers are refused unless an operator allows them by name.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
-_WRITTEN: Final = (
-    # What we write ourselves, from the email's own fields.
+_RESERVED: Final = (
+    # We write these from the email's own fields.
     *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "content-*"),
-    # The servers on the way write who sent the email, through whom, and who vouches for it. SendGrid writes X-SG-….
+    # Mail servers write these: the sender, the path, and the authentication results. SendGrid writes X-SG-….
     *("sender", "return-path", "received", "received-spf", "authentication-results", "dkim-signature", "arc-*"),
     *(
         "domainkey-signature",
@@ -26,10 +26,10 @@ _WRITTEN: Final = (
     ),
     # A mail client that resends an email writes these.
     "resent-*",
-    # Old servers take recipients from this one.
+    # Old servers read recipients from this header.
     "apparently-to",
 )
-COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
+CONTROL_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
     "AhaSend": ("ahasend-*",),
     "Alibaba Direct Mail": ("x-alidm-*",),
     "Amazon SES": ("x-ses-*",),
@@ -64,61 +64,63 @@ COMMANDS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tipimail": ("x-tm-*",),
     "UniOne": ("x-unione*",),
     "filters of outgoing mail": ("x-barracuda-*", "x-ironport-*", "x-mimecast-*", "x-proofpoint-*", "x-zix*"),
-    # RFC 6758, RFC 7293, RFC 8689; MIXER (RFC 2156); and headers to which sendmail sends notices.
+    # RFC 6758, RFC 7293, RFC 8689; MIXER (RFC 2156); and headers that make sendmail send notices.
     "mail servers": (
         *("mt-priority", "require-recipient-valid-since", "tls-required", "deferred-delivery"),
         *("prevent-nondelivery-report", "errors-to", "return-receipt-to"),
     ),
 }
-"""The headers from which each provider or relay takes commands; `*` matches any end of a name. General names such as
-`X-Campaign` and `X-Tag` are not here, though some relays take them for commands."""
+"""The headers that control each provider or relay. A trailing `*` matches any ending. General names such as
+`X-Campaign` and `X-Tag` are left out, although some relays obey them."""
 
 
-def _told_apart(patterns: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Splits patterns into whole names and beginnings of names."""
-    beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
-    return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), beginnings
+def _split_patterns(patterns: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
+    """Split patterns into full names and prefixes."""
+    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+    return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), prefixes
 
 
-_WRITTEN_NAMES, _WRITTEN_BEGINNINGS = _told_apart(_WRITTEN)
-_COMMAND_NAMES, _COMMAND_BEGINNINGS = _told_apart([pattern for patterns in COMMANDS.values() for pattern in patterns])
+_RESERVED_NAMES, _RESERVED_PREFIXES = _split_patterns(_RESERVED)
+_CONTROL_NAMES, _CONTROL_PREFIXES = _split_patterns(
+    [pattern for group in CONTROL_HEADERS.values() for pattern in group]
+)
 
 
-def is_written_by_others(name: str) -> bool:
-    """Whether only we or mail servers may write a header, by its name in any case. No setting allows it."""
+def is_reserved(name: str) -> bool:
+    """Whether only we or mail servers may write this header. Ignores case. No setting allows it."""
     lowered = name.lower()
-    return lowered in _WRITTEN_NAMES or lowered.startswith(_WRITTEN_BEGINNINGS)
+    return lowered in _RESERVED_NAMES or lowered.startswith(_RESERVED_PREFIXES)
 
 
 def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
-    """Why an email may not set a header, as the end of a sentence that begins with its name; None if it may.
+    """Why an email may not set a header: a phrase to put after the header's name. None if it may.
 
     Args:
         name: In any case.
         allowed: Names that the operator allows, in any case.
     """
-    if is_written_by_others(name):
-        return "is a header that an email may not set itself"
+    if is_reserved(name):
+        return "cannot be set, because the dispatcher or a mail server writes it"
     lowered = name.lower()
-    if lowered not in _COMMAND_NAMES and not lowered.startswith(_COMMAND_BEGINNINGS):
+    if lowered not in _CONTROL_NAMES and not lowered.startswith(_CONTROL_PREFIXES):
         return None
     if lowered in (each.lower() for each in allowed):
         return None
-    return f"is a command to {_commanded(lowered)}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
+    return f"controls {_controlled(lowered)}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
 
 
 def headers_fault(headers: Mapping[str, str], allowed: Collection[str]) -> str | None:
-    """Names the first header that the email may not have, and why; None if it may have all of them."""
+    """The first header that the email may not set, with the reason; None if all are allowed."""
     for name in headers:
         if fault := header_name_fault(name, allowed):
             return f"headers.{name} {fault}"
     return None
 
 
-def _commanded(lowered: str) -> str:
-    """Who takes commands from a header, by its name in lower case."""
-    for who, patterns in COMMANDS.items():
-        names, beginnings = _told_apart(patterns)
-        if lowered in names or lowered.startswith(beginnings):
+def _controlled(lowered: str) -> str:
+    """The provider or relay that a header controls, by the header's name in lower case."""
+    for who, patterns in CONTROL_HEADERS.items():
+        names, prefixes = _split_patterns(patterns)
+        if lowered in names or lowered.startswith(prefixes):
             return who
     raise AssertionError(lowered)

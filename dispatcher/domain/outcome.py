@@ -1,8 +1,8 @@
-"""What a provider said about one email: a value, never an exception.
+"""The outcome of one attempt: `Accepted | Deferred | Rejected | Uncertain`. A value, never an exception.
 
-`Accepted | Deferred | Rejected | Uncertain`. Any answer received is known; no answer after a byte that could cause
-acceptance left is `Uncertain`; failing before that byte is `Deferred`. What concerns the provider as a whole is a
-`ProviderFault` instead, and burns no attempt.
+An answer from the provider is `Accepted`, `Deferred` or `Rejected`. An attempt that fails before any byte that could
+cause acceptance is sent is `Deferred`. An attempt without an answer after such a byte is `Uncertain`. A failure of the
+provider as a whole raises `ProviderFault` instead, and uses up no attempt.
 """
 
 from __future__ import annotations
@@ -14,58 +14,58 @@ from dispatcher.domain.values import value
 
 
 class Reason(StrEnum):
-    """Why an email was not accepted: one vocabulary for all providers; the value is `email_log.error_type`."""
+    """Why an email was not accepted: one code for all providers. The value of `email_log.error_type`."""
 
     THROTTLED = "throttled"
-    """The provider asked us, not this email, to slow down."""
+    """The provider asked us to send more slowly. This does not concern the email itself."""
     RECIPIENT_DEFERRED = "recipient_deferred"
-    """The provider does not take it for these recipients now: greylisting, a full or busy mailbox."""
+    """The provider cannot deliver to these recipients now: greylisting, or a full or busy mailbox."""
     REJECTED_RECIPIENT = "rejected_recipient"
-    """The provider refuses the recipients for good."""
+    """The provider permanently refuses the recipients."""
     REJECTED_SENDER = "rejected_sender"
-    """The provider refuses the sender for good: unverified, or not allowed to this account."""
+    """The provider permanently refuses the sender: it is unverified, or this account may not use it."""
     INVALID_CONTENT = "invalid_content"
-    """The provider, or our own rendering, refuses what the email says or how it is built."""
+    """The provider, or our rendering, refuses the content or structure of the email."""
     TOO_LARGE = "too_large"
     """The provider refuses the email's size."""
     REFUSED = "refused"
-    """The provider said a definite no that fits no narrower word."""
+    """The provider refuses the email for a reason that no other code covers."""
     CONNECTION_FAILED = "connection_failed"
-    """No connection to the provider; nothing of the email left."""
+    """No connection to the provider was possible. No byte of the email was sent."""
     SERVER_ERROR = "server_error"
-    """The provider answered that it cannot for now."""
+    """The provider reported a temporary failure."""
     TIMEOUT_BEFORE_SEND = "timeout_before_send"
-    """The attempt's deadline passed before a byte that could cause acceptance left."""
+    """The attempt timed out before any byte that could cause acceptance was sent."""
     CONTENT_DELETED = "content_deleted"
-    """The email's content was deleted before it was sent (retention, privacy); there is nothing to send."""
+    """The email's content was deleted before it was sent (retention or privacy). There is nothing to send."""
     CONTENT_UNREADABLE = "content_unreadable"
-    """PostgreSQL cannot read the email's content: its storage is damaged; nothing of it left."""
+    """PostgreSQL cannot read the email's content, because its storage is damaged. Nothing was sent."""
     INTERNAL_ERROR = "internal_error"
-    """Our own code failed on this email before anything of it left."""
+    """Our own code failed on this email before anything was sent."""
     WORKER_CRASHED = "worker_crashed"
-    """Workers died while they rendered this email, time and again; nothing of it left."""
+    """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
     OUTCOME_UNKNOWN = "outcome_unknown"
-    """The request left and no answer that can be believed came back."""
+    """The request was sent, and no valid answer arrived."""
 
 
 SOME_REFUSED: Final = "refused recipients: "
-"""How the detail of an acceptance for some recipients alone begins; the refused ones follow, up to a `; `."""
+"""Prefix of the detail of an acceptance that refuses some recipients. The refused recipients follow, up to a `; `."""
 
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
 )
-"""A definite no for one of these says nothing about the email: another provider may be tried at once."""
+"""Reasons that say nothing about the email. Routing may try another provider at once."""
 
 
 class Concern(Enum):
-    """What a deferral may be about."""
+    """What a deferral may concern."""
 
     EMAIL = auto()
     """The email, or its recipients."""
     EITHER = auto()
-    """The email, or the provider as a whole: the answers to other emails decide."""
+    """The email or the provider as a whole. The answers to other emails decide."""
     PROVIDER = auto()
-    """The provider as a whole: it had seen nothing of the email."""
+    """The provider as a whole. It had not seen the email."""
 
 
 @value
@@ -73,8 +73,8 @@ class Accepted:
     """The provider took responsibility for the email.
 
     Attributes:
-        provider_message_id: The provider's own name for it; None if it gave none.
-        detail: The provider's answer, scrubbed; may tell of single recipients that it refused.
+        provider_message_id: The provider's id for the email; None if it gave none.
+        detail: The provider's answer, scrubbed. May list single recipients that it refused.
     """
 
     provider_message_id: str | None = None
@@ -83,14 +83,14 @@ class Accepted:
 
 @value
 class Deferred:
-    """The provider refused for now, or was not reached; a later attempt may succeed.
+    """The provider refused the email for now, or could not be reached. A later attempt may succeed.
 
     Attributes:
-        reason: Why, in our vocabulary.
-        detail: The provider's words, scrubbed of addresses.
-        code: The provider's own code, such as `451 4.7.1` or `429`.
-        retry_after: Seconds that the provider asked us to wait; None if it did not say.
-        known_concern: What it may be about, where the adapter knows more than the reason says.
+        reason: Our code for the cause.
+        detail: The provider's error text, scrubbed of addresses.
+        code: The provider's error code, such as `451 4.7.1` or `429`.
+        retry_after: Seconds that the provider asked us to wait; None if it gave none.
+        known_concern: What the deferral concerns, if the adapter knows more than the reason says.
     """
 
     reason: Reason
@@ -101,7 +101,7 @@ class Deferred:
 
     @property
     def concern(self) -> Concern:
-        """What it may be about."""
+        """What the deferral may concern: the email, the provider, or either."""
         if self.known_concern is not None:
             return self.known_concern
         if self.reason is Reason.CONNECTION_FAILED:
@@ -111,12 +111,12 @@ class Deferred:
 
 @value
 class Rejected:
-    """The provider refused for good; another attempt with the same email would fail alike.
+    """The provider permanently refused the email. Another attempt with the same email would fail too.
 
     Attributes:
-        reason: Why, in our vocabulary.
-        detail: The provider's words, scrubbed of addresses.
-        code: The provider's own code, such as `550 5.1.1` or `413`.
+        reason: Our code for the cause.
+        detail: The provider's error text, scrubbed of addresses.
+        code: The provider's error code, such as `550 5.1.1` or `413`.
     """
 
     reason: Reason
@@ -126,11 +126,11 @@ class Rejected:
 
 @value
 class Uncertain:
-    """The email left and no believable answer came back: it may have been accepted or not.
+    """The email was sent and no valid answer arrived. The provider may or may not have accepted it.
 
     Attributes:
-        detail: What was seen, scrubbed of addresses.
-        code: The provider's own code, where an answer came that makes no sense.
+        detail: What the adapter observed, scrubbed of addresses.
+        code: The provider's code, if an answer arrived that makes no sense.
     """
 
     detail: str | None = None
@@ -146,10 +146,11 @@ Outcome = Accepted | Deferred | Rejected | Uncertain
 
 
 def left_out(detail: str | None) -> str | None:
-    """The recipients that an acceptance left out, by position and code: `2 (550 5.1.1), 3 (451)`; None if it took all.
+    """The recipients that an acceptance refused, as positions and codes: `2 (550 5.1.1), 3 (451)`. None if it accepted
+    all.
 
     Args:
-        detail: The acceptance's.
+        detail: The `detail` of the acceptance.
     """
     if detail is None or not detail.startswith(SOME_REFUSED):
         return None
@@ -160,5 +161,5 @@ _NAMES: Final = {kind: kind.__name__.lower() for kind in (Accepted, Deferred, Re
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """The outcome's word as it stands in `email_attempt.outcome`, logs and metrics."""
+    """The name of the outcome in `email_attempt.outcome`, logs and metrics."""
     return _NAMES[type(outcome)]

@@ -1,4 +1,4 @@
-"""An email as an adapter gets it: read back from our tables, already validated at enqueue."""
+"""The email that an adapter sends: read from our tables, and already validated at enqueue."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from dispatcher.domain.values import value
 from dispatcher.errors import InvalidEmail
 
 MAX_FILENAME_CHARACTERS: Final = 255
-"""The longest filename that common file systems store."""
+"""The longest file name that common file systems store."""
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
 ERASE_TAG: Final = "one_time_code"
-"""Marks an email whose content is deleted once it is sent. The row has it among its tags; no provider gets it."""
+"""Marks an email whose content is deleted after sending. The row keeps it among its tags; no provider receives it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingAttachment:
-    """An email's attachment, as an adapter gets it.
+    """An attachment, as an adapter receives it.
 
     Attributes:
-        filename: Its name for the reader; no path, no control characters.
+        filename: The name that the recipient sees; no path, no control characters.
         content_type: A MIME type, such as `application/pdf`.
-        content: The bytes, decoded.
+        content: The decoded bytes.
     """
 
     filename: str
@@ -41,14 +41,14 @@ class OutgoingAttachment:
 
 @dataclass(frozen=True, slots=True)
 class Attachment(OutgoingAttachment):
-    """A file that an application attaches to an email; always valid.
+    """A file to attach to an email. Always valid.
 
     Raises:
-        InvalidEmail: names the first argument that breaks a rule.
+        InvalidEmail: names the first invalid argument.
     """
 
     def __post_init__(self) -> None:
-        """Check everything but the total size, which `Email` checks."""
+        """Check everything except the total size, which `Email` checks."""
         if fault := _filename_fault(self.filename):
             raise InvalidEmail("filename", fault)
         if fault := _content_type_fault(self.content_type):
@@ -59,17 +59,17 @@ class Attachment(OutgoingAttachment):
 
 @value
 class OutgoingEmail:
-    """What is to be sent; addresses are `local@domain` or `Name <local@domain>`, as they were validated at enqueue.
+    """The email to send. Addresses are `local@domain` or `Name <local@domain>`, as validated at enqueue.
 
     Attributes:
-        email_id: The only name by which a provider learns of this email.
-        created_at: When it was enqueued; its Date header on every attempt.
+        email_id: The only id of this email that the provider receives.
+        created_at: When it was enqueued. Every attempt uses it as the Date header.
         to: At least one of `to`, `cc` and `bcc` is not empty.
-        text: Plain body; None if there is only HTML.
-        html: HTML body; None if there is only text.
-        template_id: The provider's template that writes subject and body; None if they stand here. An adapter without
-            templates rejects such an email.
-        template_data: What the template is filled with; JSON values.
+        text: Plain-text body; None if the email has only HTML.
+        html: HTML body; None if the email has only text.
+        template_id: The id of a provider's template that writes subject and body; None without a template. An
+            adapter without templates rejects such an email.
+        template_data: The values for the template; JSON values.
     """
 
     email_id: UUID
@@ -91,24 +91,24 @@ class OutgoingEmail:
 
 def _filename_fault(filename: object) -> str | None:
     if not isinstance(filename, str):
-        return "must be a text"
+        return "must be a string"
     if len(filename) > MAX_FILENAME_CHARACTERS:
-        return f"has more than {MAX_FILENAME_CHARACTERS} characters"
+        return f"is longer than {MAX_FILENAME_CHARACTERS} characters"
     if fault := name_fault(filename):
         return fault
     plain = plain_name(filename)
     if not plain.replace(".", "").strip():
-        return "is empty, or only dots and spaces"
-    return "contains a path separator; give the name alone" if "/" in plain or "\\" in plain else None
+        return "must have a character other than dots and spaces"
+    return "contains a slash or backslash; give the file name without a path" if "/" in plain or "\\" in plain else None
 
 
 def _content_type_fault(content_type: object) -> str | None:
     if not isinstance(content_type, str):
-        return "must be a text"
-    # No parameters: SendGrid refuses them, and the code that builds the MIME part sets charset and boundary.
+        return "must be a string"
+    # Parameters are not allowed: SendGrid refuses them, and the MIME code sets charset and boundary itself.
     if not _CONTENT_TYPE.fullmatch(content_type):
-        return "must be type/subtype without parameters, such as application/pdf"
-    # RFC 2046 (5.1, 5.2.1) forbids base64 for them.
+        return "must be a MIME type without parameters, such as application/pdf"
+    # RFC 2046 (5.1, 5.2.1) forbids base64 for these types.
     if content_type.lower().startswith(("multipart/", "message/")):
-        return "cannot be a multipart or message; use application/octet-stream"
+        return "cannot be a multipart or message type; use application/octet-stream"
     return None

@@ -1,4 +1,4 @@
-"""What a message without an email is called: it has no id, so it is known by its bytes."""
+"""The id of a poison message. Such a message names no email, so its id is derived from its bytes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _POISON_ID: Final = re.compile(f"{_PREFIX}[0-9a-f]{{{_FINGERPRINT_CHARACTERS}}}"
 
 
 def poison_id(body: bytes) -> str:
-    """`p-` and the beginning of its bytes' SHA-256: the same bytes have the same one."""
-    from hashlib import sha256  # OpenSSL takes its time to load, and who only asks `is_poison_id` does without
+    """`p-` and the start of the body's SHA-256. Equal bytes have equal ids."""
+    from hashlib import sha256  # OpenSSL loads slowly, and `is_poison_id` does not need it
 
     return _PREFIX + sha256(body).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
 def is_poison_id(name: str) -> bool:
-    """Whether a name is such a one; an email's id never is, and hardly a message key."""
+    """Whether a name has the form of a poison id. An email id never does, and a message key hardly ever."""
     return _POISON_ID.fullmatch(name) is not None

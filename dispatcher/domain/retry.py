@@ -1,4 +1,5 @@
-"""When a deferred email is tried again: exponential backoff with full jitter, never before the provider allows it."""
+"""Decides when a deferred email is tried again: exponential backoff with full jitter, never before the provider allows
+it."""
 
 from __future__ import annotations
 
@@ -12,12 +13,12 @@ _MAX_DOUBLINGS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often and how soon.
+    """How many attempts, and how long between them.
 
     Attributes:
-        max_attempts: Attempts in all, the first included.
-        base_seconds: The longest wait before the second attempt; doubles with each one after.
-        cap_seconds: The longest wait before any; also how long a lease is held for a provider that asks us to wait.
+        max_attempts: Attempts in all, including the first.
+        base_seconds: Upper bound of the wait before the second attempt; doubles with each further attempt.
+        cap_seconds: Upper bound of every wait. If the provider asks for a longer wait, no retry follows.
     """
 
     max_attempts: int
@@ -25,15 +26,15 @@ class RetryPolicy:
     cap_seconds: float
 
     def wait_before(self, next_attempt: int, retry_after: float | None, random: Callable[[], float]) -> float | None:
-        """Seconds to wait before an attempt; None if there is to be none.
+        """Seconds to wait before an attempt; None if no attempt may follow.
 
         Args:
             next_attempt: From 2.
-            retry_after: Seconds that the provider asked for; the jitter comes on top, so that not all return at once.
-            random: From 0 up to 1, such as `random.random`.
+            retry_after: Seconds that the provider asked for. Jitter is added, so that emails do not all return at once.
+            random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after
-        # Put this way round, a provider's NaN gives up too.
+        # Written with `not … <=`, so that a NaN from the provider ends the retries too.
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
         doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)

@@ -1,6 +1,6 @@
-"""A provider's words, made safe to store and to log: no addresses, no credentials, no control characters, bounded.
+"""Makes a provider's error text safe to store and to log: no addresses, credentials or control characters, bounded.
 
-What they repeat of the email itself `echo` leaves out.
+`echo` also removes what the text repeats of the email.
 """
 
 from __future__ import annotations
@@ -9,37 +9,36 @@ import re
 from typing import Final
 
 MAX_CHARACTERS: Final = 500
-"""Enough for a policy sentence and its link; a hostile server fills no column with more."""
+"""Enough for a policy sentence and its link. Keeps a hostile server from filling the column."""
 ADDRESS_WORD: Final = "<address>"
 CREDENTIAL_WORD: Final = "<credential>"
 ENCODED_WORD: Final = "<encoded>"
 
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
-"""What is looked at before cutting, so that a megabyte of words costs nothing."""
+"""Only this much is scrubbed before the cut, so that a megabyte of text costs nothing."""
 _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
-"""At signs: the one, its look-alikes, and as URLs, quoted-printable and variable envelope senders write it."""
-# White space but the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
+"""The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
+# White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )
-# What we authenticate with, should somebody repeat it: HTTP's schemes, SendGrid's keys, AWS's ids and signatures.
+# Our credentials, in case a server repeats them: HTTP schemes, SendGrid keys, AWS ids and signatures.
 _CREDENTIAL: Final = re.compile(
     r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,
 )
 _MAY_BE_CREDENTIAL: Final = re.compile(r"bearer|basic|aws4-|sg\.|akia|asia", re.IGNORECASE)
 _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNORECASE)
-"""A header's words as they travel (RFC 2047): a subject, a name."""
+"""An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")
-# A quoted local part may hold spaces, and a domain may be an address in brackets.
+# A quoted local part may contain spaces, and a domain may be an address in brackets.
 _WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,64}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]]{0,64}\])?>?""")
 
 
 def scrub(words: str) -> str:
-    """The words on one line, without addresses and credentials, at most `MAX_CHARACTERS` long.
+    """The text on one line, without addresses and credentials, at most `MAX_CHARACTERS` long. Idempotent.
 
-    A word with an at sign in it counts as an address as a whole, so that odd forms of one do not slip through.
-    Scrubbing twice changes nothing more.
+    Any word with an at sign counts as an address, so that unusual forms of addresses are removed too.
     """
     words = words[:_READ_CHARACTERS]
     if not (words.isascii() and words.isprintable()):

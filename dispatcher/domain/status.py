@@ -1,21 +1,22 @@
-"""What can become of an email: every status, and every transition between two of them, in one table.
+"""The life of an email: every status, and every transition between two statuses, in one table.
 
     pending ──lease──▶ sending ──accepted──▶ sent
        ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
-       ├──────────────── replay (a person) ◀── failed | held         whatever it is ──evidence──▶ sent
-       └──────────────── recovered ◀── held by a rescue whose worker comes back: nothing was accepted (or ──▶ failed)
+       ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
+       └──────────────── recovered ◀── held by a recovery whose worker returns: not accepted (or ──▶ failed)
 
 Rules:
 
-1. `failed` and `held` are left only by a person's decision or by evidence; no machine picks them up again. A rescue
-   holds without evidence. When the worker or its ledger comes back, its evidence replaces the rescue, unless the
-   email has changed since.
+1. Only an operator or evidence moves an email out of `failed` or `held`. Recovery of a lost host holds emails without
+   evidence. If the worker or its ledger returns, its evidence replaces that decision, unless the email has changed
+   since.
 2. `sent` is final.
-3. An acceptance that comes late, from an owner that lost its lease, is evidence; it proves `sent` from any status.
-4. `pending` becomes `held` only after PostgreSQL lost commits by a failover: the email may have been sent in them.
-5. Only `pending` may be leased. The rescue decides about an expired `sending`: its owner may or may not have sent it.
+3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status.
+4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because one of them may have recorded that
+   the email was sent.
+5. Only `pending` may be leased. Recovery decides about an expired `sending`: the owner may or may not have sent it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 
 
 class Status(StrEnum):
-    """Where an email stands; the value is what `email_log.status` holds."""
+    """The status of an email; the value of `email_log.status`."""
 
     PENDING = "pending"
     SENDING = "sending"
@@ -72,11 +73,11 @@ TRANSITIONS: Final = MappingProxyType(
 )
 
 FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD})
-"""No machine does anything more about an email in one of these."""
+"""Statuses after which no process sends the email. Only an operator or evidence changes it."""
 
 
 class OnUncertain(StrEnum):
-    """What to do where nobody can know whether the provider accepted: the promise's policy, per email or by default."""
+    """What to do if the outcome of an attempt is unknown: set per email, or by default for a host."""
 
     HOLD = "hold"
     RESEND = "resend"

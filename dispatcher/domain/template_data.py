@@ -1,4 +1,4 @@
-"""The data that a provider's template is filled with: a bounded JSON object that PostgreSQL and any reader can hold."""
+"""The data for a provider's template: a JSON object, bounded so that PostgreSQL and every JSON reader can hold it."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from dispatcher.errors import InvalidEmail
 
 NO_DATA: Final = MappingProxyType[str, object]({})
 MAX_DATA_OCTETS: Final = 256 * 1024
-"""As JSON: SES takes 262,144 octets of template data."""
+"""As JSON: SES accepts 262,144 octets of template data."""
 MAX_DEPTH: Final = 16
-"""Deeper than any template reads; far below what a parser's stack holds."""
+"""Deeper than any template needs, and far below the stack limit of JSON parsers."""
 MAX_INTEGER: Final = 2**53 - 1
-"""Beyond it, JSON's readers disagree (RFC 8259, section 6)."""
+"""JSON readers disagree about larger integers (RFC 8259, section 6)."""
 
 
 def checked_data(value: object) -> Mapping[str, object]:
-    """The data, read-only at its top.
+    """The validated data; the top level is read-only.
 
     Raises:
-        InvalidEmail: it is no object, or holds what JSON or PostgreSQL cannot.
+        InvalidEmail: the value is not an object, or contains something that JSON or PostgreSQL cannot hold.
     """
     if not isinstance(value, Mapping):
-        raise InvalidEmail("template_data", "must be an object")
+        raise InvalidEmail("template_data", "must be a JSON object")
     if not value:
         return NO_DATA
     _check(value, MAX_DEPTH)
     if len(canonical_data(value).encode()) > MAX_DATA_OCTETS:
-        raise InvalidEmail("template_data", f"has more than {MAX_DATA_OCTETS} octets")
+        raise InvalidEmail("template_data", f"is larger than {MAX_DATA_OCTETS} bytes as JSON")
     return MappingProxyType(dict(value))
 
 
 def canonical_data(value: Mapping[str, object]) -> str:
-    """The data as JSON of one form, whatever the order of its names."""
+    """The data as canonical JSON: the order of names makes no difference."""
     return json.dumps(dict(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def _check(value: object, depth: int) -> None:
     if depth == 0:
-        raise InvalidEmail("template_data", f"is nested more than {MAX_DEPTH} deep")
+        raise InvalidEmail("template_data", f"is nested deeper than {MAX_DEPTH} levels")
     match value:
         case Mapping():
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise InvalidEmail("template_data", "has a name that is not a text")
+                    raise InvalidEmail("template_data", "contains a name that is not a string")
                 _check(name, depth)
                 _check(item, depth - 1)
         case list() | tuple():
@@ -66,9 +66,13 @@ def _check_scalar(value: object) -> None:
                 raise InvalidEmail("template_data", fault)
         case int():
             if abs(value) > MAX_INTEGER:
-                raise InvalidEmail("template_data", "has a whole number beyond 2**53; give it as text")
+                reason = "contains an integer beyond 2**53, which JSON readers may round; pass it as a string"
+                raise InvalidEmail("template_data", reason)
         case float():
             if value != value or value in (float("inf"), float("-inf")):
-                raise InvalidEmail("template_data", "has a number that is not finite")
+                raise InvalidEmail("template_data", "contains NaN or an infinite number, which JSON does not allow")
         case _:
-            raise InvalidEmail("template_data", "holds something that is not JSON")
+            raise InvalidEmail(
+                "template_data",
+                "contains a value that JSON cannot represent",
+            )

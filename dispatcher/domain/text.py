@@ -1,6 +1,6 @@
-"""What a text may hold, by where it will stand: in a header, before a reader's trusting eye, or in a body.
+"""Rules for texts by where they are used: in a header, as a name that a reader sees, or in a body.
 
-Each rule gives the reason why a text is refused, to be put after the field's name, or None; never any of the text.
+Each rule returns the reason for a refusal, or None. The reason follows the field's name, and never quotes the text.
 """
 
 from __future__ import annotations
@@ -8,52 +8,52 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# C0, DEL and C1 controls, and the two Unicode separators at which `str.splitlines` and some mail software break lines.
+# C0, DEL and C1 controls, and two Unicode separators at which `str.splitlines` and some mail software break lines.
 _BREAKS_A_LINE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Embeddings, overrides and isolates. The marks U+200E and U+200F stay allowed: Hebrew and Arabic names need them.
+# Embeddings, overrides and isolates. U+200E and U+200F stay allowed, because Hebrew and Arabic names need them.
 _REORDERS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
-# Laxer than RFC 2047, as those are who decode it: empty charsets, spaces and further question marks.
+# Laxer than RFC 2047, like many decoders: matches empty charsets, spaces and further question marks.
 _ENCODED_WORD: Final = re.compile(r"=\?[^?]*\?[bq]\?.*\?=", re.IGNORECASE)
 
 
 def header_fault(text: str) -> str | None:
-    """Why a text cannot stand in a header.
+    """Why a text is not allowed in a header; None if it is.
 
-    An encoded word (RFC 2047) is refused because receivers, and Python's own `email` package, would decode it: what it
-    hides, line breaks included, has not been validated.
+    An encoded word (RFC 2047) is refused. Receivers and Python's `email` package would decode it, and its hidden
+    content, such as line breaks, has not been validated.
     """
     if not text.isprintable():
         if _BREAKS_A_LINE.search(text):
             return "contains a control character or a line break"
         if _SURROGATE.search(text):
-            return "contains a lone surrogate, which is not Unicode text"
+            return "contains a lone surrogate, which is not valid Unicode"
     if "=?" in text and _ENCODED_WORD.search(text):
-        return "contains an encoded word (RFC 2047); give the text itself"
+        return "contains an encoded word (RFC 2047); give the decoded text"
     return None
 
 
 def name_fault(text: str) -> str | None:
-    """Why a text cannot be the name of a person or a file: as in a header, and nothing that reorders what is read."""
+    """Why a text is not allowed as a display name or file name: the header rules, and no reordering characters."""
     if not text.isprintable() and _REORDERS.search(text):
-        return "contains a character that reverses the reading direction"
+        return "contains a character that changes the reading direction"
     return header_fault(text)
 
 
 def printable(text: str) -> str:
-    """The text for a terminal: a replacement character in place of each unprintable one, such as an escape."""
+    """The text for a terminal. Replaces each unprintable character, such as an escape, with U+FFFD."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def printable_lines(text: str) -> str:
-    """As `printable`, but keeps line breaks."""
+    """Like `printable`, but keeps line breaks."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def body_fault(text: str) -> str | None:
-    """Why a text cannot be a body: PostgreSQL's text holds no NUL, and UTF-8 no lone surrogate."""
+    """Why a text is not allowed in a body: PostgreSQL cannot store NUL, and UTF-8 has no lone surrogates."""
     if "\0" in text:
         return "contains a NUL character"
     if not text.isascii() and _SURROGATE.search(text):
-        return "contains a lone surrogate, which is not Unicode text"
+        return "contains a lone surrogate, which is not valid Unicode"
     return None

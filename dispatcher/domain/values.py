@@ -1,4 +1,4 @@
-"""Values of which one or more are made per email."""
+"""A decorator for values that are created for every email."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """A frozen dataclass, says mypy; at runtime it is not frozen: making one would cost more than twice as much."""
+    """A dataclass that mypy treats as frozen. It is not frozen at runtime, because creation would take more than twice
+    as long."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

@@ -103,7 +103,7 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
         else:
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
-            backoff.worked()
+            backoff.reset()
         # At least half of the wait: jitter down to zero would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 

@@ -13,7 +13,7 @@ from typing import Final
 from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
 from dispatcher.domain.scrub import scrub
-from dispatcher.domain.waiting import about, why
+from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
 from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import Depth
@@ -130,8 +130,8 @@ class AlertChecks:
         hosts = sorted(tables.hosts.items())
         self._durations.record([*idle, *unusable])
         self._host_silence.record(hosts)
-        waits = scrub(why(tables.waiting, providers=self._providers).detail) if tables.waiting else None
-        lost = [about(trouble) for state, trouble in unusable.items() if self._durations.has_lasted([state])]
+        waits = scrub(explain_wait(tables.waiting, providers=self._providers).detail) if tables.waiting else None
+        lost = [describe_problem(trouble) for state, trouble in unusable.items() if self._durations.has_lasted([state])]
         vanished = [
             f"{host} last reported at {instant(at)}"
             for host, at in hosts

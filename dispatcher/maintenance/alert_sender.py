@@ -57,7 +57,7 @@ class AlertSender:
         for alert in list(self._checks.alerts.values()):
             age_seconds = self._state.age_seconds(alert.kind, self._channel.name)
             phase = next_phase(
-                stands=alert.stands, told_age_seconds=age_seconds, reminder_seconds=self._reminder_seconds
+                is_firing=alert.is_firing, notice_age_seconds=age_seconds, reminder_seconds=self._reminder_seconds
             )
             if phase is not None and not await self._send(alert, phase):
                 return False
@@ -75,7 +75,7 @@ class AlertSender:
             await asyncio.sleep(seconds)
             return False
         self._ids = {key: value for key, value in self._ids.items() if key[0] is not alert.kind}
-        if self._backoff.worked():
+        if self._backoff.reset():
             self._log.info("alert.channel_recovered", **fields)
         await self._state.record(alert.kind, self._channel.name, None if phase is Phase.RESOLVED else alert.raised_at)
         return True

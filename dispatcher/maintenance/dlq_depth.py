@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from dispatcher.broker.connection import vhost_of
-from dispatcher.broker.management import Management, NoFigures
+from dispatcher.broker.management import CountsUnavailable, Management
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.errors import BrokerUnavailable
@@ -71,7 +71,7 @@ def by_management(management: Management, queue: str, *, lag_seconds: float) -> 
     async def ask_twice() -> int:
         try:
             return await ask()
-        except NoFigures:
+        except CountsUnavailable:
             await asyncio.sleep(lag_seconds)
             return await ask()
 

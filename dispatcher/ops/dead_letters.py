@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.broker.dead_letter import decode
-from dispatcher.broker.dlq import DeadLetterQueue, Found, Look
+from dispatcher.broker.dlq import DeadLetterQueue, DlqMessage, DlqScan
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidPointer
@@ -39,7 +39,7 @@ class DlqEntry(NamedTuple):
         is_orphan: The message is a dead letter whose email does not exist any more: pruned, or lost in a restore.
     """
 
-    found: Found
+    found: DlqMessage
     dead_letter: DeadLetter | None
     email: DeadLetterEmail | None
     is_orphan: bool
@@ -62,14 +62,14 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 
 @asynccontextmanager
-async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[Look]:
+async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
     """Reads the DLQ, in one process of all hosts at a time: a second reader would find the queue empty.
 
     Raises:
         DispatcherError: another process has been reading the DLQ for too long.
         BrokerUnavailable, TopologyError, StoreUnavailable: a server is unreachable, or the queue does not exist.
     """
-    async with _exclusively(session, dlq), dlq.look() as opened:
+    async with _exclusively(session, dlq), dlq.scan() as opened:
         yield opened
 
 
@@ -83,7 +83,7 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
         yield
 
 
-async def classify(session: AsyncSession, batch: Sequence[Found]) -> list[DlqEntry]:
+async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
     """Decodes messages and finds their emails' rows."""
     dead_letters = [decoded(found) for found in batch]
     emails = await find_dead_letter_emails(
@@ -135,7 +135,7 @@ async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable
 async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
     """Reads the DLQ once; returns how many messages it removed or tried to remove."""
     removed = 0
-    async with dlq.look() as opened:
+    async with dlq.scan() as opened:
         async for batch in opened.batches():
             meant = [each.found for each in await classify(session, batch) if is_meant(each)]
             opened.remove(meant)
@@ -165,7 +165,7 @@ async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> l
     return list(dict.fromkeys(ids))
 
 
-def decoded(found: Found) -> DeadLetter | None:
+def decoded(found: DlqMessage) -> DeadLetter | None:
     """The dead letter in a message; None if the message is not a dead letter."""
     try:
         return decode(found.body)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from dispatcher.domain.rescue import longest_rescue_seconds
-from dispatcher.domain.waiting import Waiting, why
+from dispatcher.domain.lease_recovery import longest_recovery_seconds
+from dispatcher.domain.waiting import WaitExplanation, explain_wait
 from dispatcher.store import emails
 from dispatcher.store.connections import AsyncSession
 
@@ -32,7 +32,7 @@ class EmailHistory:
     attempts: list[dict[str, Any]]
     acts: list[dict[str, Any]]
     replays: list[dict[str, Any]]
-    waiting: Waiting | None = None
+    waiting: WaitExplanation | None = None
     content: dict[str, Any] | None = None
 
 
@@ -72,9 +72,11 @@ async def find_history(
 
 async def _why(
     session: AsyncSession, email_id: UUID, providers: Collection[str], lease_seconds: float
-) -> Waiting | None:
+) -> WaitExplanation | None:
     facts = await emails.find_facts(session, email_id)
     if facts is None:
         return None
     holders = await emails.find_holders(session, email_id)
-    return why(facts, providers=providers, rescue_seconds=longest_rescue_seconds(lease_seconds), holders=holders)
+    return explain_wait(
+        facts, providers=providers, recovery_seconds=longest_recovery_seconds(lease_seconds), holders=holders
+    )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from dispatcher.broker import pointer
-from dispatcher.broker.dlq import DeadLetterQueue, Found
+from dispatcher.broker.dlq import DeadLetterQueue, DlqMessage
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.domain.poison_id import poison_id
 from dispatcher.domain.scrub import scrub
@@ -160,7 +160,7 @@ def _unknown(name: str) -> DispatcherError:
     )
 
 
-def _poison(found: Found) -> Poison:
+def _poison(found: DlqMessage) -> Poison:
     headers = json_value(found.properties.headers or {})
     x_death = headers.pop("x-death", [])
     return Poison(

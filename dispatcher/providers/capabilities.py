@@ -10,7 +10,7 @@ from dispatcher.config import BUILT_IN
 from dispatcher.domain.capabilities import (
     AnyEmail,
     Capabilities,
-    Need,
+    Requirement,
     octets_of,
     recipients_of,
     smtputf8_field,
@@ -67,9 +67,9 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
 
 def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
     """Why no configured provider can ever deliver the email; None if one can, or if none is configured."""
-    needs: list[Need] = []
+    needs: list[Requirement] = []
     for capabilities in configured.values():
-        need = capabilities.lacks(email)
+        need = capabilities.unmet_requirement(email)
         if need is None:
             return None
         if need not in needs:
@@ -77,9 +77,9 @@ def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> C
     return _explained(email, needs, configured) if needs else None
 
 
-def _explained(email: AnyEmail, needs: list[Need], configured: Mapping[str, Capabilities]) -> CapabilityGap:
+def _explained(email: AnyEmail, needs: list[Requirement], configured: Mapping[str, Capabilities]) -> CapabilityGap:
     known = capabilities_of(BUILT_IN) | dict(configured)
-    able = [name for name, one in known.items() if one.delivers and one.lacks(email) is None]
+    able = [name for name, one in known.items() if one.delivers and one.unmet_requirement(email) is None]
     lacking = [_shortage(need, email) for need in needs]
     subjects, features, remedy = (
         " and ".join(words) for words in zip(*((one.subject, one.feature, one.remedy) for one in lacking), strict=True)
@@ -104,17 +104,17 @@ class _Shortage(NamedTuple):
     reason: Reason
 
 
-def _shortage(need: Need, email: AnyEmail) -> _Shortage:
+def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
     match need:
-        case Need.TEMPLATES:
+        case Requirement.TEMPLATES:
             return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
-        case Need.RECIPIENTS:
+        case Requirement.RECIPIENTS:
             feature = f"a limit of at least {recipients_of(email):,} recipients"
             return _Shortage("to", "the number of recipients", feature, "split the email", Reason.REJECTED_RECIPIENT)
-        case Need.OCTETS:
+        case Requirement.OCTETS:
             feature = f"a limit of at least {octets_of(email):,} octets"
             return _Shortage("attachments", "the email's size", feature, "use smaller attachments", Reason.TOO_LARGE)
-        case Need.SMTPUTF8:
+        case Requirement.SMTPUTF8:
             field = smtputf8_field(email) or "email"
             return _Shortage(
                 field, f"an address in {field}", "SMTPUTF8", "use another address", Reason.REJECTED_RECIPIENT

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from dispatcher.config import Settings
-from dispatcher.domain.rescue import host_grace_seconds, rescue_interval_seconds
+from dispatcher.domain.lease_recovery import host_grace_seconds, recovery_interval_seconds
 from dispatcher.domain.status import Status
 from dispatcher.recovery.unrenewed import UnrenewedLeases
 from dispatcher.store.outbox import Outbox, RecoveredEmail
@@ -33,7 +33,7 @@ class LostHosts:
         Args:
             workers_here: The workers whose leases this host's ledgers decide; None while unknown.
         """
-        self.interval_seconds = rescue_interval_seconds(settings.lease_seconds)
+        self.interval_seconds = recovery_interval_seconds(settings.lease_seconds)
         self._settings = settings
         self._outbox = outbox
         self._workers_here = workers_here

@@ -140,7 +140,7 @@ class PointerPublisher:
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         rows = await outbox.find_publish_due(most)
         due = {row.email_id: row.due_at for row in rows}
-        self._confirmed.forget_all_but(due, until=rows[-1].due_at if len(rows) == most else None)
+        self._confirmed.retain(due, until=rows[-1].due_at if len(rows) == most else None)
         new = self._leave_out_known(rows)
         now = time.monotonic()
         pause = (now - self._full_scan_began_at) / self._full_scan_share
@@ -152,7 +152,8 @@ class PointerPublisher:
         new = [
             row
             for row in rows
-            if self._unconfirmed.get(row.email_id) != row.due_at and not self._confirmed.knows(row.email_id, row.due_at)
+            if self._unconfirmed.get(row.email_id) != row.due_at
+            and not self._confirmed.contains(row.email_id, row.due_at)
         ]
         if rows:
             last = new[BATCH - 1] if len(new) > BATCH else rows[-1]
@@ -186,4 +187,4 @@ class PointerPublisher:
 
     async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:
         locked = await outbox.mark_published(due)
-        self._confirmed.tried(due, time.monotonic(), locked=locked)
+        self._confirmed.discard(due, time.monotonic(), locked=locked)

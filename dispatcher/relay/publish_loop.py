@@ -107,7 +107,7 @@ class PublishLoop:
                     return
                 await asyncio.sleep(STANDBY_SECONDS)
             await outbox.listen()
-            self._outage.worked()
+            self._outage.reset()
             self._log.info("relay.leading")
             services = [Periodic(service) for service in (*self._services_of(outbox), _Notifications(outbox))]
             while not self._is_stopping:

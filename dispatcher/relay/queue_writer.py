@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 
 from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.publisher import Answers, Publisher
+from dispatcher.broker.publisher import Publisher, PublishResults
 from dispatcher.domain.backoff import Backoff
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.telemetry import metrics
@@ -44,7 +44,7 @@ class QueueWriter:
         """Whether the queue may be published to: no pause is running."""
         return time.monotonic() >= self._opens_at
 
-    async def publish(self, messages: Sequence[Outgoing]) -> Answers:
+    async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
         """Publishes messages; returns which of them were confirmed.
 
         Raises:
@@ -57,10 +57,10 @@ class QueueWriter:
             self._process_slot.confirm.end()
             self._process_slot.note_served()
         if all(answers):
-            self._backoff.worked()
+            self._backoff.reset()
         elif self._closed_at < written_at:  # batches that are refused at the same time count as one refusal
             self._close(answers)
-        if self._outage.worked():
+        if self._outage.reset():
             self._log.info("broker.connected")
         return answers
 
@@ -71,7 +71,7 @@ class QueueWriter:
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)
         return published
 
-    def _close(self, answers: Answers) -> None:
+    def _close(self, answers: PublishResults) -> None:
         seconds = self._backoff.next_wait(random.random)
         self._closed_at = time.monotonic()
         self._opens_at = self._closed_at + seconds

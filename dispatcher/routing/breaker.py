@@ -199,8 +199,8 @@ class CircuitBreaker:
         if self._is_half_open:
             self._enter(BreakerEvent.SUCCEEDED)
         if self._state is BreakerState.CLOSED:
-            self._opens.worked()
-            self._pauses.worked()
+            self._opens.reset()
+            self._pauses.reset()
 
     def fail(
         self,

@@ -80,7 +80,7 @@ class RateLimit:
         except DispatcherError:
             await asyncio.sleep(self._outage.next_wait(lambda: 1.0))
             return
-        self._outage.worked()
+        self._outage.reset()
         self._tokens = 0 if self._is_throttled else taken
         if not taken:
             await asyncio.sleep(max(_SHORTEST_WAIT_SECONDS, 1 / max(rate, 1.0)))

@@ -158,7 +158,11 @@ class Routes:
             left_out: Providers that have just refused this email, or cannot send it.
         """
         for route in self._routes:
-            if route.name not in left_out and route.may_take(email) and route.capabilities.lacks(email) is None:
+            if (
+                route.name not in left_out
+                and route.may_take(email)
+                and route.capabilities.unmet_requirement(email) is None
+            ):
                 return route
         return None
 
@@ -177,7 +181,11 @@ class Routes:
         Args:
             unable: Providers whose adapter found that it cannot send the email.
         """
-        return [route for route in self._routes if route.name not in unable and route.capabilities.lacks(email) is None]
+        return [
+            route
+            for route in self._routes
+            if route.name not in unable and route.capabilities.unmet_requirement(email) is None
+        ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
         """How long until an email is due again, if none of the routes that could send it may be tried now.

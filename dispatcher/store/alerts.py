@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dispatcher.domain.alert import MAX_CORRELATION_IDS, MOST_DUE, Kind
-from dispatcher.domain.waiting import Facts, Trouble
+from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Kind
+from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks
 from dispatcher.store.connections import TimedSession, connect_async
@@ -49,7 +49,7 @@ class TableFindings:
         dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
         expiring: Number of undecided emails that will soon lose their content.
         mark: A value that changes whenever an email is accepted.
-        due: Number of emails that are due or in their first lease, at most `MOST_DUE`.
+        due: Number of emails that are due or in their first lease, at most `MAX_DUE_COUNT`.
         waiting: Why one of the due emails waits; None if there is none.
         troubles: Providers that some worker cannot use now.
         hosts: When each host last reported; leaves out hosts that stopped in an orderly way.
@@ -62,7 +62,7 @@ class TableFindings:
     mark: tuple[object, ...]
     due: int
     waiting: Facts | None
-    troubles: Sequence[Trouble]
+    troubles: Sequence[ProviderProblem]
     hosts: Mapping[str, datetime]
 
 
@@ -153,7 +153,7 @@ class AlertStore:
         oldest = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
         ((due_seconds,),) = await self._fetch("find_longest_due_dead_letter")
         expiring = await count_expiring(session, self._retention)
-        ((hour, emails, due, email_id),) = await self._fetch("find_flow", {"limit": MOST_DUE})
+        ((hour, emails, due, email_id),) = await self._fetch("find_flow", {"limit": MAX_DUE_COUNT})
         return TableFindings(
             tuple(row[0] for row in oldest if row[0]),
             oldest[0][1] if oldest else None,

@@ -12,7 +12,7 @@ from psycopg.rows import dict_row
 
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import MOST_AHEAD, Facts, describe_holder
+from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
@@ -119,7 +119,7 @@ class EmailStore:
         return emails, emails[-1].email_id if len(emails) == limit else rows[0][-1]
 
 
-async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MOST_AHEAD) -> Facts | None:
+async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
     """The facts that show why an email waits; None if it is finished or does not exist.
 
     Args:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dispatcher.domain.waiting import Trouble
+from dispatcher.domain.waiting import ProviderProblem
 from dispatcher.store.connections import Pool, Session
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
@@ -44,11 +44,11 @@ class ProviderStore:
         await fetch(self._pool, "delete_provider_states", {"slot": self._slot})
 
 
-async def find_troubles(source: Source) -> list[Trouble]:
+async def find_troubles(source: Source) -> list[ProviderProblem]:
     """The providers that some worker cannot use now, by name."""
-    return await fetch(source, "list_troubles", into=Trouble)
+    return await fetch(source, "list_troubles", into=ProviderProblem)
 
 
-def find_troubles_sync(connection: Session) -> list[Trouble]:
+def find_troubles_sync(connection: Session) -> list[ProviderProblem]:
     """As `find_troubles`, on a synchronous connection."""
-    return fetch_sync(connection, "list_troubles", into=Trouble)
+    return fetch_sync(connection, "list_troubles", into=ProviderProblem)

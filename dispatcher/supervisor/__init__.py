@@ -1,1 +1,2 @@
-"""The parent: forks workers, relay and monitor, reaps, restarts, drains. No thread, no socket, no database."""
+"""The parent process: forks workers, relay and monitor, restarts them, and drains. It uses no threads, sockets or
+database."""

@@ -1,4 +1,4 @@
-"""What a forked process does before it becomes a worker or the relay: it ties its life to its parent's."""
+"""Runs a role in a forked process, and makes sure that the process ends when its parent dies."""
 
 from __future__ import annotations
 
@@ -24,31 +24,32 @@ _FAILED: Final = 1
 _MISCONFIGURED: Final = 78
 
 Entry = Callable[[ChildContext], int]
-"""A role's main: takes its context, returns the exit code."""
+"""The main function of a role: takes its context, returns the exit code."""
 
 
-def become(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Runs a role in a process that was just forked, and ends it."""
+def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
+    """Run a role in a process that was just forked, and exit with its code."""
     code = _FAILED
     try:
-        _tie_to(parent)
-        _forget_handlers()
-        # What the parent counts in is the parent's.
+        _follow_parent(parent)
+        _reset_signals()
+        # The inherited metrics file belongs to the parent.
         metric_files.end()
-        # Where the loop stands still the parent sends SIGABRT: then, and where a library crashes, this says where.
+        # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints where, also if a library
+        # crashes.
         with suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
         code = entry(context)
         if code:
             context.process_slot.note_reason(f"exit {code}.")
-    except BaseException as error:  # noqa: BLE001 - the edge of a process: it must never run on into the parent's code
+    except BaseException as error:  # noqa: BLE001 - the process must exit here, and never run on into the parent's code
         code = _MISCONFIGURED if isinstance(error, ConfigurationError) else _FAILED
-        context.process_slot.note_reason(_public_words(error))
+        context.process_slot.note_reason(_public_reason(error))
         with suppress(OSError):
             _print(title, error, is_up=context.process_slot.is_up)
     finally:
-        # Even where the disk is full, or nobody reads our words any more.
+        # Even if the disk is full or the reader of a stream has closed it.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
@@ -56,7 +57,7 @@ def become(title: str, entry: Entry, context: ChildContext, parent: int) -> NoRe
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error that an operator can mend as text, and any other with its traceback: it is a bug of ours."""
+    """Print an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -65,8 +66,8 @@ def _print(title: str, error: BaseException, *, is_up: bool) -> None:
         traceback.print_exception(error)
 
 
-def _public_words(error: BaseException) -> str:
-    """Why a process ends, in words for the public: without host, user, path or other value."""
+def _public_reason(error: BaseException) -> str:
+    """Why a process ends, in text for the public: no host, user, path or other value."""
     for each in (error, error.__cause__):
         if isinstance(each, DispatcherError) and each.public:
             return each.public
@@ -77,23 +78,22 @@ def _public_words(error: BaseException) -> str:
     return f"{type(error).__name__}. The log has details."
 
 
-def _tie_to(parent: int) -> None:
-    """The kernel sends SIGTERM when the parent dies; a parent that died before the call is noticed by its id.
+def _follow_parent(parent: int) -> None:
+    """Have the kernel send SIGTERM when the parent dies. If the parent died before this call, exit.
 
-    SIGTERM and not SIGKILL: what is on the wire then ends with an answer, and nothing new is begun.
+    SIGTERM, not SIGKILL: the process then waits for answers to in-flight emails and starts nothing new.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(_FAILED)
 
 
-def _forget_handlers() -> None:
+def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
-    # A terminal sends these to its whole group, for Ctrl-C and when it closes. The parent alone answers them: by a
-    # drain, or by its own end, which is a drain for us as well.
-    # Likewise what it sends to whoever reads or writes in its background: to the parent it means something else.
+    # A terminal sends these signals to its whole process group: on Ctrl-C, when it closes, and to background processes.
+    # Only the parent reacts to them. Its drain or its end also drains this process.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,7 +1,7 @@
-"""Who hangs: a process whose working loop has said nothing for too long.
+"""Detects hung processes: those whose event loop has sent no heartbeat for too long.
 
-What counts is the time that the parent has seen pass, look by look, and not what a clock says: a host that was
-suspended, or a container that was frozen, stopped the parent as well, and costs nobody his life.
+Each check adds at most two check intervals, whatever the clock says. If the host was suspended or the container frozen,
+the parent was stopped as well, so no process is killed for it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,28 @@ from typing import Final
 
 from dispatcher.supervisor.supervised import Process
 
-LOOK_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""Before the first heartbeat there is nothing to lose, and a loaded host may be slow."""
+"""Used before the first heartbeat: nothing can be lost yet, and a loaded host may be slow."""
 ABORT_SECONDS: Final = 2.0
-"""For the traceback of all threads, before SIGKILL."""
+"""Time for the traceback of all threads, before SIGKILL."""
 
 
 class HangWatch:
-    """Measures the silence of processes."""
+    """Measures how long processes have sent no heartbeat."""
 
     def __init__(self, hang_seconds: float) -> None:
-        """
-        Args:
-            hang_seconds: The longest silence; 0 for any.
+        """Args:
+        hang_seconds: The longest time without a heartbeat; 0 disables the check.
         """
         self._hang_seconds = hang_seconds
-        self.look_seconds = min(LOOK_SECONDS, hang_seconds / 4) if hang_seconds else LOOK_SECONDS
-        self._looked_at = time.monotonic()
+        self.check_seconds = min(CHECK_SECONDS, hang_seconds / 4) if hang_seconds else CHECK_SECONDS
+        self._checked_at = time.monotonic()
 
     def find_hung(self, processes: Iterable[Process]) -> list[Process]:
-        """Those that have been silent for too long and were not aborted yet; to be called every `look_seconds`."""
+        """Processes that have hung for too long and were not aborted yet. Call it every `check_seconds`."""
         now = time.monotonic()
-        passed_seconds, self._looked_at = min(now - self._looked_at, 2 * self.look_seconds), now
+        passed_seconds, self._checked_at = min(now - self._checked_at, 2 * self.check_seconds), now
         return [process for process in processes if process.pid and self._is_hung(process, passed_seconds)]
 
     def _is_hung(self, process: Process, passed_seconds: float) -> bool:

@@ -1,18 +1,18 @@
-"""The parent process, readable in one sitting.
+"""The parent process: a loop that reacts to signals and due times.
 
-Handlers only note a signal; the loop acts:
+Signal handlers only record a signal; the loop acts:
 
-    start every role ──▶ wait for a signal or what is due ──▶ reap ──▶ start again with growing waits ──▶ …
-    SIGTERM, SIGINT    drain: SIGTERM to the workers, then, when they have ended, to relay and monitor ──▶ exit 0
-    another one        within a second: harmless, because `timeout` and some supervisors send two; later: SIGKILL to
-                       all. So also where the drain takes too long; the next start settles what was on the wire
-    SIGHUP             reload: settings are read again, and every process is replaced, without a dip (see `reload`);
-                       but where the terminal is gone that it was started on, a drain
-    SIGTTIN, SIGTTOU   one worker more, one less
-    a process hangs    SIGABRT, for a traceback of all its threads; SIGKILL if that does not end it; started again
+    start every role ──▶ wait for a signal or a due time ──▶ reap ──▶ restart, with growing waits ──▶ …
+    SIGTERM, SIGINT    drain: SIGTERM to the workers; once they have ended, to relay and monitor ──▶ exit 0
+    a second one       ignored within a second, because `timeout` and some supervisors send two; later: SIGKILL to all,
+                       as when the drain takes too long. The next start recovers the in-flight emails
+    SIGHUP             reload: read the settings again, and replace every process without interruption (see `reload`);
+                       a drain instead, if the terminal that started us has closed
+    SIGTTIN, SIGTTOU   add a worker, remove a worker
+    a process hangs    SIGABRT for a traceback of all its threads, then SIGKILL, then a restart
 
-While it drains, everything but the end is ignored. Each child holds one end of a pipe, the lifeline: its EOF means that
-the parent is gone. What a child has to say it says in the process table, a shared memory; the monitor reads it there.
+During a drain, all other signals are ignored. Each child holds one end of a pipe, the lifeline; EOF on it means that
+the parent is dead. Children report their state in the process table, shared memory that the monitor reads.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.errors import ConfigurationError
-from dispatcher.supervisor.crew import HEARD, Crew
 from dispatcher.supervisor.heartbeat import HangWatch
-from dispatcher.supervisor.reload import Replacing
+from dispatcher.supervisor.process_manager import HANDLED_SIGNALS, ProcessManager
+from dispatcher.supervisor.reload import RollingReplacement
 from dispatcher.supervisor.run_dir import lock_run_dir
 from dispatcher.supervisor.supervised import Ending, Role
 from dispatcher.supervisor.terminal import has_terminal
 from dispatcher.telemetry import metric_files
 from dispatcher.telemetry.log import get_log
 
-MOST_WORKERS: Final = 256
+MAX_WORKERS: Final = 256
 REPEATED_SECONDS: Final = 1.0
-"""A second SIGTERM that follows so soon is the same one again."""
-_REPLACING_LOOK_SECONDS: Final = 0.05
+"""A second SIGTERM within this time counts as the same one."""
+_REPLACEMENT_CHECK_SECONDS: Final = 0.05
 
 
 class Parent:
-    """Keeps the roles running until it is told to stop."""
+    """Keeps the roles running until SIGTERM or SIGINT."""
 
     def __init__(
         self,
@@ -55,13 +55,13 @@ class Parent:
         counts: bool = True,
         load_roles: Callable[[], Sequence[Role]] | None = None,
     ) -> None:
-        """
-        Args:
-            roles: What to run, in the order of their start.
-            hang_seconds: The longest time for which a process's loop may stand still; 0 for any.
-            metrics_folder: Where all processes count; what an earlier run has counted there goes. None for nowhere.
-            counts: Whether they do.
-            load_roles: The same roles with settings that were read again; raises ConfigurationError.
+        """Args:
+        roles: The roles to run, in the order of their start.
+        hang_seconds: The longest time for which a process's loop may hang; 0 disables the check.
+        metrics_folder: The folder for the metrics of all processes; None for no metrics. Files of an earlier run
+            are deleted.
+        counts: Whether processes record metrics.
+        load_roles: Returns the roles with freshly read settings; raises ConfigurationError.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder
@@ -73,34 +73,35 @@ class Parent:
         self._lock = -1
         self._lifeline, self._lifeline_end = os.pipe2(os.O_CLOEXEC)
         self._wakeup, self._wakeup_end = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._crew = Crew(roles, drain_seconds=drain_seconds, lifeline=self._lifeline)
+        self._manager = ProcessManager(roles, drain_seconds=drain_seconds, lifeline=self._lifeline)
         self._watch = HangWatch(hang_seconds)
-        self._replacing = Replacing(self._crew)
+        self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Runs until every process has ended after a stop; returns 0, or 1 if some had to be killed.
+        """Run until every process has ended after a stop. Returns 0, or 1 if any process had to be killed.
 
         Raises:
-            DispatcherError: another parent runs in the same run directory.
+            DispatcherError: another parent uses the same run directory.
         """
         self._lock = lock_run_dir(self._run_dir)
         if self._metrics_folder:
             metric_files.wipe(self._metrics_folder)
             if self._counts:
                 metric_files.begin(self._metrics_folder, "parent")
-        self._note_signals()
+        self._install_handlers()
         self._log.info("dispatcher.started", workers=self._worker_count, run_dir=str(self._run_dir), pid=os.getpid())
         killed_count = 0
-        while not (self._is_draining and not self._crew.processes):
-            self._crew.start_due(held=(self._lifeline_end, self._lock))
+        while not (self._is_draining and not self._manager.processes):
+            self._manager.start_due(held=(self._lifeline_end, self._lock))
             for number in self._wait():
                 self._act(number)
-            self._crew.reap()
-            self._look_after()
-            late_count = self._crew.kill_late()
-            killed_count += late_count if self._is_draining else 0
-        # The interpreter sets handlers back as it ends; a signal that is late must not make the exit look like a death.
-        for number in HEARD:
+            self._manager.reap()
+            self._supervise()
+            overdue_count = self._manager.kill_overdue()
+            killed_count += overdue_count if self._is_draining else 0
+        # The interpreter restores default handlers at exit. Ignore signals, so that a late one does not change the exit
+        # status.
+        for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self._log.info("dispatcher.stopped")
         return 1 if killed_count else 0
@@ -111,20 +112,20 @@ class Parent:
 
     @property
     def _worker_count(self) -> int:
-        """How many there should be: a predecessor and its successor are one."""
-        return len(self._crew.workers) - self._replacing.surplus
+        """The number of workers that should run. A predecessor and its successor count as one."""
+        return len(self._manager.workers) - self._replacement.surplus
 
-    def _note_signals(self) -> None:
+    def _install_handlers(self) -> None:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
-        for number in HEARD:
+        for number in HANDLED_SIGNALS:
             signal.signal(number, lambda *_: None)
-        # Whoever started us may have blocked them, and a mask is inherited.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+        # The process that started us may have blocked them, and signal masks are inherited.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _wait(self) -> list[int]:
-        """The numbers of the signals that came, after at most the time until something is due."""
-        timeout = _REPLACING_LOOK_SECONDS if self._replacing.is_under_way else self._watch.look_seconds
-        if (due_at := self._crew.due_at) is not None:
+        """Wait until a signal arrives or something is due; returns the numbers of the signals."""
+        timeout = _REPLACEMENT_CHECK_SECONDS if self._replacement.is_in_progress else self._watch.check_seconds
+        if (due_at := self._manager.due_at) is not None:
             timeout = min(timeout, max(0.0, due_at - time.monotonic()))
         ready, _, _ = select.select([self._wakeup], [], [], timeout)
         return list(os.read(self._wakeup, 4096)) if ready else []
@@ -144,22 +145,22 @@ class Parent:
             case signal.SIGTTOU:
                 self._remove_worker()
 
-    def _look_after(self) -> None:
-        for process in self._watch.find_hung(self._crew.processes):
-            self._crew.abort(process)
+    def _supervise(self) -> None:
+        for process in self._watch.find_hung(self._manager.processes):
+            self._manager.abort(process)
         if self._is_draining:
-            self._crew.drain_last()
+            self._manager.drain_last()
         else:
-            self._replacing.step()
+            self._replacement.step()
 
     def _stop(self, number: int) -> None:
         now = time.monotonic()
         if self._drain_began_at is None:
             self._drain_began_at = now
             self._log.info("dispatcher.draining", signal=signal.Signals(number).name)
-            self._crew.begin_drain()
+            self._manager.begin_drain()
         elif now - self._drain_began_at > REPEATED_SECONDS:
-            self._crew.kill_now()
+            self._manager.kill_now()
 
     def _reload(self) -> None:
         try:
@@ -167,22 +168,24 @@ class Parent:
         except ConfigurationError as error:
             self._log.error("dispatcher.reload_failed", reason=error.message)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who work are to work on
+        except Exception as error:  # noqa: BLE001 - a failed reload must not stop the running processes
             self._log.error("dispatcher.reload_failed", reason=f"The settings cannot be read: {type(error).__name__}.")
             return
         self._log.info("dispatcher.reloading")
-        self._crew.adopt(roles)
-        self._replacing.begin_reload()
+        self._manager.adopt(roles)
+        self._replacement.begin_reload()
 
     def _add_worker(self) -> None:
-        if self._worker_count < MOST_WORKERS:
-            self._crew.add(self._crew.scaled.name)
+        if self._worker_count < MAX_WORKERS:
+            self._manager.add(self._manager.scaled.name)
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Not one that is being replaced: of several workers there is always another."""
+        """Stop a worker that is not being replaced. Of several workers, there always is one."""
         if self._worker_count > 1:
-            removable = [worker for worker in self._crew.workers if not self._replacing.concerns(worker)]
-            # One that waits to be started again, where there is one.
-            self._crew.ask(min(removable, key=lambda each: (each.pid is not None, -each.number)), Ending.SCALED_DOWN)
+            removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
+            # Prefer a worker that waits for a restart.
+            self._manager.stop(
+                min(removable, key=lambda each: (each.pid is not None, -each.number)), Ending.SCALED_DOWN
+            )
         self._log.info("dispatcher.scaled", workers=self._worker_count)

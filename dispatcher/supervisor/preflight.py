@@ -1,7 +1,7 @@
-"""What must hold before the first fork: settings that work, tables and queues as this release needs them.
+"""Checks before the first fork that the settings work, and that tables and queues fit this release.
 
-A server that is away is waited for, because a host often starts before its servers do. What no waiting mends ends the
-start, with everything that was found.
+The start waits for servers that are unreachable, because a host often starts before its servers. Mistakes that waiting
+cannot fix end the start; the error lists all of them.
 """
 
 from __future__ import annotations
@@ -34,42 +34,42 @@ LONGEST_WAIT_SECONDS = 10.0
 
 
 def raise_file_limit() -> None:
-    """Raises the limit of open files to what the system allows this user; children inherit it.
+    """Raise the limit of open files to the maximum that the system allows this user. Children inherit it.
 
-    The usual soft limit of 1,024 is there for programs that use select(2), and none of ours does.
+    The usual soft limit of 1,024 exists for programs that use select(2); ours do not.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def prepare(settings: Settings) -> None:
-    """Returns once a start can succeed; waits for servers that are away. Leaves no thread and no connection behind.
+    """Wait until a start can succeed. Leaves no thread and no connection behind.
 
     Raises:
-        ConfigurationError: with everything that an operator has to mend: settings, tables, queues.
+        ConfigurationError: lists every mistake in settings, tables and queues.
     """
     raise_file_limit()
     for name in settings.providers:
         asyncio.run(_try_provider(name, settings))
-    mistakes = _examine("store", lambda: _verify_store(settings))
-    mistakes += _examine("broker", lambda: _verify_broker(settings), is_patient=not mistakes)
+    mistakes = _check("store", lambda: _verify_store(settings))
+    mistakes += _check("broker", lambda: _verify_broker(settings), waits=not mistakes)
     if mistakes := mistakes or _inspect_broker(settings):
         raise ConfigurationError(mistakes)
 
 
 def prepare_store(settings: Settings) -> None:
-    """The same for a process that a RabbitMQ that is away, or not fit, does not keep from its work.
+    """Like `prepare`, for a process that works without RabbitMQ.
 
     Raises:
-        ConfigurationError: the tables, or a pooler before them, are not fit.
+        ConfigurationError: the tables, or a connection pooler, do not fit.
     """
     raise_file_limit()
-    if mistakes := _examine("store", lambda: _verify_store(settings)):
+    if mistakes := _check("store", lambda: _verify_store(settings)):
         raise ConfigurationError(mistakes)
 
 
 async def _try_provider(name: str, settings: Settings) -> None:
-    """Makes sure that its settings suffice; connects to nobody, so that a provider that is away stops no start."""
+    """Check a provider's settings without connecting, so that an unreachable provider does not prevent the start."""
     await open_provider(name, settings).close()
 
 
@@ -85,7 +85,8 @@ def _verify_broker(settings: Settings) -> None:
 
 
 def _inspect_broker(settings: Settings) -> list[str]:
-    """What is to be mended, as RabbitMQ reports. A management API that is away stops no start: no email needs it."""
+    """Mistakes that RabbitMQ reports. An unreachable management API does not prevent the start: sending does not need
+    it."""
     if not settings.rabbitmq_management_url:
         get_log().info("topology.unverified", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
         return []
@@ -98,14 +99,14 @@ def _inspect_broker(settings: Settings) -> list[str]:
         return []
 
 
-def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) -> list[str]:
-    """What is to be mended at a server, once it answers; without patience, nothing if it does not answer now."""
+def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
+    """Mistakes at a server, once it answers. Unless `waits` is set, an unreachable server counts as having none."""
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:
-            look()
+            check()
         except ServerUnavailable as error:
-            if not is_patient:
+            if not waits:
                 return []
             _wait(server, error, backoff)
         except ConfigurationError as error:
@@ -113,13 +114,13 @@ def _examine(server: str, look: Callable[[], None], *, is_patient: bool = True) 
         except (SchemaError, TopologyError) as error:
             return [str(error)]
         else:
-            if backoff.worked():
+            if backoff.reset():
                 get_log().info(f"{server}.connected")
             return []
 
 
 def _wait(server: str, error: ServerUnavailable, backoff: Backoff) -> None:
-    # Half of the wait is certain: a jitter down to nothing would fill the log.
+    # At least half of each wait is fixed, because very short waits would fill the log.
     seconds = backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
     reason = f"{error.message} {error.remedy or ''}".rstrip()
     get_log().warning(f"{server}.connection_lost", reason=reason, retry_in_seconds=round(seconds, 1))

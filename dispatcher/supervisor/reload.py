@@ -1,27 +1,27 @@
-"""Replaces processes one after the other, without a dip.
+"""Replaces processes one after the other, without interruption.
 
-    a worker         its successor is started in a slot of its own; once it is up, the predecessor drains; once that
-                     has ended, the next one's turn has come. A successor that cannot boot is tried again and again,
-                     and its predecessor works on.
-    relay, monitor   end first, and are started again at once: there must never be two (the relay is elected, so that
-                     the second could only wait; the monitor's address can be bound once). They come last.
+    a worker         its successor is started first; once the successor is up, the old worker drains; once that has
+                     ended, the next worker follows. If a successor cannot boot, it is retried, and the old worker
+                     continues.
+    relay, monitor   end first and are restarted at once, because two must not run (the second relay would only wait
+                     for its election, and the monitor's address can be bound once). They are replaced last.
 
-Who is to be replaced needs no list: those that were forked before the last reload, and those that ask for it. Several
-reloads at once are therefore one.
+No list is kept. The processes to replace are those forked before the last reload, and those that ask for a successor.
+So several reloads in a row act as one.
 """
 
 from __future__ import annotations
 
-from dispatcher.supervisor.crew import Crew
+from dispatcher.supervisor.process_manager import ProcessManager
 from dispatcher.supervisor.supervised import Ending, Process
 from dispatcher.telemetry.log import get_log
 
 
-class Replacing:
-    """The replacement under way, if any."""
+class RollingReplacement:
+    """The replacement in progress, if any."""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, manager: ProcessManager) -> None:
+        self._manager = manager
         self._old: Process | None = None
         self._new: Process | None = None
         self._reason = Ending.RELOADED
@@ -29,40 +29,41 @@ class Replacing:
         self._log = get_log()
 
     @property
-    def is_under_way(self) -> bool:
-        """Whether somebody is being replaced; then `step` is to be called often."""
+    def is_in_progress(self) -> bool:
+        """Whether a process is being replaced. If so, call `step` often."""
         return self._old is not None
 
     @property
     def surplus(self) -> int:
-        """How many processes there are beyond those that should be."""
+        """The number of extra processes while a successor starts: 0 or 1."""
         return int(self._new is not None and self._old is not None and self._old.ending is None)
 
     def begin_reload(self) -> None:
-        """The crew has adopted new roles: everybody who runs is of an older generation."""
+        """Start a reload. All running processes are of an older generation, because the manager has adopted new
+        roles."""
         self._reloading = True
 
-    def concerns(self, process: Process) -> bool:
-        """Whether it is being replaced, or replaces somebody."""
+    def includes(self, process: Process) -> bool:
+        """Whether the process is being replaced, or replaces another."""
         return process in (self._old, self._new)
 
     def step(self) -> None:
-        """Does what can be done now."""
+        """Do everything that can be done now."""
         if self._old is not None and self._is_replaced(self._old):
             self._old = self._new = None
         if self._old is None:
             self._begin_next()
         elif self._new is not None and self._new.process_slot.is_up and self._old.ending is None:
-            self._crew.ask(self._old, self._reason)
+            self._manager.stop(self._old, self._reason)
 
     def _is_replaced(self, old: Process) -> bool:
         if self._new is not None:
-            return old not in self._crew.processes
-        # It has the same place: its end set it free to be started again.
+            return old not in self._manager.processes
+        # The old process used the same slot. Its end made the slot free for the restart.
         return old.ending is None
 
     def _begin_next(self) -> None:
-        for process in sorted(self._crew.processes, key=lambda process: process.role.stops_last):
+        for process in sorted(self._manager.processes, key=lambda process: process.role.stops_last):
             if reason := self._reason_to_replace(process):
                 self._begin(process, reason)
                 return
@@ -73,14 +74,14 @@ class Replacing:
     def _begin(self, old: Process, reason: Ending) -> None:
         self._old, self._reason = old, reason
         if old.role.count is None:
-            self._crew.ask(old, reason)
+            self._manager.stop(old, reason)
         else:
-            self._new = self._crew.add(old.role.name)
+            self._new = self._manager.add(old.role.name)
 
     def _reason_to_replace(self, process: Process) -> Ending | None:
         if process.pid is None or process.ending is not None:
-            # Who waits to be started will be of the new generation anyway.
+            # A process that waits for its start will have the new generation anyway.
             return None
-        if process.generation < self._crew.generation:
+        if process.generation < self._manager.generation:
             return Ending.RELOADED
         return Ending.RECYCLED if process.process_slot.wants_successor and process.role.count is not None else None

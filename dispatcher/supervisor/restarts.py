@@ -1,4 +1,4 @@
-"""How long to wait before a process that ended is started again."""
+"""How long to wait before an ended process is restarted."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Final
 
 LONGEST_WAIT_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 10.0
-"""A process that lived this long was well; its next end counts as the first."""
+"""A process that ran this long was healthy, so its next end counts as the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """A process's recent ends: those after it was up, or those before.
+    """The recent ends of one process, either after it was up or during boot.
 
     Attributes:
-        first_wait_seconds: The first wait; each further one is twice as long.
-        free: How many ends cost no wait.
-        in_a_row: Ends since it was last steady, or last up.
+        first_wait_seconds: The first wait; doubles with each further end.
+        free: The number of ends without a wait.
+        in_a_row: Ends since the process was last healthy, or last up.
     """
 
     first_wait_seconds: float = 0.1
@@ -32,9 +32,9 @@ class Restarts:
     def wait_seconds(self) -> float:
         """The wait before the next start."""
         doublings = self.in_a_row - 1 - self.free
-        # The exponent is bounded, because a float is, however often a process ends.
+        # Bound the exponent, so that the float cannot overflow.
         return 0.0 if doublings < 0 else min(self.first_wait_seconds * 2.0 ** min(doublings, 64), LONGEST_WAIT_SECONDS)
 
 
 BOOTS: Final = Restarts(first_wait_seconds=0.5, free=0)
-"""Of a process that never was up: what could not boot will hardly boot at once; a person has to mend something."""
+"""For a process that was never up. A failed boot will hardly succeed at once; an operator has to fix something."""

@@ -1,6 +1,7 @@
-"""The run directory: checks who may write there, and locks it for one parent.
+"""The run directory: checks who can write to it, and locks it for one parent.
 
-The ledgers in it decide whether an email counts as sent. So does any user who can write there or replace the folder.
+The ledgers in it decide whether an email counts as sent. So any user who can write to the folder or replace it can
+decide that, too.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ class RunDirFault:
     """Why other users could write or replace the ledgers.
 
     Attributes:
-        words: The end of a sentence that begins with the folder.
-        remedy: What to do about it.
+        words: A phrase to put after the folder's name.
+        remedy: How to fix it.
     """
 
     words: str
@@ -32,37 +33,31 @@ class RunDirFault:
 
 
 def run_dir_fault(run_dir: Path) -> RunDirFault | None:
-    """Why other users could write the run directory; None if only we and root can."""
+    """Why other users could write to the run directory; None if only we and root can."""
     found = run_dir.stat(follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
-        return RunDirFault(
-            "is a symbolic link, which could point elsewhere later", "Name the folder that it points to."
-        )
+        return RunDirFault("is a symbolic link, whose target could change", "Set the folder that the link points to.")
     if found.st_uid not in (os.geteuid(), 0):
         return RunDirFault(
-            f"belongs to another user ({_name_of(found.st_uid)})", "Run as that user, or name a folder of your own."
+            f"belongs to another user ({_name_of(found.st_uid)})", "Run as that user, or set a folder of your own."
         )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        who = "every user of this machine" if found.st_mode & stat.S_IWOTH else "its group"
-        return RunDirFault(f"may be written by {who}", f"Run: chmod 700 {run_dir}")
-    for way in (run_dir, run_dir.resolve()):
-        for folder in way.parents:
-            if fault := _fault_above(folder, holds_it=folder == way.parent):
+        who = "every user of this host" if found.st_mode & stat.S_IWOTH else "its group"
+        return RunDirFault(f"is writable by {who}", f"Run: chmod 700 {run_dir}")
+    for path in (run_dir, run_dir.resolve()):
+        for folder in path.parents:
+            if fault := _fault_above(folder, holds_it=folder == path.parent):
                 return fault
     return None
 
 
 def _fault_above(folder: Path, *, holds_it: bool) -> RunDirFault | None:
     if folder.is_symlink() and folder.stat(follow_symlinks=False).st_uid not in (os.geteuid(), 0):
-        return RunDirFault(
-            f"is reached by another user's symbolic link, {folder}", "Name the folder without that link."
-        )
+        return RunDirFault(f"is reached by another user's symbolic link, {folder}", "Set a path without that link.")
     mode = folder.stat().st_mode
-    # With the sticky bit, others cannot rename what exists in a folder. But they can create what does not exist yet.
+    # With the sticky bit, other users cannot rename an existing entry, but they can create a missing one.
     if mode & stat.S_IWOTH and (holds_it or not mode & stat.S_ISVTX):
-        return RunDirFault(
-            f"is in {folder}, which every user of this machine may write", "Name a folder in another place."
-        )
+        return RunDirFault(f"is in {folder}, which every user of this host may write to", "Set a folder elsewhere.")
     return None
 
 
@@ -74,11 +69,11 @@ def _name_of(uid: int) -> str:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Makes the run directory if it does not exist, and checks it.
+    """Create the run directory if it does not exist, and check it.
 
     Raises:
-        ConfigurationError: other users may write there.
-        OSError: it cannot be made.
+        ConfigurationError: other users can write to it.
+        OSError: it cannot be created.
     """
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if fault := run_dir_fault(run_dir):
@@ -86,10 +81,11 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def lock_run_dir(run_dir: Path) -> int:
-    """Makes the run directory and locks it for this process's life; returns the lock's descriptor.
+    """Create the run directory, and lock it while this process runs; returns the lock's file descriptor.
 
     Raises:
-        DispatcherError: another `dispatcher run` has locked it, it cannot be made, or other users may write there.
+        DispatcherError: another `dispatcher run` holds the lock, the folder cannot be created, or other users can write
+            to it.
     """
     try:
         make_run_dir(run_dir)
@@ -98,13 +94,13 @@ def lock_run_dir(run_dir: Path) -> int:
     except OSError as error:
         raise DispatcherError(
             f"The run directory {run_dir} cannot be used: {error.strerror}.",
-            remedy="Set DISPATCHER_RUN_DIR to a folder that this user may write.",
+            remedy="Set DISPATCHER_RUN_DIR to a folder that this user may write to.",
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         raise DispatcherError(
             f"Another `dispatcher run` uses the run directory {run_dir}.",
-            remedy="Stop it, or give this one a DISPATCHER_RUN_DIR of its own.",
+            remedy="Stop the other one, or set DISPATCHER_RUN_DIR to another folder.",
         ) from error
     return descriptor

@@ -1,4 +1,4 @@
-"""One child, as the parent sees it, and why it ended."""
+"""A child process, as the parent sees it, and the reasons for its end."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from dispatcher.supervisor.restarts import BOOTS, Restarts
 
 
 class Ending(StrEnum):
-    """Why a process ended; the `reason` of `process.exited`."""
+    """Why a process ended; the `reason` of the log event `process.exited`."""
 
-    # By itself; it is started again.
+    # It ended by itself, and is restarted.
     CRASHED = "crashed"
     COULD_NOT_BOOT = "could_not_boot"  # ended before it was up
-    HUNG = "hung"  # its loop stood still, and we aborted it
-    STOPPED = "stopped"  # exit 0, so that somebody else told it to stop
+    HUNG = "hung"  # its loop hung, and the parent aborted it
+    STOPPED = "stopped"  # exit code 0, so something other than the parent stopped it
 
-    # Because we told it to.
+    # The parent stopped it.
     RELOADED = "reloaded"
     RECYCLED = "recycled"
     SCALED_DOWN = "scaled_down"
-    DRAINED = "drained"  # with the whole host
+    DRAINED = "drained"  # the whole host drains
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What the parent keeps running.
+    """A role that the parent keeps running.
 
     Attributes:
-        name: Its name in logs and process titles.
-        entry: What its processes run.
-        count: How many processes; more may be added. None: there is exactly one at any time.
-        stops_last: Ends only when the others have: it settles what they leave, or watches them.
+        name: The name in logs and process titles.
+        entry: The main function of its processes.
+        count: The initial number of processes. None if exactly one must run at any time.
+        stops_last: Stops only after the others have ended, because it settles or monitors them.
     """
 
     name: str
@@ -48,17 +48,17 @@ class Role:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """A slot of a role, and the process that has it now.
+    """A slot of a role, and its current process.
 
     Attributes:
-        number: The slot's; no two living processes of a role have the same.
-        pid: None while it waits to be started.
-        start_at: When it is due to be started; None while it runs.
-        generation: Of the settings that it was forked with.
-        ending: Why it was told to end; None if it was not.
-        kill_at: When it has had its time to end.
-        is_hung: Its loop stood still, and it was aborted.
-        silent_seconds: How long its heartbeat has not changed, of `beats`.
+        number: The slot's number, unique among the running processes of a role.
+        pid: None while the process waits for its start.
+        start_at: When to start the process; None while it runs.
+        generation: The generation of the settings that it was forked with.
+        ending: Why the parent stopped it; None if it did not.
+        kill_at: When to kill it if it has not ended.
+        is_hung: Its loop hung, and the parent aborted it.
+        silent_seconds: How long its heartbeat counter has stayed at `beats`.
     """
 
     role: Role
@@ -78,29 +78,29 @@ class Process:
 
     @property
     def name(self) -> str:
-        """As logs and process titles have it."""
+        """The name in logs and process titles."""
         return self.role.name if self.role.count is None else f"{self.role.name} {self.number}"
 
-    def began(self, pid: int, now: float, generation: int) -> None:
-        """It was forked."""
+    def note_start(self, pid: int, now: float, generation: int) -> None:
+        """Record that the process was forked."""
         self.pid, self.started_at, self.start_at, self.generation = pid, now, None, generation
         self.is_hung, self.beats, self.silent_seconds = False, 0, 0.0
         self.process_slot.note_process(pid)
 
     def kill_by(self, instant: float) -> None:
-        """It has to end by then, or earlier if it had to before."""
+        """Set the time at which the process is killed, unless an earlier time is set."""
         self.kill_at = instant if self.kill_at is None else min(self.kill_at, instant)
 
-    def end_of(self, exit_code: int | None) -> Ending:
-        """Why it ended by itself; None for a process that could not even be forked."""
+    def ending_of(self, exit_code: int | None) -> Ending:
+        """Why the process ended by itself. `exit_code` is None if it could not be forked."""
         if self.is_hung:
             return Ending.HUNG
         if not self.process_slot.is_up:
             return Ending.COULD_NOT_BOOT
         return Ending.CRASHED if exit_code else Ending.STOPPED
 
-    def ended(self, now: float) -> None:
-        """It has no process any more; from now on it knows when it is due again."""
+    def note_exit(self, now: float) -> None:
+        """Record that the process has ended, and set the time of its next start."""
         if self.process_slot.is_up:
             self.restarts, self.boots = self.restarts.after(now - self.started_at), self.role.boots
             wait_seconds = self.restarts.wait_seconds
@@ -112,11 +112,11 @@ class Process:
         self.process_slot.note_failed_boots(self.boots.in_a_row)
 
 
-def words_of(exit_code: int) -> str:
-    """How a process ended, in words; a negative code is a signal's."""
+def describe_exit(exit_code: int) -> str:
+    """Describe an exit code; a negative code is a signal."""
     return f"signal {_signal_name(-exit_code)}" if exit_code < 0 else f"exit {exit_code}"
 
 
 def _signal_name(number: int) -> str:
-    # Real-time signals have numbers only.
+    # Python's enum has no real-time signals.
     return signal.Signals(number).name if number in set(signal.Signals) else str(number)

@@ -1,4 +1,4 @@
-"""The terminal that a process was started on, if it was."""
+"""The controlling terminal of this process, if any."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 
 def has_terminal() -> bool:
-    """Whether there is a terminal whose Ctrl-C would reach us; not so any more once it was closed."""
+    """Whether a terminal exists whose Ctrl-C would reach this process. False once the terminal is closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

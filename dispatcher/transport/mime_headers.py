@@ -18,7 +18,7 @@ from typing import Final
 import idna
 
 from dispatcher.domain.address import Address, parse_address
-from dispatcher.domain.header_names import is_written_by_others
+from dispatcher.domain.header_names import is_reserved
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
@@ -75,7 +75,7 @@ def text_field(name: str, text: str) -> str:
 
 def checked_header_name(name: str) -> str:
     """Return the name if an email may set this header; raise UnrenderableEmail if not."""
-    if is_written_by_others(name):
+    if is_reserved(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, f"headers contains {name}, which the dispatcher or mail servers set; remove it"
         )

@@ -35,5 +35,5 @@ class StoreOutage:
 
     def end(self) -> None:
         """Ends the outage: PostgreSQL has answered."""
-        if self._backoff.worked():
+        if self._backoff.reset():
             self._log.info("store.connected")

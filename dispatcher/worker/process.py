@@ -164,7 +164,7 @@ async def _dispatch(
         settings.amqp_url,
         settings.queue,
         prefetch=_prefetch_count(window, settings),
-        on_tried=process_slot.mark_up,
+        on_attempt=process_slot.mark_up,
         on_refused=note_refusal,
         name=f"dispatcher {identity.worker}",
         ca_file=settings.ca_file,

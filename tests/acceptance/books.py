@@ -1,4 +1,4 @@
-"""The books: what became of every email, from the database, the DLQ and the provider's ledger."""
+"""The books: the fate of every email, from the database, the DLQ and the provider's ledger."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from uuid import UUID
 
 import orjson
 
-from tests.acceptance.rabbit import Message
+from tests.acceptance.rabbit import QueueMessage
 
 FINAL: Final = ("sent", "failed", "held")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """An email as the database has it."""
+class EmailRecord:
+    """An email's row in the database."""
 
     status: str
     attempt_count: int
@@ -26,22 +26,22 @@ class Row:
 
     @property
     def is_final(self) -> bool:
-        """Whether no machine does anything more about it."""
+        """Whether no process changes the email any more."""
         return self.status in FINAL
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """What became of each.
+    """The fate of each email.
 
     Attributes:
-        by_status: The emails by status, as the database has it.
-        lost: Emails that nobody would ever hear of again: without a row, or `sent` and never delivered.
+        by_status: The emails by their status in the database.
+        lost: Emails without a row, or `sent` and never delivered. No process would ever notice them.
         duplicates: Emails that arrived more than once, and how often.
-        untrue: Emails that are `failed` and arrived nevertheless.
-        strangers: What arrived, or has a row, and was not enqueued.
-        unannounced: Failed and held ones without a dead letter.
-        misannounced: Dead letters of emails that are neither.
+        untrue: Emails that are `failed` and arrived anyway.
+        strangers: Emails that arrived or have a row, but were never enqueued.
+        unannounced: Failed and held emails without a dead letter.
+        misannounced: Dead letters of emails that are neither failed nor held.
     """
 
     by_status: Mapping[str, frozenset[UUID]]
@@ -56,17 +56,17 @@ class Books:
     def of(
         cls,
         enqueued: Iterable[UUID],
-        rows: Mapping[UUID, Row],
+        rows: Mapping[UUID, EmailRecord],
         delivered: Mapping[UUID, int],
-        letters: Sequence[Message],
+        dead_letters: Sequence[QueueMessage],
     ) -> Self:
-        """Balances them."""
+        """Compare the three sources."""
         ids = frozenset(enqueued)
         by_status: dict[str, set[UUID]] = {}
         for email_id in ids & rows.keys():
             by_status.setdefault(rows[email_id].status, set()).add(email_id)
         dead = by_status.get("failed", set()) | by_status.get("held", set())
-        announced = announced_in(letters).keys()
+        announced = announced_in(dead_letters).keys()
         return cls(
             by_status={status: frozenset(found) for status, found in by_status.items()},
             lost=(ids - rows.keys()) | (by_status.get("sent", set()) - delivered.keys()),
@@ -78,21 +78,22 @@ class Books:
         )
 
     def count(self, status: str) -> int:
-        """How many stand there."""
+        """The number of emails with this status."""
         return len(self.by_status.get(status, ()))
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many stand where; statuses without emails left out."""
+        """The number of emails per status, without zeros."""
         return {status: len(ids) for status, ids in self.by_status.items()}
 
     @property
     def is_announced(self) -> bool:
-        """Whether every dead letter is where it should be."""
+        """Whether the DLQ has exactly the right dead letters."""
         return not self.unannounced
 
     def assert_harmless(self) -> None:
-        """Nothing lost, nothing twice, nothing untrue; the DLQ may still name emails that were proved sent since."""
+        """Nothing is lost, sent twice or untrue. The DLQ may still have dead letters of emails that were proved sent
+        since."""
         assert not self.lost, f"lost: {len(self.lost)}"
         assert not self.duplicates, f"duplicates: {self.duplicates}"
         assert not self.untrue, f"failed, yet delivered: {self.untrue}"
@@ -101,15 +102,16 @@ class Books:
         assert self.misannounced <= self.by_status.get("sent", frozenset())
 
     def assert_balanced(self) -> None:
-        """Harmless, and the DLQ names what failed or is held, and nothing else."""
+        """Harmless, and the DLQ has exactly one dead letter for each failed or held email."""
         self.assert_harmless()
         assert not self.misannounced, f"with a dead letter, but alive: {self.misannounced}"
 
 
-def announced_in(letters: Iterable[Message]) -> Counter[UUID]:
-    """How many dead letters each email has; what the broker dead-lettered undecoded is not counted."""
+def announced_in(dead_letters: Iterable[QueueMessage]) -> Counter[UUID]:
+    """The number of dead letters per email, without messages that the broker dead-lettered because they cannot be
+    decoded."""
     found: Counter[UUID] = Counter()
-    for letter in letters:
-        if not letter.was_rejected:
-            found[UUID(orjson.loads(letter.body)["email_id"])] += 1
+    for dead_letter in dead_letters:
+        if not dead_letter.was_rejected:
+            found[UUID(orjson.loads(dead_letter.body)["email_id"])] += 1
     return found

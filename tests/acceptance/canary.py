@@ -1,4 +1,4 @@
-"""Words that must come out nowhere but at the provider's end: an email that is full of them, and where they are."""
+"""Canaries: private words in an email that must appear nowhere except at the provider, and a search for them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CANARIES: Final = {
     "password": "vykrapassword",
     "caller's key": "vykracaller",
 }
-"""Each stands for what it is called."""
+"""Each is named after the field that contains it."""
 API_KEY: Final = f"SG.{CANARIES['API key']}01.x2y3"
 PASSWORD: Final = CANARIES["password"]
 RECIPIENT: Final = f"{CANARIES['recipient']}@example.org"
@@ -37,13 +37,13 @@ ECHO: Final = (
     f"{CANARIES['header']}; {CANARIES['file name']}.pdf; we read that the {CANARIES['text']} is in it; "
     f"Authorization: Bearer {API_KEY}; key {API_KEY}"
 )
-"""What a provider may say of it, at its most talkative."""
+"""The longest answer that a provider may give about it."""
 
 _CONTENT_TABLES: Final = ("email_content", "email_attachment")
 
 
 def email(key: str) -> Email:
-    """An email of which everything private is a canary."""
+    """An email whose private values are all canaries."""
     return Email(
         message_key=key,
         correlation_id=f"order-{key}",
@@ -60,7 +60,7 @@ def email(key: str) -> Email:
 
 
 def found_in(places: Mapping[str, bytes | str]) -> list[str]:
-    """Which canary was found where, in the clear or as base64, with what stands around it."""
+    """The canaries found in each text, in clear or as base64, with the surrounding characters."""
     octets = {place: (text.encode() if isinstance(text, str) else text).lower() for place, text in places.items()}
     return [
         f"{name} in {place}: …{content[max(0, content.index(form) - 60) : content.index(form) + 40]!r}…"
@@ -74,17 +74,17 @@ def found_in(places: Mapping[str, bytes | str]) -> list[str]:
 def _forms(canary: str) -> Iterator[bytes]:
     yield canary.encode()
     for shift in range(3):
-        # What stands before and behind it in a whole text decides on the first and last characters.
+        # In a longer text, the neighbours decide about the first and last base64 characters.
         yield base64.b64encode(b"." * shift + canary.encode())[2 * (shift > 0) + shift : -4].lower()
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """Every file's content."""
+    """The content of every file."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tables(database_url: str, *, of_content: bool) -> dict[str, str]:
-    """All rows as text, of the tables that hold emails' content, or of all others."""
+    """All rows as text: of the tables that hold emails' content, or of all others."""
     listed = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'dispatcher'::regnamespace"
     with psycopg.connect(database_url, autocommit=True) as connection:
         names = [name for (name,) in connection.execute(listed)]

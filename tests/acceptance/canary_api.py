@@ -1,4 +1,4 @@
-"""Everything that may be wrong with a request to the HTTP API, each with canaries in it."""
+"""Every invalid request to the HTTP API, each with canaries in it."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _PATHS: Final = (
 
 
 def request(listener: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """What a server answers: the status, and all of its answer."""
+    """A server's answer: the status, and everything it sent."""
     connection = HTTPConnection(listener, timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body or None, {"Content-Type": "application/json", **named})
     answer = connection.getresponse()
-    told = answer.read()
+    body = answer.read()
     connection.close()
-    return answer.status, f"{answer.status} {answer.headers}\n".encode() + told
+    return answer.status, f"{answer.status} {answer.headers}\n".encode() + body
 
 
 def ask_everything(listener: str) -> bytes:
-    """All that the API at this address answers."""
+    """Every answer of the API at this address."""
     good, other = orjson.dumps(GOOD), orjson.dumps({**GOOD, "subject": NAME})
     batch = orjson.dumps({"emails": [*_BAD]})
-    told = [
+    answers = [
         *(request(listener, "POST", "/v1/emails", body, Idempotency_Key="bad") for body in BAD_BODIES),
         request(listener, "POST", "/v1/emails", good, Idempotency_Key="one"),
         request(listener, "POST", "/v1/emails", other, Idempotency_Key="one"),
@@ -64,5 +64,7 @@ def ask_everything(listener: str) -> bytes:
         request(listener, "DELETE", f"/v1/emails/by-key/{NAME}"),
         *(request(listener, "GET", path) for path in _PATHS),
     ]
-    assert {status for status, _ in told} >= {200, 202, 400, 403, 404, 405, 415, 422}, {status for status, _ in told}
-    return b"\n".join(words for _, words in told)
+    assert {status for status, _ in answers} >= {200, 202, 400, 403, 404, 405, 415, 422}, {
+        status for status, _ in answers
+    }
+    return b"\n".join(words for _, words in answers)

@@ -1,4 +1,4 @@
-"""A host of its own for each test, and nothing of it afterwards."""
+"""A separate host for each test, removed afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SendGrid's double as a process of its own, and several providers' ends as one."""
+"""SendGrid's double as a separate process, and several providers combined into one recipient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.supervisor.program import Program, eventually
 
 
 class Double:
-    """A local SendGrid, with its ledger of what it accepted and its list of what it was asked.
+    """A local SendGrid, with its ledger of accepted emails and its list of requests.
 
     Attributes:
         program: The process; a new one after `start`.
@@ -32,22 +32,22 @@ class Double:
         folder.mkdir()
         self._folder = folder
         self._options = options
-        (self._port,) = choose(1)  # as nobody else is given: it has to be free again after each restart
+        (self._port,) = choose(1)  # outside the range of automatic ports: it must be free again after each restart
         self.start()
 
     def start(self) -> None:
-        """Starts it, again on the port of last time, with the same ledger."""
+        """Start it on the same port, with the same ledger."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.http_double", *words, *self._options]
         self.program = program = Program(argv, self._folder, "double", env={"PATH": defpath})
         eventually(lambda: program.log.endswith("\n"), "the HTTP double")
-        told = orjson.loads(program.log)
-        self._port = told["port"]
-        self._url = told["url"]
-        self._ledger = Path(told["ledger"])
+        started = orjson.loads(program.log)
+        self._port = started["port"]
+        self._url = started["url"]
+        self._ledger = Path(started["ledger"])
 
     def kill(self) -> None:
-        """Ends it without a word to anybody."""
+        """Kill it without closing connections."""
         self.program.destroy()
 
     def behave(self, **behaviour: object) -> None:
@@ -68,26 +68,26 @@ class Double:
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each email that it accepts."""
+        """The size of its ledger, which grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def requests(self, came: str | None = None) -> list[dict[str, Any]]:
-        """Every request that it has read, or of which this came: `email_id`, `came` and `at`, in unix seconds."""
+        """Every request that it has read at least partly: `email_id`, `came` and `at`, in unix seconds."""
         found = self._lines("requests.jsonl")
         return [request for request in found if came is None or request["came"] == came]
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it saw on the wire, if it was told to watch (`--wire`); see `HttpDouble.record_event`."""
+        """What it observed on the wire, if started with `--wire`; see `HttpDouble.record_event`."""
         return self._lines("wire.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        """What stands in a file of its own, which it may be writing."""
+        """The lines of one of its files, which it may be writing."""
         *lines, _unfinished = (self._folder / name).read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 
 
-class InOrder:
-    """Several providers' ends, as one."""
+class SeveralRecipients:
+    """Several providers combined into one recipient."""
 
     def __init__(self, *recipients: Recipient) -> None:
         self._recipients = recipients

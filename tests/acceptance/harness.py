@@ -1,10 +1,10 @@
-"""A host under test: `dispatcher run` as real processes, with database, queues, run directory and provider of its own.
+"""A host under test: `dispatcher run` as real processes, with its own database, queues, run directory and provider.
 
-host   = Host(…)                    what the processes of one test share
-ids    = host.enqueue(emails(500))  by the library, as an application does
+host   = Host(…)                    everything that the processes of one test share
+ids    = host.enqueue(emails(500))  through the library, like an application
 run    = host.run(LEASE_SECONDS=300)
 run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
-host.books(ids).…                   see `books`: counted from outside, never by what the dispatcher says of itself
+host.books(ids).…                   see `books`: counted from outside, never from the dispatcher's own reports
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.ports import choose
 from dispatcher.dev.servers import Servers
-from tests.acceptance.books import FINAL, Books, Row
+from tests.acceptance.books import FINAL, Books, EmailRecord
 from tests.acceptance.rabbit import Rabbit
 from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
 
 DISPATCHER: Final = (sys.executable, "-m", "dispatcher.cli.main")
 WORKERS: Final = 2
 CONNECTIONS: Final = 8
-"""Per worker, to the sink: so many emails can be physically on the wire at once."""
+"""SMTP connections per worker: this many emails can be on the wire at once."""
 
 
 VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
-"""How settings that have no prefix begin."""
+"""Prefixes of settings that do not start with DISPATCHER_."""
 
 
 class Recipient(Protocol):
-    """The provider's end, with its own ledger."""
+    """The provider, with its own ledger."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What makes a dispatcher send there."""
+        """The settings that make a dispatcher send there."""
         ...
 
     def delivered(self) -> Counter[UUID]:
@@ -55,7 +55,7 @@ class Recipient(Protocol):
 
 
 class Capture:
-    """The capture provider's Maildir, of which the file names are the ledger."""
+    """The capture provider's Maildir; its file names are the ledger."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Capture:
 
 
 class Sink:
-    """The local SMTP server, a process of its own, with its ledger.
+    """The local SMTP server as a separate process, with its ledger.
 
     Attributes:
         program: The process; a new one after `start`.
@@ -84,32 +84,32 @@ class Sink:
         folder.mkdir()
         self._folder = folder
         self._options = options if keeps_eml else ("--no-eml", *options)
-        (self._port,) = choose(1)  # as nobody else is given: it has to be free again after each restart
+        (self._port,) = choose(1)  # outside the range of automatic ports: it must be free again after each restart
         self.start()
 
     def start(self) -> None:
-        """Starts it, again on the port of last time, with the same ledger."""
+        """Start it on the same port, with the same ledger."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
         self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
         eventually(lambda: program.log.endswith("\n"), "the SMTP sink")
-        told = orjson.loads(program.log)
-        self._port = told["port"]
-        self._control_port = told["control_port"]
-        self._ledger = Path(told["ledger"])
+        started = orjson.loads(program.log)
+        self._port = started["port"]
+        self._control_port = started["control_port"]
+        self._ledger = Path(started["ledger"])
 
     @property
     def mail_folder(self) -> Path:
-        """Where the emails are that it accepted, if it keeps them."""
+        """The folder of the accepted emails, if it keeps them."""
         return self._folder / "mail"
 
     def kill(self) -> None:
-        """Ends it without a word to anybody."""
+        """Kill it without closing connections."""
         self.program.destroy()
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each email that it accepts."""
+        """The size of its ledger, which grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def behave(self, **behaviour: object) -> None:
@@ -119,12 +119,12 @@ class Sink:
             assert control.makefile("rb").readline() == b"{}\n", behaviour
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it saw on the wire, if it was told to watch (`--wire`); see `SmtpSink.record_event`."""
+        """What it observed on the wire, if started with `--wire`; see `SmtpSink.record_event`."""
         *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 
     def become(self, *options: str) -> None:
-        """Starts it again with other options, and the same port and ledger."""
+        """Restart it with other options, on the same port and with the same ledger."""
         self.kill()
         self._options = ("--no-eml", *options)
         self.start()
@@ -144,7 +144,7 @@ class Sink:
 
 
 class Host:
-    """What the processes of one test share."""
+    """Everything that the processes of one test share."""
 
     def __init__(self, folder: Path, servers: Servers, database_url: str, topology: Topology) -> None:
         self.folder = folder
@@ -158,26 +158,26 @@ class Host:
         self._programs: list[Program] = []
 
     def sink(self, *options: str) -> Sink:
-        """From now on, emails go to a local SMTP server with these options (see `dispatcher.dev.smtp_sink`)."""
+        """Send emails to a local SMTP server with these options from now on (see `dispatcher.dev.smtp_sink`)."""
         self.recipient = self._sink = Sink(self.folder / "sink", *options)
         return self._sink
 
     def run(self, *, stdout: Path | None = None, **settings: object) -> Program:
-        """`dispatcher run`, with these settings instead of the usual ones."""
+        """Start `dispatcher run` with these settings changed."""
         return self.command("run", stdout=stdout, **settings)
 
     def command(self, *words: str, stdout: Path | None = None, **settings: object) -> Program:
-        """A command of ours; the settings are named without their prefix."""
+        """Start one of our commands; settings are given without their prefix."""
         return self.program([*DISPATCHER, *words], words[0], stdout=stdout, env=self.environment(**settings))
 
     def program(self, argv: Sequence[str], name: str, *, env: Mapping[str, str], stdout: Path | None = None) -> Program:
-        """Any program, in a session of its own; ended with the host."""
+        """Start any program in its own session; it is ended with the host."""
         program = Program(argv, self.folder, f"{name}-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """What a command of ours gets; the settings are named without their prefix."""
+        """The environment of our commands; settings are given without their prefix."""
         usual = {
             "DATABASE_URL": self.database_url,
             "AMQP_URL": self.servers.amqp_url,
@@ -199,44 +199,45 @@ class Host:
         return {"PATH": os.defpath, **env}
 
     def enqueue(self, emails: Iterable[Email]) -> set[UUID]:
-        """By the library, in one transaction; returns their ids."""
+        """Enqueue through the library, in one transaction; returns the ids."""
         with psycopg.connect(self.database_url) as connection:
             return {answer.email_id for answer in enqueue_many(connection, emails)}
 
-    def rows(self) -> dict[UUID, Row]:
-        """Every email as the database has it."""
+    def rows(self) -> dict[UUID, EmailRecord]:
+        """Every email's row."""
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
         with psycopg.connect(self.database_url, autocommit=True) as connection:
-            return {row[0]: Row(*row[1:]) for row in connection.execute(statement)}
+            return {row[0]: EmailRecord(*row[1:]) for row in connection.execute(statement)}
 
     def leased_by(self, pid: int) -> set[UUID]:
-        """What a worker has under lease."""
+        """The ids that a worker has leased."""
         rows = self.rows().items()
         return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
 
     def await_ledger(self, pid: int) -> None:
-        """Waits until a worker has its in-flight ledger: one may begin long after another."""
+        """Wait until a worker has its in-flight ledger. One worker may start long after another."""
         eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
 
     def await_consumers(self, count: int = WORKERS) -> None:
-        """Waits until so many workers consume: from now on each gets its share, and none gets everything."""
+        """Wait until this many workers consume. From then on each gets its share."""
         eventually(lambda: self.rabbit.consumers(self.topology.queue) == count, f"{count} consumers")
 
     def await_work(self, pid: int) -> None:
-        """Waits until a worker has leased more than can be on the wire."""
+        """Wait until a worker has leased more than can be on the wire."""
         eventually(lambda: len(self.leased_by(pid)) > CONNECTIONS, f"leases of {pid}")
 
     def books(self, enqueued: Iterable[UUID]) -> Books:
-        """What became of every email that was enqueued, and of nothing else."""
-        letters = self.rabbit.read_all(self.topology.dlq)
-        return Books.of(enqueued, self.rows(), self.recipient.delivered(), letters)
+        """The fate of every enqueued email."""
+        dead_letters = self.rabbit.read_all(self.topology.dlq)
+        return Books.of(enqueued, self.rows(), self.recipient.delivered(), dead_letters)
 
     def await_delivered(self, count: int) -> None:
-        """Waits until the provider's end has seen so many emails."""
+        """Wait until the provider has seen this many emails."""
         eventually(lambda: len(self.recipient.delivered()) >= count, f"delivery of {count} emails")
 
     def await_finished(self, enqueued: Iterable[UUID], *, seconds: float = DEADLINE_SECONDS) -> Books:
-        """Waits until all of these are sent, failed or held, with their dead letters on the DLQ; returns the books."""
+        """Wait until all of these emails are sent, failed or held, with their dead letters on the DLQ; returns the
+        books."""
         ids = set(enqueued)
 
         def unfinished() -> Counter[str]:
@@ -244,21 +245,21 @@ class Host:
             statuses = {email_id: rows[email_id].status if email_id in rows else "lost" for email_id in ids}
             return Counter(status for status in statuses.values() if status not in FINAL)
 
-        def told() -> str:
+        def describe_unfinished() -> str:
             return f"the end of all emails ({dict(unfinished())} left)\n{self._account()}\n"
 
         def announced() -> Books | None:
             books = self.books(ids)
             return books if books.is_announced else None
 
-        eventually(lambda: not unfinished(), told, seconds=seconds)
+        eventually(lambda: not unfinished(), describe_unfinished, seconds=seconds)
         return eventually(announced, "the dead letters of all emails that failed")
 
     def _account(self) -> str:
         return "\n".join(f"--- {each.pid}\n{each.log[-2000:]}{each.words[-2000:]}" for each in self._programs)
 
     def destroy(self) -> None:
-        """Ends what is left."""
+        """End everything that still runs."""
         for program in self._programs:
             program.destroy()
         if self._sink:
@@ -266,7 +267,7 @@ class Host:
 
 
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """SIGTERM: it must exit 0 in time, no child may fail over it, and no process may be left."""
+    """Send SIGTERM. The run must exit 0 in time, no child may fail, and no process may be left."""
     run.send(signal.SIGTERM)
     assert run.await_exit(seconds) == 0, run.log[-3000:]
     draining = [event for event in run.events("process.exited") if "retry_in_seconds" not in event]
@@ -284,7 +285,7 @@ def emails(
     on_uncertain: OnUncertain | None = None,
     template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to somebody else; without text where a template has it."""
+    """Plain emails, each to a different recipient; without text if they have a template."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",

@@ -1,4 +1,4 @@
-"""Servers that a test may take away and bring back, with their data, on their ports."""
+"""Servers that a test may stop and restart, with their data, on their ports."""
 
 from __future__ import annotations
 
@@ -24,37 +24,38 @@ BOOT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Removable:
-    """A set of private servers of one's own."""
+class StoppableServers:
+    """A set of private servers for one module."""
 
     servers: Servers
 
-    def take_away(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends a server by a signal; returns when it is gone."""
+    def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """End a server with a signal; returns when it has ended."""
         self.send(name, number)
-        eventually(lambda: self.is_gone(name), f"the end of {name}")
+        eventually(lambda: self.has_ended(name), f"the end of {name}")
 
-    def bring_back(self, name: str) -> None:
-        """Starts it again; returns when it takes clients."""
+    def restart(self, name: str) -> None:
+        """Restart a server; returns when it accepts clients."""
         self.launch(name)
         eventually(lambda: self.answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
 
     def send(self, name: str, number: signal.Signals) -> int:
-        """Signals a server that runs; returns its pid."""
+        """Send a signal to a running server; returns its pid."""
         pid = self._pid(name)
         os.kill(pid, number)
         return pid
 
-    def is_gone(self, name: str) -> bool:
-        """Whether it has ended, and its keeper knows, who starts nothing that it takes for running."""
+    def has_ended(self, name: str) -> bool:
+        """Whether it has ended and its starter has noticed, because a server that counts as running is not
+        restarted."""
         return self._processes.exit_report(name) is not None and name not in self._processes.running()
 
     def is_replaced(self, name: str, pid: int) -> bool:
-        """Whether another one has taken its place: when any server starts, all start that are gone."""
+        """Whether a new process has replaced it. Starting any server starts all that have ended."""
         return self._processes.running().get(name, pid) != pid
 
     def launch(self, name: str) -> None:
-        """Starts a server that is gone."""
+        """Start a server that has ended."""
         self._processes.launch(name, self.plan(name))
 
     def plan(self, name: str) -> Plan:
@@ -63,20 +64,20 @@ class Removable:
         return plan
 
     def freeze(self, name: str) -> None:
-        """Lets it hang, with every connection open, until `thaw`."""
+        """Make it hang until `thaw`, with every connection open."""
         self._signal_family(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Lets it go on; harmless if it does."""
+        """Let it continue. Idempotent."""
         self._signal_family(name, signal.SIGCONT)
 
     def restore(self) -> None:
-        """Everything is there again, whatever a test has done."""
+        """Restore all servers, whatever a test did."""
         for name in (POSTGRES, RABBITMQ):
             if name in self._processes.running():
                 self.thaw(name)
             else:
-                self.bring_back(name)
+                self.restart(name)
 
     @property
     def _processes(self) -> Processes:
@@ -94,7 +95,7 @@ class Removable:
                 os.kill(member, number)
 
     def answers(self, name: str) -> bool:
-        """Whether it takes clients."""
+        """Whether it accepts clients."""
         if name == POSTGRES:
             with suppress(psycopg.OperationalError), psycopg.connect(self.servers.database_url, connect_timeout=2):
                 return True

@@ -1,4 +1,4 @@
-"""PgBouncer between the product and PostgreSQL: Debian's, fetched without root and run on a port of its own."""
+"""PgBouncer between the product and PostgreSQL: Debian's package, fetched without root and run on its own port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 
 @contextmanager
 def pgbouncer(folder: Path, database_url: str, *, mode: str) -> Iterator[str]:
-    """The URL of a pooler in this mode (`session`, `transaction`) that leads to the database."""
+    """The URL of a pooler in this mode (`session`, `transaction`) for the database."""
     root = cache.obtain("pgbouncer-debian", _fetch)
     parts = urlsplit(database_url)
     (port,) = ports.choose(1)

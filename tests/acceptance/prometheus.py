@@ -38,14 +38,14 @@ def programs() -> Path:
         debian.fetch("prometheus", fetched, unless_installed="prometheus", remedy=REMEDY, progress=print)
         for name in ("prometheus", "promtool"):
             shutil.move(fetched / "usr/bin" / name, folder / name)
-        # Its pages' scripts: three quarters of the whole.
+        # The scripts of its pages: three quarters of the whole.
         shutil.rmtree(fetched)
 
     return cache.obtain("prometheus-debian", build)
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """What promtool says."""
+    """The output of promtool."""
     return subprocess.run([programs() / "promtool", *words], capture_output=True, text=True, check=False)
 
 
@@ -65,7 +65,7 @@ class Prometheus:
             return False
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The series that an expression has now; raises HTTPError where it is wrong."""
+        """The series that an expression returns now; raises HTTPError if the expression is invalid."""
         found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return found
 

@@ -1,4 +1,4 @@
-"""RabbitMQ as somebody else sees it: another client, and the operator at its management page."""
+"""RabbitMQ seen from outside: by another client, and by an operator on its management page."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 import pika
 from pika.adapters.blocking_connection import BlockingChannel
 
-from dispatcher.broker.connection import DOUBTFUL_SECONDS
+from dispatcher.broker.connection import TRUSTED_SECONDS
 from tests.waiting import wait_until
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class QueueMessage:
     """A message on a queue."""
 
     body: bytes
@@ -28,12 +28,13 @@ class Message:
 
     @property
     def was_rejected(self) -> bool:
-        """Whether the broker put it there, because somebody rejected it."""
+        """Whether the broker put it there because a consumer rejected it."""
         return "x-death" in (self.properties.headers or {})
 
 
 class Rabbit:
-    """A client apart from the product's, blocking, a connection per act; of several URLs, the first that answers."""
+    """A blocking client that does not use the product; one connection per call. Of several URLs, uses the first that
+    answers."""
 
     def __init__(self, amqp_url: str, management_url: str) -> None:
         self._amqp_urls = [pika.URLParameters(url) for url in amqp_url.split(",")]
@@ -42,57 +43,57 @@ class Rabbit:
     def publish(
         self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None, exchange: str = ""
     ) -> None:
-        """Puts any bytes on a queue; they are there when this returns."""
+        """Publish any bytes to a queue; they are on the queue when this returns."""
         with self._channel() as channel:
             channel.confirm_delivery()
             for body in bodies:
                 channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
 
-    def read_all(self, queue: str) -> list[Message]:
-        """Every message that waits there; they stay, and are back when this returns, for whoever looks next."""
+    def read_all(self, queue: str) -> list[QueueMessage]:
+        """Every ready message. The messages stay on the queue, and are ready again when this returns."""
         found = []
         with self._channel() as channel:
             while True:
                 method, properties, body = channel.basic_get(queue)
                 if method is None:
                     break
-                found.append(Message(body, properties))
-            # Closing gives back what was not acked, a moment later.
+                found.append(QueueMessage(body, properties))
+            # Closing returns the unacked messages, a moment later.
         wait_until(lambda: self.waiting(queue) >= len(found))
         return found
 
     def waiting(self, queue: str) -> int:
-        """How many messages wait there; those that consumers hold are not counted."""
+        """The number of ready messages, without those that consumers hold."""
         with self._channel() as channel:
             while True:
                 asked_at = time.monotonic()
                 count = int(channel.queue_declare(queue, passive=True).method.message_count)
-                if count or time.monotonic() - asked_at < DOUBTFUL_SECONDS:  # see `Channel.find_queue`
+                if count or time.monotonic() - asked_at < TRUSTED_SECONDS:  # see `Channel.find_queue`
                     return count
 
     def unsettled(self, queue: str) -> int:
-        """How many messages wait there or are with consumers; RabbitMQ tells so some seconds late."""
+        """The number of ready and unacked messages; RabbitMQ's report lags by some seconds."""
         vhost = self._amqp_urls[0].virtual_host
         found = json.loads(self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}"))
         return int(found.get("messages", 1))
 
     def consumers(self, queue: str) -> int:
-        """How many consumers it has."""
+        """The number of consumers."""
         with self._channel() as channel:
             return int(channel.queue_declare(queue, passive=True).method.consumer_count)
 
     def purge(self, queue: str) -> None:
-        """Throws away what waits there."""
+        """Delete the ready messages."""
         with self._channel() as channel:
             channel.queue_purge(queue)
 
     def delete(self, queue: str) -> None:
-        """Throws away the queue."""
+        """Delete the queue."""
         with self._channel() as channel:
             channel.queue_delete(queue)
 
     def close_connections(self, *names: str, chosen: Callable[[], bool] = lambda: True) -> int:
-        """Forces those connections shut that call themselves so, as far as chosen; returns how many."""
+        """Close the connections of this name by force, as far as selected; returns how many."""
         listed = [
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
@@ -111,7 +112,7 @@ class Rabbit:
         }
 
     def close_connections_of(self, pids: Collection[int]) -> int:
-        """Forces the connections of these processes shut, and of nobody else on the same RabbitMQ; returns how many."""
+        """Close the connections of these processes by force, and no others on the same RabbitMQ; returns how many."""
         listed = self.connections_of(pids)
         for name in listed:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
@@ -140,7 +141,7 @@ class Rabbit:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()
             body = reply.read()
-            # What is gone already needs no closing.
+            # A closed connection needs no closing.
             assert reply.status < 300 or (method, reply.status) == ("DELETE", 404), (reply.status, body)
             return body
         finally:

@@ -1,4 +1,5 @@
-"""Somebody is told in time, of dead letters and that nobody can look, by channels that are none of ours."""
+"""Operators are alerted in time about dead letters and about a failed probe, through channels outside our own
+queues."""
 
 from __future__ import annotations
 
@@ -12,27 +13,27 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from dispatcher.broker.management import Management, NoFigures
-from tests.acceptance.door import Door
+from dispatcher.broker.management import CountsUnavailable, Management
+from tests.acceptance.closable_proxy import ClosableProxy
 from tests.acceptance.harness import Host, Sink, emails, stop
 from tests.alerts.receiver import SECRET, Posted, Receiver, receiving, write_ca
 from tests.supervisor.program import Program, eventually
 
 PROBE_SECONDS = 0.5
 SOON_SECONDS = 30.0
-"""Management figures lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
+"""Management counts lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
 POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "code-QZ4711"'
 
 
 @pytest.fixture
 def ca() -> trustme.CA:
-    """Who vouches for the receiver of webhooks."""
+    """The authority that signed the certificate of the webhook receiver."""
     return trustme.CA()
 
 
 @pytest.fixture
 def receiver(ca: trustme.CA) -> Iterator[Receiver]:
-    """Where alerts are posted."""
+    """The receiver of webhooks."""
     with receiving(ca, "127.0.0.1") as running:
         yield running
 
@@ -47,7 +48,7 @@ def mailbox(tmp_path: Path) -> Iterator[Sink]:
 
 @pytest.fixture
 def settings(receiver: Receiver, mailbox: Sink, ca: trustme.CA, tmp_path: Path) -> dict[str, str]:
-    """Both ways to reach a person."""
+    """Settings for both alert channels."""
     return {
         "DLQ_PROBE_SECONDS": str(PROBE_SECONDS),
         "ALERT_WEBHOOK_URL": receiver.url,
@@ -66,7 +67,7 @@ def start(host: Host, settings: Mapping[str, str]) -> Program:
 
 
 def await_posted(receiver: Receiver, kind: str, what: str = "alert.raised") -> Posted:
-    """Waits for the webhook of that kind."""
+    """Wait for a webhook of this kind."""
 
     def found() -> Posted | None:
         posted = [one for one in receiver.posted if (one.data["kind"], one.json["type"]) == (kind, what)]
@@ -76,27 +77,27 @@ def await_posted(receiver: Receiver, kind: str, what: str = "alert.raised") -> P
 
 
 def await_mails(mailbox: Sink, subject: str) -> list[EmailMessage]:
-    """Waits for emails to operators whose subject begins so."""
+    """Wait for emails to operators whose subject starts like this."""
 
     def found() -> list[EmailMessage]:
         parsed = [
             email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
             for path in mailbox.mail_folder.glob("*.eml")
         ]
-        # One that is just being written has none yet.
+        # An email that is still being written has no subject yet.
         return [one for one in parsed if (one["Subject"] or "").startswith(subject)]
 
     return eventually(found, f"an email '{subject}'", seconds=SOON_SECONDS)
 
 
 def await_reported_depth(host: Host, depth: int) -> None:
-    """Waits until RabbitMQ's management API reports so many dead letters."""
+    """Wait until RabbitMQ's management API reports this many dead letters."""
     management = Management(host.servers.management_url, timeout_seconds=SOON_SECONDS)
 
     def reported() -> bool:
         try:
             return management.depth(host.topology.dlq).messages == depth
-        except NoFigures:
+        except CountsUnavailable:
             return False
 
     eventually(reported, f"{depth} dead letters", seconds=SOON_SECONDS)
@@ -123,19 +124,19 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     assert posted.data["oldest_age_seconds"] >= 0
     assert "Manual intervention is required." in posted.data["summary"]
     assert "Manual intervention is required." in mail.get_content()
-    (letter,) = host.rabbit.read_all(host.topology.dlq)
-    assert (letter.body, letter.was_rejected) == (POISON, True)
-    told = posted.body.decode() + str(mail) + run.log
+    (dead_letter,) = host.rabbit.read_all(host.topology.dlq)
+    assert (dead_letter.body, dead_letter.was_rejected) == (POISON, True)
+    output = posted.body.decode() + str(mail) + run.log
     for private in ("ann@", "QZ4711", "Your code"):
-        assert private not in told
+        assert private not in output
 
     host.rabbit.purge(host.topology.dlq)
     await_posted(receiver, "dead_letters", "alert.resolved")
     await_mails(mailbox, "[RESOLVED]")
     stop(run)
-    # However often it looked meanwhile.
-    told_types = [one.json["type"] for one in receiver.posted if one.data["kind"] == "dead_letters"]
-    assert told_types == ["alert.raised", "alert.resolved"]
+    # However often it checked meanwhile.
+    notice_types = [one.json["type"] for one in receiver.posted if one.data["kind"] == "dead_letters"]
+    assert notice_types == ["alert.raised", "alert.resolved"]
 
 
 @pytest.mark.slow
@@ -156,27 +157,28 @@ def test_a_failed_email_is_named_by_its_correlation_id(
     stop(run)
 
 
-def test_a_management_api_that_is_down_is_told_within_one_interval_and_dispatching_goes_on(
+def test_an_unreachable_management_api_alerts_within_one_interval_and_sending_continues(
     host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
 ) -> None:
     host.sink()
     await_reported_depth(host, 0)
-    with Door(host.servers.management_url) as door:
-        run = start(host, {**settings, "RABBITMQ_MANAGEMENT_URL": door.url})
+    with ClosableProxy(host.servers.management_url) as proxy:
+        run = start(host, {**settings, "RABBITMQ_MANAGEMENT_URL": proxy.url})
         run.await_events("relay.leading")
-        door.shut()
+        proxy.shut()
         shut_at = time.monotonic()
 
         posted = await_posted(receiver, "probe_failed")
         ids = host.enqueue(emails(100))
         books = host.await_finished(ids)
-        # Before it is over: each channel tells by itself, and of what is over before it can, nothing.
+        # Before the condition ends: each channel sends on its own, and sends nothing about a condition that ended
+        # before.
         assert await_mails(mailbox, "[CRITICAL] RabbitMQ: the dead-letter queue")
-        door.open()
+        proxy.open()
         await_posted(receiver, "probe_failed", "alert.resolved")
         stop(run)
 
-    # One interval, and what a busy machine adds.
+    # One interval, and some time for a busy machine.
     assert posted.arrived_at - shut_at < PROBE_SECONDS + 10
     assert posted.data["severity"] == "CRITICAL"
     assert posted.data["count"] is None
@@ -188,7 +190,7 @@ def test_a_management_api_that_is_down_is_told_within_one_interval_and_dispatchi
 
 
 @pytest.mark.slow
-def test_channels_that_are_away_harm_nothing_and_hear_of_it_when_they_are_back(
+def test_unreachable_channels_do_no_harm_and_get_the_notice_when_they_are_back(
     host: Host, settings: dict[str, str], receiver: Receiver, mailbox: Sink
 ) -> None:
     host.sink()

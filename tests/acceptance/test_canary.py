@@ -1,8 +1,9 @@
-"""Nothing private comes out: emails, keys and passwords full of canaries through the whole chain at its most talkative.
+"""Nothing private leaks: emails, keys and passwords full of canaries go through the whole chain with the most verbose
+settings.
 
-What is left out, and why: the provider's end and the tables of content, where canaries belong; the bytes of a poison
-message, which are RabbitMQ's copy of what a stranger sent, and which `dlq show p-…` is there to print (`dlq list` does
-without addresses in them); and what `dlq show --reveal` prints, for which somebody had to give a reason.
+Excluded, with the reason: the provider and the content tables, where canaries belong; the bytes of a poison message,
+which are RabbitMQ's copy of a foreign message, and which `dlq show p-…` prints on purpose (`dlq list` prints them
+without addresses); and the output of `dlq show --reveal`, which requires a reason.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import trustme
 
 from tests.acceptance import canary
 from tests.acceptance.canary_api import BAD_BODIES, ask_everything, request
-from tests.acceptance.double import Double, InOrder
+from tests.acceptance.double import Double, SeveralRecipients
 from tests.acceptance.harness import Host, Sink
 from tests.alerts.receiver import SECRET, Receiver, receiving, write_ca
 from tests.cli.commandline import in_process
@@ -30,8 +31,8 @@ PASSWORD_URL = "smtp://postmaster:{}@127.0.0.1:{}?tls=none"
 
 
 @dataclass
-class Place:
-    """A host with two providers' ends, all that watches it, and an operators' mailbox; and what was heard."""
+class Setup:
+    """A host with two providers, all of its monitoring, an operators' mailbox, and the recorded output."""
 
     host: Host
     double: Double
@@ -40,28 +41,28 @@ class Place:
     collector: Collector
     operators: Sink
     settings: dict[str, Any]
-    heard: dict[str, bytes | str] = field(default_factory=dict)
+    output: dict[str, bytes | str] = field(default_factory=dict)
 
     def command(self, *words: str) -> str:
-        """Runs a command to its end, and keeps what it said."""
+        """Run a command to its end, and record its output."""
         ended = in_process(*words)
-        self.heard[" ".join(words)] = ended.stdout + ended.stderr
+        self.output[" ".join(words)] = ended.stdout + ended.stderr
         assert ended.code in (0, 3) or words == ("doctor",), ended
         return ended.stdout
 
     def get(self, listener: str, path: str) -> None:
-        """Looks at a page, and keeps it."""
-        self.heard[path] = request(listener, "GET", path)[1]
+        """Request a page, and record it."""
+        self.output[path] = request(listener, "GET", path)[1]
 
 
 @pytest.fixture
-def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
-    """The place, its servers running."""
+def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
+    """The setup, with its servers running."""
     ca = trustme.CA()
     login = ("--login", f"postmaster:{canary.PASSWORD}")
     double = Double(tmp_path / "sendgrid")
     sink, operators = Sink(tmp_path / "sink", *login), Sink(tmp_path / "operators", *login, keeps_eml=True)
-    host.recipient = InOrder(double, sink)
+    host.recipient = SeveralRecipients(double, sink)
     with receiving(ca, "127.0.0.1") as receiver, collecting() as collector:
         settings = {
             "LOG_LEVEL": "debug",
@@ -81,7 +82,7 @@ def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
         }
         for name, value in host.environment(**settings).items():
             monkeypatch.setenv(name, value)
-        yield Place(host, double, sink, receiver, collector, operators, settings)
+        yield Setup(host, double, sink, receiver, collector, operators, settings)
     for each in (double, sink, operators):
         each.kill()
 
@@ -91,7 +92,7 @@ def _with_password(sink: Sink) -> str:
     return PASSWORD_URL.format(canary.PASSWORD, port)
 
 
-def test_nothing_private_comes_out_anywhere(place: Place) -> None:
+def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     host = place.host
     run = host.run(**place.settings)
     listener = run.await_events("http.listening")["listener"]
@@ -108,15 +109,17 @@ def test_nothing_private_comes_out_anywhere(place: Place) -> None:
         program.send(signal.SIGTERM)
         assert program.await_exit() == 0
 
-    letters = [letter for letter in host.rabbit.read_all(host.topology.dlq) if not letter.was_rejected]
-    assert letters
+    dead_letters = [
+        dead_letter for dead_letter in host.rabbit.read_all(host.topology.dlq) if not dead_letter.was_rejected
+    ]
+    assert dead_letters
     assert place.collector.bodies
     places: dict[str, bytes | str] = {
-        **place.heard,
+        **place.output,
         "process titles": b"\n".join(titles),
         "webhooks": b"\n".join(str(posted.headers).encode() + posted.body for posted in place.receiver.posted),
         "spans": b"\n".join(place.collector.bodies),
-        "dead letters": "\n".join(f"{letter.properties!r} {letter.body!r}" for letter in letters),
+        "dead letters": "\n".join(f"{dead_letter.properties!r} {dead_letter.body!r}" for dead_letter in dead_letters),
         **{f"{each.pid} log": each.log for each in (run, api)},
         **{f"{each.pid} stderr": each.words for each in (run, api)},
         **canary.files_below(host.run_dir),
@@ -126,19 +129,19 @@ def test_nothing_private_comes_out_anywhere(place: Place) -> None:
     poison = {words: places.pop(words) for words in list(places) if "--poison" in words}
     assert canary.found_in(places) == []
     assert not [found for found in canary.found_in(poison) if found.startswith(("recipient", "sender"))]
-    # It would have been noticed.
+    # The search would have found it.
     content = canary.found_in(canary.tables(host.database_url, of_content=True))
     assert {found.partition(" in ")[0] for found in content} >= {"recipient", "subject", "text", "html", "header"}
 
 
-def _send_in_every_way(place: Place, run: Program) -> None:
-    """An email for each way in which one may end, each with a provider that repeats what it was told."""
+def _send_in_every_way(place: Setup, run: Program) -> None:
+    """Enqueue an email for each way to end, each with a provider that repeats its input."""
     host, double = place.host, place.double
     host.await_finished(host.enqueue([canary.email("accepted")]))
     complaint = {"errors": [{"message": canary.ECHO, "field": "personalizations.0.to.0.email"}]}
     double.behave(reply={"status": 400, "body": complaint})
     host.await_finished(host.enqueue([canary.email("rejected")]))
-    # Deferred, and taken by the other provider.
+    # Deferred, and then accepted by the other provider.
     double.behave(reply={"status": 503, "body": complaint})
     host.await_finished(host.enqueue([canary.email("deferred")]))
     double.behave(act="close")
@@ -154,25 +157,25 @@ def _send_in_every_way(place: Place, run: Program) -> None:
     place.sink.become("--login", "postmaster:another", "--reply", f"auth=535 5.7.8 {canary.PASSWORD}: {canary.ECHO}")
     host.enqueue([canary.email("waiting")])
     run.await_events("provider.paused", provider="smtp", state="open")
-    # From here on they are asked about other emails, or none.
+    # From here on, the providers get other requests, or none.
     double.behave(reply={"status": 401})
 
 
-def _kill_while_on_the_wire(place: Place, run: Program) -> None:
+def _kill_while_on_the_wire(place: Setup, run: Program) -> None:
     seen = len(place.double.requests())
     place.double.behave(act="hang")
     ids = place.host.enqueue([canary.email("killed")])
     eventually(lambda: len(place.double.requests()) > seen, "an email on the wire")
     (owner,) = {place.host.rows()[email_id].locked_by for email_id in ids}
     assert owner is not None
-    # The ledger as it is while it is needed.
-    place.heard.update({f"{path} early": octets for path, octets in _files(place.host.run_dir).items()})
+    # The ledger while it is in use.
+    place.output.update({f"{path} early": octets for path, octets in _files(place.host.run_dir).items()})
     run.send_to(int(owner.split(":")[2]), signal.SIGKILL)
     place.host.await_finished(ids)
 
 
 def _title(pid: int) -> bytes:
-    with suppress(OSError):  # It may have ended since.
+    with suppress(OSError):  # The process may have ended meanwhile.
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
@@ -183,14 +186,14 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {}
 
 
-def _ask_the_api(place: Place) -> Program:
+def _ask_the_api(place: Setup) -> Program:
     api = place.host.command("api", **{**place.settings, "API_ADDRESS": "127.0.0.1:0", "API_ALLOW_ANONYMOUS": "on"})
-    place.heard["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
+    place.output["the API's answers"] = ask_everything(api.await_events("api.started")["listener"])
     return api
 
 
-def _look_at_everything(place: Place, listener: str) -> None:
-    """As an operator does."""
+def _look_at_everything(place: Setup, listener: str) -> None:
+    """Run every command of an operator."""
     for page in ("/metrics", "/readyz", "/healthz"):
         place.get(listener, page)
     failed = next(str(each) for each, row in place.host.rows().items() if row.status == "failed")
@@ -203,5 +206,5 @@ def _look_at_everything(place: Place, listener: str) -> None:
         place.command(*words)
     why = ("--reason", f"{canary.RECIPIENT} says so")
     assert canary.CANARIES["text"] in place.command("dlq", "show", failed, "--reveal", *why)
-    del place.heard[" ".join(("dlq", "show", failed, "--reveal", *why))]
+    del place.output[" ".join(("dlq", "show", failed, "--reveal", *why))]
     place.command("held", "confirm", held, *why)

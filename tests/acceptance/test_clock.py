@@ -19,13 +19,13 @@ REMEDY = "Check the network: Debian's package libfaketime is needed."
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """A wall clock that can be set; what counts on steadily, and PostgreSQL's, stay as they are."""
+    """A wall clock that a test can set. The monotonic clock and PostgreSQL's clock are not affected."""
 
     file: Path
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Makes processes go by it."""
+        """The environment of processes that use this clock."""
         return {
             "LD_PRELOAD": _library(),
             "FAKETIME_TIMESTAMP_FILE": self.file,
@@ -34,7 +34,7 @@ class Clock:
         }
 
     def set(self, ahead: str) -> None:
-        """Sets it so far from the true time, such as `+1h`; no process ever reads half of it."""
+        """Set the offset from the true time, such as `+1h`. No process ever reads a partial value."""
         new = self.file.with_suffix(".new")
         new.write_text(f"{ahead}\n")
         new.replace(self.file)
@@ -54,13 +54,13 @@ def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Pa
     sink = host.sink("--latency-ms", "200", "--slow-ms", "2000")
     run = host.run(LEASE_SECONDS=5, SEND_TIMEOUT_SECONDS=10, SMTP_CONNECTIONS=20, **clock.environment)
     run.await_events("relay.leading")
-    # Renewed under way: it takes longer than a third of its lease.
+    # Renewed while it is sent: sending takes longer than a third of its lease.
     ids = host.enqueue(emails(1, name="slow", to=lambda _: "slow@example.org"))
 
     for number, ahead in enumerate(("+1h", "-2h", "+30d", "-30d", "+0")):
         delivered = len(sink.delivered())
         ids |= host.enqueue(emails(BATCH, name=f"batch-{number}"))
-        # While some are on the wire.
+        # While some emails are on the wire.
         host.await_delivered(delivered + BATCH // 3)
         clock.set(ahead)
     books = host.await_finished(ids)
@@ -77,8 +77,8 @@ def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Pa
 def _assert_undisturbed(run: Program) -> None:
     for event in ("email.lease_lost", "email.recovered", "process.hung", "error.unexpected", "message.duplicated"):
         assert run.events(event) == [], event
-    told = run.events("email.attempted")
-    assert len(told) == 5 * BATCH + 1
-    assert all(0 <= event["duration_ms"] < 15_000 for event in told)
-    # It did jump.
-    assert len({event["timestamp"][:10] for event in told}) >= 3
+    attempts = run.events("email.attempted")
+    assert len(attempts) == 5 * BATCH + 1
+    assert all(0 <= event["duration_ms"] < 15_000 for event in attempts)
+    # The clock did jump.
+    assert len({event["timestamp"][:10] for event in attempts}) >= 3

@@ -1,4 +1,4 @@
-"""`dispatcher demo`, on the servers of the whole test run: what it tells, how it ends, that nothing of it is left."""
+"""`dispatcher demo` on the servers of the test run: its output, its end, and that nothing of it is left."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEADLINE_SECONDS: Final = 90.0
 
 @pytest.fixture
 def environment(servers: Servers) -> Mapping[str, str]:
-    """One that names the servers, so that none is started; and a setting of a host, which must not matter."""
+    """An environment that names the servers, so that none is started, and one host setting, which must not matter."""
     named = {"DISPATCHER_QUEUE": "somebody.elses", "DISPATCHER_DATABASE_SCHEMA": "somebody_elses"}
     ours = {**servers.environment(), **named, "DISPATCHER_PROVIDERS": "capture"}
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")}
@@ -38,7 +38,8 @@ def demo(folder: Path, *arguments: str) -> list[str]:
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Processes that work in the folder, or whose command line names it; workers overwrite theirs with a title."""
+    """Processes that work in the folder, or whose command line names it. Workers replace their command line with a
+    title."""
     found: dict[int, str] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
@@ -50,7 +51,7 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def databases(servers: Servers) -> set[str]:
-    """What is on the server."""
+    """The databases on the server."""
     with psycopg.connect(servers.database_url) as connection:
         return {name for (name,) in connection.execute("select datname from pg_database")}
 
@@ -63,20 +64,20 @@ def test_books_balance_and_nothing_is_left(tmp_path: Path, servers: Servers, env
     )
 
     assert done.stdout.count(b"\n") == 1, done.stderr.decode()
-    told = orjson.loads(done.stdout)
-    assert done.returncode == 0, told
-    assert (told["emails"], told["pending"], told["lost"], told["duplicates"]) == (EMAILS, 0, 0, 0)
-    assert told["emails"] == told["sent"] + told["failed"] + told["held"]
-    assert told["dlq"] == told["failed"] + told["held"] + 1
-    assert told["sent"] <= told["delivered"] <= told["sent"] + told["held"]
-    assert told["failed"] == 2
-    assert told["retried"] <= 2, "one that the kill met may have been deferred without a word in the log"
-    assert told["known"] == 4
-    assert told["killed"]["uncertain"] == told["held"]
-    assert told["recovered"] <= 1, "one that was being rendered at the kill is given back with a mark"
-    assert told["seconds"] > 0
-    assert told["emails_per_second"] == pytest.approx(EMAILS / told["seconds"], rel=0.2)
-    assert len(list((folder / "smtp" / "mail").glob("*.eml"))) == told["delivered"]
+    summary = orjson.loads(done.stdout)
+    assert done.returncode == 0, summary
+    assert (summary["emails"], summary["pending"], summary["lost"], summary["duplicates"]) == (EMAILS, 0, 0, 0)
+    assert summary["emails"] == summary["sent"] + summary["failed"] + summary["held"]
+    assert summary["dlq"] == summary["failed"] + summary["held"] + 1
+    assert summary["sent"] <= summary["delivered"] <= summary["sent"] + summary["held"]
+    assert summary["failed"] == 2
+    assert summary["retried"] <= 2, "the kill may have hit an email whose deferral was not logged yet"
+    assert summary["known"] == 4
+    assert summary["killed"]["uncertain"] == summary["held"]
+    assert summary["recovered"] <= 1, "an email that was being rendered at the kill is released with a mark"
+    assert summary["seconds"] > 0
+    assert summary["emails_per_second"] == pytest.approx(EMAILS / summary["seconds"], rel=0.2)
+    assert len(list((folder / "smtp" / "mail").glob("*.eml"))) == summary["delivered"]
     assert processes_of(folder) == {}
     assert "email_dispatcher_demo" not in databases(servers)
     assert not (folder / "servers").exists()
@@ -87,7 +88,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     tmp_path: Path, environment: Mapping[str, str], number: signal.Signals
 ) -> None:
     folder = tmp_path / "demo"
-    # So many that it goes on for seconds, however late we stop it.
+    # So many that it runs for seconds, however late it is stopped.
     many = demo(folder, "--emails", "5000")
     running = subprocess.Popen(
         many, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True
@@ -105,7 +106,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     wait_until(lambda: not processes_of(folder))
 
 
-def test_a_folder_with_files_of_others_is_left_alone(tmp_path: Path, environment: Mapping[str, str]) -> None:
+def test_a_folder_with_foreign_files_is_left_alone(tmp_path: Path, environment: Mapping[str, str]) -> None:
     (tmp_path / "letter.txt").write_text("mine")
 
     done = subprocess.run(demo(tmp_path), env=environment, capture_output=True, check=False, timeout=DEADLINE_SECONDS)

@@ -1,4 +1,4 @@
-"""Enqueued emails are sent, each once, also by a dispatcher that is stopped half-way."""
+"""Enqueued emails are sent exactly once, also if the dispatcher is stopped in the middle."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_everything_that_was_enqueued_is_sent_once(host: Host) -> None:
     assert {path.name for path in host.run_dir.iterdir()} == {"run.lock", "metrics"}
 
 
-def test_what_is_enqueued_while_it_runs_is_sent_at_once(host: Host) -> None:
+def test_emails_enqueued_during_a_run_are_sent_at_once(host: Host) -> None:
     run = host.run()
     host.await_consumers()
     run.await_events("relay.leading")
@@ -34,7 +34,7 @@ def test_what_is_enqueued_while_it_runs_is_sent_at_once(host: Host) -> None:
     for number in range(5):
         host.await_finished(host.enqueue(emails(1, name=f"email {number}")))
 
-    # By PostgreSQL's clock, and most of them: a machine that stands still for a moment tells nothing of us.
+    # Measured by PostgreSQL's clock, over most emails: a brief stall of the machine is not our fault.
     with psycopg.connect(host.database_url) as connection:
         took = connection.execute("select extract(epoch from sent_at - created_at) from email_log").fetchall()
     assert sorted(took)[2] < (1.0,)
@@ -42,7 +42,7 @@ def test_what_is_enqueued_while_it_runs_is_sent_at_once(host: Host) -> None:
 
 
 def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Host) -> None:
-    # So that it takes ten seconds: the stop comes in the middle, however late.
+    # The emails take ten seconds, so that the stop is in the middle, however late.
     sink = host.sink("--latency-ms", "200")
     ids = host.enqueue(emails(800))
     run = host.run(DRAIN_SECONDS=60)
@@ -67,8 +67,8 @@ def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Hos
     assert books.counts == {"sent": 800}
 
 
-def test_sigterm_to_every_process_at_once_is_a_drain_too(host: Host) -> None:
-    # As systemd does it (KillMode=control-group), and `kill -TERM -PGID`.
+def test_sigterm_to_every_process_at_once_also_drains(host: Host) -> None:
+    # Like systemd (KillMode=control-group) and `kill -TERM -PGID`.
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(400))
     run = host.run()
@@ -90,18 +90,18 @@ def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time(host: Host) -
     host.sink("--latency-ms", "60000")
     ids = host.enqueue(emails(60))
     run = host.run(WORKERS=1, DRAIN_SECONDS=1)
-    host.await_delivered(CONNECTIONS)  # accepted, and not yet answered
+    host.await_delivered(CONNECTIONS)  # accepted, and not answered yet
 
-    stop(run)  # by itself: one that drains on for seconds is killed, and its parent exits with 1
+    stop(run)  # on its own: a process that drains for seconds is killed, and its parent exits with 1
 
     books = host.books(ids)
     books.assert_balanced()
-    # Only what was on the wire is held; what had not begun is given back.
+    # Only in-flight emails are held; emails that were not started are returned.
     assert books.counts == {"held": CONNECTIONS, "pending": 60 - CONNECTIONS}
     assert books.by_status["held"] == host.recipient.delivered().keys()
 
 
-def test_a_log_that_cannot_be_written_stops_no_email(host: Host) -> None:
+def test_an_unwritable_log_stops_no_email(host: Host) -> None:
     host.sink()
     good = host.enqueue(emails(100))
     refused = host.enqueue(emails(5, name="refused", to=lambda number: f"refused-{number}@example.org"))
@@ -115,7 +115,7 @@ def test_a_log_that_cannot_be_written_stops_no_email(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_five_thousand_and_five_thousand_more_from_files(host: Host) -> None:
+def test_twice_five_thousand_emails_from_files_are_sent(host: Host) -> None:
     enqueue_file(host, "first")
     run = host.run()
     first = host.await_finished(host.rows(), seconds=60)
@@ -139,7 +139,7 @@ def test_five_thousand_and_five_thousand_more_from_files(host: Host) -> None:
 
 
 def enqueue_file(host: Host, name: str) -> None:
-    """Five thousand emails by `dispatcher enqueue --file`."""
+    """Enqueue five thousand emails with `dispatcher enqueue --file`."""
     file = host.folder / f"{name}.jsonl"
     file.write_bytes(b"\n".join(orjson.dumps(email.to_json()) for email in emails(5000, name=name)))
     enqueue = host.command("enqueue", "--file", str(file))

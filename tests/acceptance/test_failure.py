@@ -1,4 +1,4 @@
-"""One bad email never stops the queue: it leaves at once, its neighbours are sent."""
+"""A bad email never blocks the queue: it fails at once, and the others are sent."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
 
-def test_rejected_emails_fail_alone_and_their_dead_letters_hold_nothing_private(host: Host) -> None:
+def test_rejected_emails_fail_alone_and_their_dead_letters_contain_nothing_private(host: Host) -> None:
     host.sink()
     refused = host.enqueue(emails(10, name="refused", to=lambda number: f"refused-{number}@private.example"))
     good = host.enqueue(emails(100, name="good"))
@@ -24,24 +24,24 @@ def test_rejected_emails_fail_alone_and_their_dead_letters_hold_nothing_private(
     stop(run)
     books.assert_balanced()
     assert books.by_status == {"failed": refused, "sent": good}
-    letters = host.rabbit.read_all(host.topology.dlq)
-    assert announced_in(letters) == dict.fromkeys(refused, 1)
-    for letter in letters:
-        fields = orjson.loads(letter.body)
+    dead_letters = host.rabbit.read_all(host.topology.dlq)
+    assert announced_in(dead_letters) == dict.fromkeys(refused, 1)
+    for dead_letter in dead_letters:
+        fields = orjson.loads(dead_letter.body)
         number = fields["message_key"].removeprefix("refused-")
         assert fields["status"] == "failed"
         assert fields["error_type"] == "rejected_recipient"
         assert fields["attempts"] == 1
         assert fields["provider"] == "smtp"
-        assert fields["correlation_id"] == letter.properties.correlation_id == f"order-{number}"
+        assert fields["correlation_id"] == dead_letter.properties.correlation_id == f"order-{number}"
         assert "User unknown" in fields["error"]
-        assert letter.properties.delivery_mode == pika.DeliveryMode.Persistent.value
-        whole = letter.body + repr(letter.properties).encode()
+        assert dead_letter.properties.delivery_mode == pika.DeliveryMode.Persistent.value
+        whole = dead_letter.body + repr(dead_letter.properties).encode()
         for private in (b"private.example", b"refused-%s@" % number.encode(), b"shop@", b"Receipt", b"Thank you"):
             assert private not in whole
 
 
-def test_greylisted_emails_are_tried_again_and_sent_with_the_second_attempt(host: Host) -> None:
+def test_greylisted_emails_are_sent_with_the_second_attempt(host: Host) -> None:
     host.sink()
     ids = host.enqueue(emails(20, to=lambda number: f"greylisted-{number}@example.org"))
     run = host.run()
@@ -55,7 +55,7 @@ def test_greylisted_emails_are_tried_again_and_sent_with_the_second_attempt(host
     assert not host.rabbit.read_all(host.topology.dlq)
 
 
-def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Host) -> None:
+def test_emails_that_are_always_deferred_fail_after_the_last_attempt(host: Host) -> None:
     host.sink("--reply", "rcpt=452 4.2.2 mailbox full")
     ids = host.enqueue(emails(20))
     run = host.run(MAX_ATTEMPTS=3)
@@ -68,11 +68,11 @@ def test_emails_deferred_for_ever_fail_when_their_attempts_are_used_up(host: Hos
     assert {row.attempt_count for row in host.rows().values()} == {3}
 
 
-def test_a_provider_that_is_down_for_a_while_costs_nothing_but_what_was_on_the_wire(host: Host) -> None:
+def test_a_provider_outage_affects_only_in_flight_emails(host: Host) -> None:
     sink = host.sink("--latency-ms", "100")
     run = host.run()
     host.await_consumers()
-    ids = host.enqueue(emails(800))  # both workers have much to send still, however late it goes down
+    ids = host.enqueue(emails(800))  # both workers still have much to send, however late the provider goes down
     for number in range(WORKERS):
         host.await_work(run.pid_of(f"worker {number}"))
 
@@ -88,8 +88,8 @@ def test_a_provider_that_is_down_for_a_while_costs_nothing_but_what_was_on_the_w
     assert books.count("sent") + books.count("held") == 800
 
 
-def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None:
-    # The server accepts, and closes the connection instead of saying so: nobody can know.
+def test_emails_whose_answer_is_lost_are_held_and_never_sent_again(host: Host) -> None:
+    # The server accepts the email and closes the connection without an answer, so the outcome is unknown.
     host.sink("--reply", "answer=close")
     ids = host.enqueue(emails(20))
     run = host.run()
@@ -100,11 +100,11 @@ def test_answers_that_get_lost_are_held_and_never_sent_again(host: Host) -> None
     books.assert_balanced()
     assert books.counts == {"held": 20}
     assert host.recipient.delivered() == dict.fromkeys(ids, 1)
-    for letter in host.rabbit.read_all(host.topology.dlq):
-        assert orjson.loads(letter.body)["error_type"] == "outcome_unknown"
+    for dead_letter in host.rabbit.read_all(host.topology.dlq):
+        assert orjson.loads(dead_letter.body)["error_type"] == "outcome_unknown"
 
 
-def test_answers_that_get_lost_are_sent_again_where_the_policy_says_so_and_as_often_as_it_says(host: Host) -> None:
+def test_emails_whose_answer_is_lost_are_resent_under_policy_resend_while_attempts_are_left(host: Host) -> None:
     host.sink("--reply", "answer=close")
     held = host.enqueue(emails(5, name="held"))
     resent = host.enqueue(emails(5, name="resent", on_uncertain=OnUncertain.RESEND))
@@ -118,7 +118,7 @@ def test_answers_that_get_lost_are_sent_again_where_the_policy_says_so_and_as_of
     assert books.by_status == {"held": held | resent}
 
 
-def test_messages_that_point_to_no_email_are_dead_lettered_and_their_neighbours_sent(host: Host) -> None:
+def test_poison_messages_are_dead_lettered_and_other_emails_are_sent(host: Host) -> None:
     ids = host.enqueue(emails(100, name="good"))
     known = str(next(iter(ids)))
     garbage = [
@@ -144,13 +144,13 @@ def test_messages_that_point_to_no_email_are_dead_lettered_and_their_neighbours_
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 200}
-    letters = host.rabbit.read_all(host.topology.dlq)
-    assert sorted(letter.body for letter in letters) == sorted(garbage)
-    assert all(letter.was_rejected for letter in letters)
+    dead_letters = host.rabbit.read_all(host.topology.dlq)
+    assert sorted(dead_letter.body for dead_letter in dead_letters) == sorted(garbage)
+    assert all(dead_letter.was_rejected for dead_letter in dead_letters)
     assert not run.events("process.exited", level="error")
 
 
-def test_foreign_properties_harm_nobody(host: Host) -> None:
+def test_foreign_properties_do_no_harm(host: Host) -> None:
     ids = host.enqueue(emails(10))
     run = host.run()
     strange = pika.BasicProperties(
@@ -168,15 +168,15 @@ def test_foreign_properties_harm_nobody(host: Host) -> None:
     eventually(lambda: host.rabbit.waiting(host.topology.dlq) == 1)
     stop(run)
     books.assert_balanced()
-    assert [letter.body for letter in host.rabbit.read_all(host.topology.dlq)] == [b"strange"]
+    assert [dead_letter.body for dead_letter in host.rabbit.read_all(host.topology.dlq)] == [b"strange"]
 
 
-def test_a_message_that_comes_a_hundred_times_is_one_acceptance(host: Host) -> None:
+def test_a_message_delivered_a_hundred_times_sends_one_email(host: Host) -> None:
     host.sink("--latency-ms", "2000")
     run = host.run(LOG_LEVEL="debug")
     (email_id,) = host.enqueue(emails(1))
     message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "email-0"})
-    run.await_events("relay.published")  # the hundredth and first: the relay's own
+    run.await_events("relay.published")  # the hundred and first is the relay's own
     host.rabbit.publish(host.topology.queue, *[message] * 50)
 
     books = host.await_finished({email_id})

@@ -1,7 +1,7 @@
-"""SIGKILL of anything, in the middle of everything: nothing lost, nothing twice, and only what was on the wire is held.
+"""SIGKILL of any process at any time: nothing is lost or sent twice, and only in-flight emails are held.
 
-The lease lasts 300 s in all of these: whatever is settled within seconds was settled by the in-flight ledger, and not
-by a lease that ran out.
+The lease lasts 300 s in all of these tests. So whatever is settled within seconds was settled from the in-flight
+ledger, and not because a lease expired.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from tests.supervisor.program import Program, eventually, is_alive
 SETTLED_SECONDS = 30.0
 """Generous for a busy machine; the lease would take 300."""
 PROMISED_SECONDS = 2.0
-"""From a kill until whatever the worker had leased is settled."""
+"""From a kill until everything that the worker had leased is settled."""
 
 
 def settlements(run: Program) -> Counter[str]:
-    """What the relay did with the ledgers of the dead, in however many looks."""
-    told: Counter[str] = Counter()
+    """The relay's actions on the ledgers of dead workers, over all of its checks."""
+    totals: Counter[str] = Counter()
     for event in run.events("ledger.settled"):
-        told.update({name: event[name] for name in ("released", "recorded", "uncertain")})
-    return told
+        totals.update({name: event[name] for name in ("released", "recorded", "uncertain")})
+    return totals
 
 
-def test_a_killed_worker_costs_no_email_but_those_on_the_wire(host: Host) -> None:
+def test_a_killed_worker_affects_only_in_flight_emails(host: Host) -> None:
     host.sink("--latency-ms", "100")
     run = host.run()
     host.await_consumers()
-    ids = host.enqueue(emails(800))  # so that it has much to do still, however late it is killed
+    ids = host.enqueue(emails(800))  # enough work left, however late it is killed
     host.await_work(victim := run.pid_of("worker 0"))
 
     os.kill(victim, signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_killed_worker_costs_no_email_but_those_on_the_wire(host: Host) -> Non
     assert books.count("held") <= CONNECTIONS
     assert books.count("held") == settled["uncertain"]
     assert books.count("sent") == 800 - books.count("held")
-    # What it held and had not begun went to the others, and did not wait for the lease.
+    # Emails that it had leased and not started went to the others, without waiting for the lease.
     assert settled["released"] > 0
     assert not list(host.run_dir.glob("*.ledger"))
 
@@ -69,8 +69,8 @@ def test_a_worker_that_is_killed_while_idle_holds_nothing(host: Host) -> None:
     assert books.counts == {"sent": 100}
 
 
-def test_what_a_killed_worker_had_leased_is_settled_within_two_seconds(host: Host) -> None:
-    # As many emails as can be on the wire, for each of which it waits while it lives.
+def test_the_leases_of_a_killed_worker_are_settled_within_two_seconds(host: Host) -> None:
+    # As many emails as can be on the wire; a living worker waits for each.
     host.sink("--latency-ms", "60000")
     run = host.run(WORKERS=1, ON_UNCERTAIN="hold")
     took = []
@@ -87,13 +87,13 @@ def test_what_a_killed_worker_had_leased_is_settled_within_two_seconds(host: Hos
         assert host.await_finished(ids).count("held") == CONNECTIONS
     stop(run)
 
-    # A machine that stands still for a moment, once or twice, tells nothing of us.
+    # One or two brief stalls of the machine are not our fault.
     assert min(took) < PROMISED_SECONDS, took
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bundle", [1, 16])
-def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host, bundle: int) -> None:
+def test_workers_killed_repeatedly_lose_and_repeat_nothing(host: Host, bundle: int) -> None:
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(800))
     run = host.run(BUNDLE_EMAILS=bundle)
@@ -110,10 +110,10 @@ def test_workers_killed_again_and_again_lose_and_repeat_nothing(host: Host, bund
 
 
 def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
-    """How many emails those messages point to that wait for the workers, who hold as many as they may."""
+    """The number of emails in ready messages, which wait because the workers' prefetch windows are full."""
     pids = [run.pid_of(f"worker {number}") for number in range(WORKERS)]
     for pid in pids:
-        os.kill(pid, signal.SIGSTOP)  # else what we look at is gone meanwhile
+        os.kill(pid, signal.SIGSTOP)  # otherwise the queue changes before the check
     try:
         eventually(lambda: host.rabbit.waiting(host.topology.queue) >= least, f"{least} messages that wait")
         return [message.body.count(b"email_id") for message in host.rabbit.read_all(host.topology.queue)]
@@ -122,7 +122,7 @@ def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
             os.kill(pid, signal.SIGCONT)
 
 
-def test_workers_are_killed_and_cut_off_with_messages_of_many_emails(host: Host) -> None:
+def test_workers_killed_or_disconnected_with_bundles_lose_and_repeat_nothing(host: Host) -> None:
     bundle, window = 16, 8
     host.sink("--latency-ms", "50")
     run = host.run(BUNDLE_EMAILS=bundle, PREFETCH=window)
@@ -149,7 +149,7 @@ def test_a_killed_relay_is_replaced_and_nothing_is_lost(host: Host) -> None:
     run = host.run()
     sets = []
     for number in range(4):
-        # The one before is gone by now: whom we kill is there.
+        # The previous process has ended, so the one to kill exists.
         run.await_events("relay.leading", number + 1)
         sets.append(host.enqueue(emails(200, name=f"set-{number}")))
         os.kill(run.pid_of("relay"), signal.SIGKILL)
@@ -187,7 +187,7 @@ def test_children_of_a_killed_parent_drain_and_a_new_run_finishes(host: Host) ->
     run.send(signal.SIGKILL)
 
     run.await_exit()
-    run.await_all_gone(20)
+    run.await_all_ended(20)
     left = host.books(ids)
     assert left.count("sending") == left.count("held") == 0
     assert not list(host.run_dir.glob("*.ledger"))
@@ -198,13 +198,13 @@ def test_children_of_a_killed_parent_drain_and_a_new_run_finishes(host: Host) ->
     assert books.counts == {"sent": 500}
 
 
-def test_a_new_run_leaves_an_orphan_of_a_killed_one_alone(host: Host) -> None:
+def test_a_new_run_leaves_an_orphaned_worker_alone(host: Host) -> None:
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(200))
     run = host.run()
     host.await_ledger(orphan := run.pid_of("worker 0"))
     host.await_delivered(50)
-    os.kill(orphan, signal.SIGSTOP)  # it takes its time
+    os.kill(orphan, signal.SIGSTOP)  # its provider is slow
     run.send(signal.SIGKILL)
     run.await_exit()
 
@@ -214,7 +214,7 @@ def test_a_new_run_leaves_an_orphan_of_a_killed_one_alone(host: Host) -> None:
     host.await_ledger(victim)
     os.kill(victim, signal.SIGKILL)
     settled = second.await_events("ledger.settled", seconds=SETTLED_SECONDS)
-    # The relay has looked at both ledgers, and settled that of the dead.
+    # The relay has read both ledgers, and settled that of the dead worker.
     assert f":{victim}:" in settled["worker"]
     assert len(second.events("ledger.settled")) == 1
     assert list(host.run_dir.glob(f"*:{orphan}:*.ledger"))
@@ -249,13 +249,13 @@ def test_a_killed_process_group_is_settled_by_the_next_run(host: Host) -> None:
 
 
 @pytest.mark.slow
-def test_a_hundred_kills_of_anything(host: Host) -> None:
+def test_a_hundred_kills_of_any_process_lose_and_repeat_nothing(host: Host) -> None:
     host.sink("--latency-ms", "5")
     ids = host.enqueue(emails(8000))
     roles = [f"worker {number}" for number in range(4)] + ["relay"]
     killed_workers = 0
 
-    # A role that ends again and again waits longer and longer for its next start; so a new parent now and then.
+    # A role that ends repeatedly waits longer and longer, so the parent is replaced now and then.
     for _ in range(5):
         run = host.run(WORKERS=4)
         for kill in range(20):

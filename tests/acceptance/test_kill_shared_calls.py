@@ -1,4 +1,4 @@
-"""SIGKILL while shared calls are on the wire: whole calls are held, and nothing else."""
+"""SIGKILL while bulk calls are on the wire: whole calls are held, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CALL_EMAILS = 25
 
 @pytest.fixture
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
-    """A SendGrid of the test's own, to which the host's emails go."""
+    """A SendGrid for this test only, which receives the host's emails."""
     made = Double(tmp_path / "double", "--latency-ms", "4000")
     host.recipient = made
     yield made
@@ -43,7 +43,7 @@ def templated(count: int) -> Iterator[Email]:
 
 
 def calls_of(requests: list[dict[str, Any]]) -> Iterator[set[UUID]]:
-    """The emails of each call, from the double's list, where a call's emails stand together."""
+    """The emails of each call, from the double's list, where the emails of a call are adjacent."""
     lines = iter(requests)
     for first in lines:
         others = islice(lines, first["together"] - 1)
@@ -54,7 +54,7 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     ids = host.enqueue(templated(COUNT))
     run = host.run(BULK_CALL_EMAILS=CALL_EMAILS, PREFETCH=100)
     victim = run.pid_of("worker 0")
-    # Accepted at once, answered seconds later: the kill comes before, however late.
+    # Accepted at once, answered seconds later: the kill comes before the answer, however late.
     eventually(lambda: host.leased_by(victim) & double.delivered().keys(), "calls on the wire")
 
     os.kill(victim, signal.SIGKILL)
@@ -68,8 +68,8 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     assert books.count("sent") == COUNT - len(held)
     calls = list(calls_of(double.requests()))
     assert max(map(len, calls)) == CALL_EMAILS
-    # A call whose answer nobody heard is held as a whole, whether the double had read it or not.
+    # A call without a received answer is held as a whole, whether the double had read it or not.
     torn = [call for call in calls if 0 < len(call & held) < len(call)]
-    # But for one whose answer was being written down at that very moment.
+    # Except for a call whose answer was being recorded at that moment.
     assert len(torn) <= 1
     assert not books.duplicates

@@ -1,4 +1,4 @@
-"""Leases under real processes: renewed while a send is slow, lost when a worker freezes, expired when a host goes."""
+"""Leases under real processes: renewed during a slow send, lost by a frozen worker, expired with a lost host."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
-# Leases are seconds longer than a busy machine lets a process stand still: only what a test does ends one.
+# Leases are seconds longer than a busy machine stalls a process, so that only a test's action ends one.
 
 
-def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
+def test_a_send_that_takes_longer_than_its_lease_keeps_the_lease(host: Host) -> None:
     host.sink("--latency-ms", "8500")
     ids = host.enqueue(emails(CONNECTIONS))
     run = host.run(LEASE_SECONDS=7)
@@ -27,11 +27,11 @@ def test_a_send_that_outlasts_its_lease_keeps_it(host: Host) -> None:
     assert not run.events("email.lease_lost")
 
 
-def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_on(host: Host) -> None:
+def test_a_worker_frozen_past_its_leases_sends_nothing_twice_when_it_continues(host: Host) -> None:
     host.sink("--latency-ms", "100")
     run = host.run(LEASE_SECONDS=5, PREFETCH=30, HANG_SECONDS=0)
     host.await_consumers()
-    ids = host.enqueue(emails(600))  # so that it has much to do still, however late it freezes
+    ids = host.enqueue(emails(600))  # enough work left, however late it freezes
     host.await_work(frozen := run.pid_of("worker 0"))
 
     os.kill(frozen, signal.SIGSTOP)
@@ -42,22 +42,22 @@ def test_a_worker_that_freezes_past_its_lease_sends_nothing_twice_when_it_goes_o
     books = host.await_finished(ids)
     stop(run)
     books.assert_harmless()
-    # Leases end one after another, so it may take several looks: the first may find nothing but answers.
+    # Leases expire one after another, so this may take several checks. The first may find only answers.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.recovered")
     assert books.count("sent") + books.count("held") == 600
-    # What was on the wire, and no more of all that it had leased; an acceptance that comes late still proves `sent`.
+    # Only in-flight emails are held, not all that it had leased. A late acceptance still proves `sent`.
     assert books.count("held") <= CONNECTIONS
 
 
-def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> None:
-    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it goes
+def test_leases_of_a_lost_host_are_recovered_by_other_hosts(host: Host) -> None:
+    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it stops
     ids = host.enqueue(emails(300))
-    gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    lost = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(20)
 
-    gone.send_all(signal.SIGKILL)
-    gone.await_exit()
+    lost.send_all(signal.SIGKILL)
+    lost.await_exit()
     sink.become()
     other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
 
@@ -69,13 +69,13 @@ def test_leases_of_a_host_that_is_gone_are_judged_by_the_others(host: Host) -> N
 
 
 @pytest.mark.slow
-def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
-    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it goes
+def test_a_host_that_returns_late_proves_what_it_sent(host: Host) -> None:
+    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it stops
     ids = host.enqueue(emails(300))
-    gone = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
+    lost = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(20)
-    gone.send_all(signal.SIGKILL)
-    gone.await_exit()
+    lost.send_all(signal.SIGKILL)
+    lost.await_exit()
     sink.become()
     other = host.run(LEASE_SECONDS=6, RUN_DIR=host.folder / "other")
     before = host.await_finished(ids)
@@ -83,7 +83,7 @@ def test_a_host_that_comes_back_late_proves_what_it_sent(host: Host) -> None:
     back = host.run(LEASE_SECONDS=3, RUN_DIR=host.folder / "gone")
 
     back.await_events("ledger.settled", WORKERS)
-    after = host.await_finished(ids)  # what had not left is pending again, and is sent
+    after = host.await_finished(ids)  # emails that were not sent are pending again, and are sent
     stop(back)
     stop(other)
     after.assert_harmless()

@@ -1,4 +1,4 @@
-"""Somebody's open transaction holds one email's row, as a `psql` that was left open does: the others go on."""
+"""Another session's open transaction locks one email's row, like a `psql` that was left open. Other emails are sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 MOST_COPIES = 3
-"""Of one email's message: one before anybody knew, one when the lock is gone, and one to spare."""
+"""Attempts for one message: one before the lock is known, one after it is released, and one to spare."""
 
 
 @contextmanager
 def held(host: Host, email_id: UUID) -> Iterator[None]:
-    """A transaction that has locked this email, and does not end."""
+    """A transaction that has locked this email and does not end."""
     with psycopg.connect(host.database_url, application_name="somebody's psql") as connection:
         connection.execute("select from email_log where email_id = %s for update", (email_id,))
         yield
@@ -25,32 +25,32 @@ def held(host: Host, email_id: UUID) -> Iterator[None]:
 
 
 def sent(host: Host) -> set[UUID]:
-    """Those that are recorded as sent."""
+    """The emails that are recorded as sent."""
     return {email_id for email_id, row in host.rows().items() if row.status == "sent"}
 
 
-def test_an_email_that_somebody_has_locked_holds_up_no_other(host: Host) -> None:
+def test_a_locked_email_delays_no_other(host: Host) -> None:
     (locked,) = host.enqueue(emails(1, name="locked"))
     others = host.enqueue(emails(300))
 
     with held(host, locked):
         run = host.run(LOG_LEVEL="DEBUG")
         eventually(lambda: sent(host) == others, "all that are not locked")
-        told = run.await_events("email.locked")
+        event = run.await_events("email.locked")
     books = host.await_finished({locked, *others})
 
     stop(run)
     books.assert_balanced()
     assert books.counts == {"sent": 301}
     assert sum(event["count"] for event in run.events("relay.published")) <= 300 + MOST_COPIES
-    assert (told["count"], told["email_ids"]) == (1, [str(locked)])
-    assert "somebody's psql" in told["lock_holders"][0]
+    assert (event["count"], event["email_ids"]) == (1, [str(locked)])
+    assert "somebody's psql" in event["lock_holders"][0]
     assert len(run.events("relay.leading")) == 1
     assert not run.events("store.connection_lost")
 
 
-def test_an_email_that_somebody_locks_while_it_is_on_the_wire_is_recorded_when_it_can_be(host: Host) -> None:
-    host.sink("--latency-ms", "4000")  # so that the row is locked before the answer comes, however late
+def test_an_email_locked_while_on_the_wire_is_recorded_when_the_lock_ends(host: Host) -> None:
+    host.sink("--latency-ms", "4000")  # the row is locked before the answer arrives, however late
     (locked,) = host.enqueue(emails(1, name="locked"))
     run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
     eventually(lambda: host.rows()[locked].status == "sending", "the one that will be locked, under lease")

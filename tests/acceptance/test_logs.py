@@ -1,4 +1,4 @@
-"""What becomes of the log's reader is no business of the emails."""
+"""A blocked or missing log reader does not affect emails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 
-def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> None:
+def test_a_blocked_log_reader_stops_no_email(host: Host, tmp_path: Path) -> None:
     pipe = tmp_path / "log"
     os.mkfifo(pipe)
     stuck = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -29,7 +29,7 @@ def test_a_reader_that_is_stuck_stops_no_email(host: Host, tmp_path: Path) -> No
     assert books.counts == {"sent": 4000}
 
 
-def test_a_reader_that_goes_away_stops_no_email_and_no_restart(host: Host, tmp_path: Path) -> None:
+def test_a_closed_log_reader_stops_no_email_and_no_restart(host: Host, tmp_path: Path) -> None:
     pipe = tmp_path / "log"
     os.mkfifo(pipe)
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -41,7 +41,7 @@ def test_a_reader_that_goes_away_stops_no_email_and_no_restart(host: Host, tmp_p
     os.close(reading)
     second = host.enqueue(emails(50, name="unheard"))
     host.await_finished(second)
-    # Everybody but the parent, so that each begins with a log that nobody reads.
+    # All processes except the parent, so that each starts with a log without a reader.
     for pid in (before := run.children()):
         run.send_to(pid, signal.SIGKILL)
     third = host.enqueue(emails(50, name="restarted"))
@@ -55,7 +55,7 @@ def test_a_reader_that_goes_away_stops_no_email_and_no_restart(host: Host, tmp_p
     assert not run.words
 
 
-def test_an_attempt_is_told_in_one_line_with_everything_to_find_it_by(host: Host) -> None:
+def test_an_attempt_is_one_log_line_with_all_of_its_ids(host: Host) -> None:
     trace_id = "4bf92f3577b34da6a3ce929d0e0e4736"
     with psycopg.connect(host.database_url) as connection:
         (email,) = emails(1)
@@ -63,9 +63,9 @@ def test_an_attempt_is_told_in_one_line_with_everything_to_find_it_by(host: Host
 
     run = host.run(WORKERS=1)
 
-    told = run.await_events("email.attempted")
+    event = run.await_events("email.attempted")
     stop(run)
-    assert told["email_id"] == str(email_id)
-    assert told["trace_id"] == trace_id
-    assert told["correlation_id"] == "order-0"
-    assert {"attempt", "provider", "outcome", "status", "error_type", "duration_ms", "worker"} <= told.keys()
+    assert event["email_id"] == str(email_id)
+    assert event["trace_id"] == trace_id
+    assert event["correlation_id"] == "order-0"
+    assert {"attempt", "provider", "outcome", "status", "error_type", "duration_ms", "worker"} <= event.keys()

@@ -1,4 +1,4 @@
-"""What a running host tells of itself: figures that agree with the books, however often its workers die."""
+"""Metrics of a running host agree with the books, however often its workers die."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.telemetry.test_deploy import named
 
 SENT = 'dispatcher_emails_total{outcome="accepted",provider="capture"}'
 LAST = "dispatcher_end_to_end_seconds_count"
-"""What a worker counts last of a batch."""
+"""The metric that a worker records last for each batch."""
 
 
 def address_of(run: Program) -> str:
@@ -43,13 +43,13 @@ def sample(address: str, name: str) -> float | None:
 
 
 def enqueue_mixed(host: Host, name: str) -> set[UUID]:
-    """Emails of which some are accepted, some deferred first, and some refused."""
+    """Enqueue emails that are accepted, deferred first, or refused."""
     kinds = ("customer", "greylisted", "refused")
     return host.enqueue(emails(90, name=name, to=lambda number: f"{kinds[number % 3]}-{name}-{number}@example.org"))
 
 
-def alarmed(prometheus: Prometheus) -> set[str]:
-    """Alerts whose condition holds, however long that has been so."""
+def firing_alerts(prometheus: Prometheus) -> set[str]:
+    """Alerts whose condition holds, for any duration."""
     return {rule["name"] for rule in prometheus.rules() if rule["state"] != "inactive"}
 
 
@@ -58,7 +58,7 @@ def await_count(address: str, count: int) -> None:
 
 
 def restarts(address: str) -> float:
-    """Of workers that died, those who had not begun their work included."""
+    """Restarts of workers that died, including during boot."""
     samples = parsed(get(address, "/metrics")[1])
     reasons = ("crashed", "could_not_boot")
     return sum(samples[f'dispatcher_process_restarts_total{{reason="{each}",role="worker"}}'] for each in reasons)
@@ -69,7 +69,7 @@ def failing(address: str) -> list[str]:
     return [name for name, check in checks.items() if not check["ok"]]
 
 
-def test_figures_agree_with_the_books_while_workers_die(host: Host) -> None:
+def test_metrics_agree_with_the_books_while_workers_die(host: Host) -> None:
     run = host.run(METRICS_ADDRESS="127.0.0.1:0")
     address = address_of(run)
     ids: set[UUID] = set()
@@ -90,7 +90,7 @@ def test_figures_agree_with_the_books_while_workers_die(host: Host) -> None:
     stop(run)
 
 
-def test_a_host_whose_metrics_have_no_folder_and_no_port_sends_on(host: Host) -> None:
+def test_a_host_without_a_metrics_folder_or_port_keeps_sending(host: Host) -> None:
     host.run_dir.mkdir(mode=0o700)
     (host.run_dir / "metrics").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -104,14 +104,14 @@ def test_a_host_whose_metrics_have_no_folder_and_no_port_sends_on(host: Host) ->
 
 
 @pytest.mark.slow
-def test_prometheus_takes_our_rules() -> None:
+def test_prometheus_accepts_our_rules() -> None:
     checked = promtool("check", "rules", RULES)
 
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.slow
-def test_every_panel_and_every_rule_answers_in_a_prometheus_that_scrapes_a_host(host: Host) -> None:
+def test_every_panel_and_rule_works_in_a_prometheus_that_scrapes_a_host(host: Host) -> None:
     host.sink()
     run = host.run(METRICS_ADDRESS="127.0.0.1:0")
     host.await_finished(enqueue_mixed(host, "before"))
@@ -120,11 +120,11 @@ def test_every_panel_and_every_rule_answers_in_a_prometheus_that_scrapes_a_host(
         eventually(lambda: prometheus.query("sum(rate(dispatcher_emails_total[1m])) > 0"), "a rate")
 
         present = {found["metric"]["__name__"] for found in prometheus.query('{__name__=~"dispatcher_.+"}')}
-        # What has not happened yet, such as a throttle, has no series; its query must answer all the same.
+        # An event that never happened, such as a throttle, has no series; its query must work anyway.
         answers = {expression: prometheus.query(expression) for _, expression in queries()}
         silent = [each for each, found in answers.items() if not found and named(each) <= present]
         eventually(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "the rules")
-        eventually(lambda: "EmailDeadLetters" in alarmed(prometheus), "the alert about dead letters")
+        eventually(lambda: "EmailDeadLetters" in firing_alerts(prometheus), "the alert about dead letters")
         rules = {rule["name"]: rule for rule in prometheus.rules()}
 
     assert silent == []

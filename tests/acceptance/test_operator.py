@@ -1,6 +1,7 @@
-"""An operator's day: hundreds of failures of four kinds, and poison: looked at, replayed, confirmed, mended.
+"""An operator's day: hundreds of failures of four kinds, and poison messages, are examined, replayed, confirmed and
+repaired.
 
-After every step the DLQ is as deep as the books say; at the end nobody got anything twice.
+After every step the depth of the DLQ agrees with the books. At the end no recipient got an email twice.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ WHY: Final = ("--reason", "the provider has mended it")
 
 
 class Day:
-    """What the operator has before him."""
+    """The situation that the operator finds."""
 
     def __init__(self, host: Host, sizes: tuple[int, int, int, int]) -> None:
         self.host = host
@@ -48,15 +49,15 @@ class Day:
 
     @property
     def depth(self) -> int:
-        """The DLQ's."""
+        """The depth of the DLQ."""
         return self.host.rabbit.waiting(self.host.topology.dlq)
 
     def await_depth(self, depth: int) -> None:
-        """The relay and the broker need a moment."""
+        """Wait for the depth, because the relay and the broker need a moment."""
         eventually(lambda: self.depth == depth, lambda: f"a DLQ of {depth}, now {self.depth}\n")
 
     def go_wrong(self, run: Program) -> None:
-        """Each kind of failure in its turn."""
+        """Cause each kind of failure in turn."""
         blocked, unknown, full, silent = self.sizes
         self._fail("refused", "--reply", "end=554 5.7.1 blocked by policy", count=blocked)
         self._fail("rejected_recipient", "--reply", "rcpt=550 5.1.1 User unknown", count=unknown)
@@ -77,17 +78,17 @@ class Day:
 
     @contextmanager
     def replaying(self, *words: str) -> Iterator[Any]:
-        """A replay that goes on in the background."""
+        """A replay that runs in the background."""
         with self.commands.started("dlq", "replay", *words, *WHY, "--yes", "--json") as process:
             yield process
 
     def replay(self, replay_id: int) -> dict[str, Any]:
-        """How a replay stands."""
+        """The state of a replay."""
         found = self("dlq", "replays", "--json").json["replays"]
         return next(dict(each) for each in found if each["replay_id"] == replay_id)
 
     def replayed(self) -> int:
-        """How many items of replays are done, as the database has it."""
+        """The number of replay items that are done, from the database."""
         with psycopg.connect(self.host.database_url, autocommit=True) as connection:
             row = connection.execute("select count(*) from email_replay_item where outcome = 'replayed'").fetchone()
         assert row is not None
@@ -104,25 +105,25 @@ class Day:
 def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: int) -> None:
     day = Day(host, sizes)
     blocked, unknown, full, silent = sizes
-    # As many connections as there are silences in a row: fewer, and the provider would be left alone after them.
+    # As many connections as consecutive timeouts allow; with more, the dispatcher would stop using the provider.
     run = host.run(MAX_ATTEMPTS=1, SMTP_CONNECTIONS=256)
     day.go_wrong(run)
     total = sum(sizes) + len(POISON)
     day.await_depth(total)
 
-    # What happened? Looking changes nothing.
+    # Find out what happened. Reading changes nothing.
     groups = day("dlq", "list", "--by", "error_type", "--json").json["groups"]
     page = day("dlq", "list", "--text", "BLOCKED by policy", "--limit", "5", "--json").json
-    told = day("dlq", "show", page["emails"][0]["email_id"], "--json").json
+    history = day("dlq", "show", page["emails"][0]["email_id"], "--json").json
     poison = day("dlq", "list", "--poison", "--json").json["poison"]
     dry = day("dlq", "replay", "--error-type", "refused", "--dry-run", "--json").json
     assert {group["value"]: group["emails"] for group in groups} == {k: len(ids) for k, ids in day.failed.items()}
     assert (page["total"], dry["emails"]) == (blocked, {"replayed": blocked})
-    assert (told["attempts"][0]["provider_code"], len(told["dlq"])) == ("554 5.7.1", 1)
+    assert (history["attempts"][0]["provider_code"], len(history["dlq"])) == ("554 5.7.1", 1)
     assert [each["x_death"][0]["reason"] for each in poison] == ["rejected", "rejected"]
     day.await_depth(total)
 
-    # One kind is sent again at a pace, and stopped half-way.
+    # One kind is replayed at a limited rate, and stopped in the middle.
     day.sink.become()
     with day.replaying("--error-type", "refused", "--rate", str(rate)) as process:
         eventually(lambda: day.replayed() >= rate // 2, "the first half second of a replay")
@@ -135,7 +136,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     assert first["dead_letters_removed"] == first["replayed"]
     day.await_depth(total - first["replayed"])
 
-    # It goes on, and a second operator replays the same at the same time.
+    # The replay is resumed, and a second operator replays the same emails at the same time.
     with ExitStack() as stack:
         resumed = stack.enter_context(day.commands.started("dlq", "replay", "--resume", "1", "--rate", "400", "--json"))
         second = stack.enter_context(day.replaying("--error-type", "refused", "--rate", "400"))
@@ -147,7 +148,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     total -= blocked
     day.await_depth(total)
 
-    # Poison: one is repaired, so that it points to an email again, the other one is discarded.
+    # Poison: one message is repaired, so that it points to an email; the other is discarded.
     (host.folder / "repaired.json").write_bytes(
         orjson.dumps({"v": 1, "email_id": min(day.failed["refused"]), "message_key": "refused-0"})
     )
@@ -156,26 +157,26 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     total -= 2
     day.await_depth(total)
 
-    # Held ones did arrive, as the provider's own list shows.
+    # The held emails did arrive, as the provider's own list shows.
     held = [email["email_id"] for email in day("held", "list", "--limit", "1000", "--json").json["emails"]]
     assert {UUID(email_id) for email_id in held} == day.failed["outcome_unknown"]
     assert day("held", "confirm", *held, *WHY).code == 0
     total -= silent
     day.await_depth(total)
 
-    # A dead letter is put back by hand, as anybody may at RabbitMQ's management page.
-    letters = host.rabbit.read_all(host.topology.dlq)
-    letter = next(each for each in letters if b"recipient_deferred" in each.body)
-    host.rabbit.publish(host.topology.queue, letter.body, exchange=host.topology.exchange)
-    (by_hand,) = announced_in([letter])
-    eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the email whose letter was put back")
+    # A dead letter is put back by hand, as anyone can on RabbitMQ's management page.
+    dead_letters = host.rabbit.read_all(host.topology.dlq)
+    dead_letter = next(each for each in dead_letters if b"recipient_deferred" in each.body)
+    host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
+    (by_hand,) = announced_in([dead_letter])
+    eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the email whose dead letter was put back")
     eventually(lambda: host.rows()[by_hand].status == "sent", "its record")
     differing = day("dlq", "reconcile", "--json")
     assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
     assert day("dlq", "reconcile", "--fix", *WHY).code == 0
     day.await_depth(total - 1)
 
-    # The rest, as the queue has it: those whom nobody knows fail again, with a new letter each.
+    # The remaining ones, in the queue's order. Unknown recipients fail again, each with a new dead letter.
     day.sink.become("--reply", "rcpt=550 5.1.1 User unknown")
     again = day("dlq", "replay", "--from-queue", "--error-type", "rejected_recipient", *WHY, "--rate", "0", "--yes")
     assert again.code == 0

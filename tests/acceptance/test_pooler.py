@@ -1,4 +1,4 @@
-"""Behind PgBouncer: session pooling serves like PostgreSQL itself, transaction pooling is refused."""
+"""PgBouncer: session pooling works like PostgreSQL itself, transaction pooling is refused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.acceptance.pooler import pgbouncer
 pytestmark = pytest.mark.slow
 
 
-def test_behind_session_pooling_every_email_is_sent_once_through_a_kill(host: Host, tmp_path: Path) -> None:
+def test_with_session_pooling_every_email_is_sent_once_despite_a_kill(host: Host, tmp_path: Path) -> None:
     host.sink("--latency-ms", "100")
     with pgbouncer(tmp_path, host.database_url, mode="session") as url:
         run = host.run(DATABASE_URL=url)
@@ -72,9 +72,9 @@ def test_doctor_names_transaction_pooling(host: Host, tmp_path: Path) -> None:
     assert "PgBouncer in transaction mode" in looked.log
 
 
-def test_an_application_behind_transaction_pooling_enqueues(host: Host, tmp_path: Path) -> None:
+def test_an_application_can_enqueue_through_transaction_pooling(host: Host, tmp_path: Path) -> None:
     with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
-        for number in range(3):  # each in another session of the pool, or in the same
+        for number in range(3):  # each in a different or the same session of the pool
             with psycopg.connect(url, prepare_threshold=None) as connection:
                 connection.execute("set local search_path = pg_catalog")
                 enqueue_many(connection, emails(2, name=f"pooled-{number}"))

@@ -1,4 +1,4 @@
-"""PostgreSQL goes away while it works: results are kept, nothing is sent again."""
+"""PostgreSQL sessions are cut during work: results are kept, and nothing is sent again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.acceptance.harness import Host, emails, stop
 
 
 def terminate_backends(host: Host) -> int:
-    """Ends every other session of the test's database, whatever it is doing; returns how many there were."""
+    """Terminate every other session of the test's database; returns how many."""
     statement = """
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -19,7 +19,7 @@ def terminate_backends(host: Host) -> int:
 
 
 @pytest.mark.slow
-def test_sessions_that_are_cut_again_and_again_lose_and_repeat_nothing(host: Host) -> None:
+def test_repeatedly_cut_sessions_lose_and_repeat_nothing(host: Host) -> None:
     host.sink("--latency-ms", "5")
     ids = host.enqueue(emails(400))
     run = host.run()

@@ -1,4 +1,4 @@
-"""What a host does while its providers throttle, fail or fall silent: `dispatcher run`, and doubles that misbehave."""
+"""Providers throttle, fail or stop answering: `dispatcher run` with doubles that misbehave."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.double import Double, InOrder
+from tests.acceptance.double import Double, SeveralRecipients
 from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 ON_THE_WIRE = 256
-"""Requests that a worker may have on their way when it hears the first 429; with as many ends each worker's storm."""
+"""In-flight requests of a worker when the first 429 arrives; each worker's series of 429s ends with as many."""
 
 
 @pytest.fixture
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
-    """A SendGrid of the test's own, to which the host's emails go."""
+    """A SendGrid for this test only, which receives the host's emails."""
     made = Double(tmp_path / "double")
     host.recipient = made
     yield made
@@ -29,12 +29,10 @@ def double(tmp_path: Path, host: Host) -> Iterator[Double]:
 @pytest.mark.parametrize(
     ("seconds", "count"), [(5, 3000), pytest.param(10, 8000, marks=pytest.mark.slow)], ids=["5 s", "10 s"]
 )
-def test_a_storm_of_429_is_waited_out_and_then_everything_is_sent_once(
-    host: Host, double: Double, seconds: int, count: int
-) -> None:
+def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Double, seconds: int, count: int) -> None:
     run = host.run()
     host.await_consumers()
-    double.behave(latency_ms=1000)  # so that there is much to send still, however late the storm begins
+    double.behave(latency_ms=1000)  # enough emails left, however late the 429s begin
     ids = host.enqueue(emails(count))
     host.await_delivered(count // 10)
     throttled_until = time.time() + seconds  # at the earliest
@@ -48,14 +46,14 @@ def test_a_storm_of_429_is_waited_out_and_then_everything_is_sent_once(
     assert {row.attempt_count for row in host.rows().values()} == {1}
     throttled = [request["at"] for request in double.requests("429")]
     assert throttled, "the storm was over before anybody felt it"
-    # Each worker hears it once, with what it has on the wire; then nobody calls until the time that was asked for.
+    # Each worker gets 429s only for its in-flight requests. Then no worker calls until the requested time.
     assert len(throttled) <= WORKERS * ON_THE_WIRE
-    assert max(throttled) < max(heard_at(run).values()) + seconds - 1.5
+    assert max(throttled) < max(throttled_at(run).values()) + seconds - 1.5
     after = [request["at"] for request in double.requests("accepted") if request["at"] > min(throttled)]
     assert min(after) >= throttled_until
 
 
-def test_a_server_that_is_slow_with_each_of_many_emails_has_none_cut_off(host: Host) -> None:
+def test_no_email_times_out_at_a_slow_server(host: Host) -> None:
     host.sink("--latency-ms", "1000")
     ids = host.enqueue(emails(64))
     run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last one waits for longer than that
@@ -69,13 +67,13 @@ def test_a_server_that_is_slow_with_each_of_many_emails_has_none_cut_off(host: H
     assert not run.events("provider.paused")
 
 
-def heard_at(run: Program) -> dict[str, float]:
-    """When each worker heard first that it has to slow down, in unix seconds."""
+def throttled_at(run: Program) -> dict[str, float]:
+    """The time of each worker's first 429, in unix seconds."""
     paused = run.events("provider.paused", state="paused")
     return {event["worker"]: datetime.fromisoformat(event["timestamp"]).timestamp() for event in reversed(paused)}
 
 
-def test_a_provider_that_is_down_for_a_while_costs_no_email(host: Host, double: Double) -> None:
+def test_a_provider_outage_loses_no_email(host: Host, double: Double) -> None:
     run = host.run()
     host.await_finished(host.enqueue(emails(1, name="first")))
     double.kill()
@@ -93,9 +91,9 @@ def test_a_provider_that_is_down_for_a_while_costs_no_email(host: Host, double: 
     assert not host.rabbit.read_all(host.topology.dlq)
 
 
-def test_what_the_first_cannot_take_the_second_sends_each_once(host: Host, double: Double) -> None:
+def test_emails_that_the_first_provider_refuses_are_sent_once_by_the_second(host: Host, double: Double) -> None:
     sink = host.sink()
-    host.recipient = InOrder(double, sink)
+    host.recipient = SeveralRecipients(double, sink)
     double.kill()
     ids = host.enqueue(emails(500))
 
@@ -110,11 +108,9 @@ def test_what_the_first_cannot_take_the_second_sends_each_once(host: Host, doubl
 
 
 @pytest.mark.slow
-def test_templated_emails_wait_until_the_provider_with_templates_is_back_and_others_go_by_the_second(
-    host: Host, double: Double
-) -> None:
+def test_emails_with_templates_wait_for_their_provider_and_others_use_the_second(host: Host, double: Double) -> None:
     sink = host.sink()
-    host.recipient = InOrder(double, sink)
+    host.recipient = SeveralRecipients(double, sink)
     double.kill()
     templated = set(host.enqueue(emails(20, name="templated", template_id="d-1")))
     run = host.run(WORKERS=2)
@@ -132,10 +128,10 @@ def test_templated_emails_wait_until_the_provider_with_templates_is_back_and_oth
     assert double.delivered() == dict.fromkeys(templated, 1)
 
 
-def test_answers_that_never_come_make_no_second_request_and_no_second_provider(host: Host, double: Double) -> None:
-    # It accepts, and closes the connection instead of saying so.
+def test_a_missing_answer_causes_no_second_request_at_any_provider(host: Host, double: Double) -> None:
+    # It accepts the email and closes the connection without an answer.
     sink = host.sink()
-    host.recipient = InOrder(double, sink)
+    host.recipient = SeveralRecipients(double, sink)
     double.behave(act="close")
     run = host.run()
     run.await_events("broker.connected", WORKERS)
@@ -151,9 +147,9 @@ def test_answers_that_never_come_make_no_second_request_and_no_second_provider(h
     assert not sink.delivered()
 
 
-def test_a_wrong_key_costs_no_email_and_the_next_provider_sends(host: Host, double: Double) -> None:
+def test_with_a_wrong_key_no_email_is_lost_and_the_next_provider_sends(host: Host, double: Double) -> None:
     sink = host.sink()
-    host.recipient = InOrder(double, sink)
+    host.recipient = SeveralRecipients(double, sink)
     double.behave(reply={"status": 401, "body": {"errors": [{"message": "bad key"}]}})
 
     run = host.run()
@@ -168,7 +164,7 @@ def test_a_wrong_key_costs_no_email_and_the_next_provider_sends(host: Host, doub
 
 
 @pytest.mark.slow
-def test_a_ceiling_holds_over_workers_and_hosts(host: Host, double: Double, tmp_path: Path) -> None:
+def test_a_rate_limit_holds_across_workers_and_hosts(host: Host, double: Double, tmp_path: Path) -> None:
     ceiling, seconds = 200, 20
     runs = [
         host.run(WORKERS=3, RUN_DIR=tmp_path / f"host-{number}", SENDGRID_MAX_PER_SECOND=ceiling) for number in range(2)

@@ -1,4 +1,4 @@
-"""RabbitMQ goes away, or loses what it was given: the database is the truth, a message is only a hint."""
+"""RabbitMQ fails or loses messages: PostgreSQL holds the truth, a message is only a hint."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 LEASE_SECONDS = 6
-"""Half of it makes a message a vanished one; all of it is longer than a busy machine lets a worker stand still."""
+"""After half of it, a message counts as vanished. All of it is longer than a busy machine stalls a worker."""
 
 
 def await_both_lost(run: Program) -> None:
-    """Waits until each worker has lost its queue: one may do so again and again before the other."""
+    """Wait until each worker has lost its queue. One worker may lose it repeatedly before the other does."""
 
     def losers() -> set[str]:
         return {event["worker"] for event in run.events("broker.connection_lost")} - {"relay"}
@@ -24,19 +24,19 @@ def await_both_lost(run: Program) -> None:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)])
-def test_connections_that_are_cut_lose_and_repeat_nothing(host: Host, times: int) -> None:
+def test_cut_connections_lose_and_repeat_nothing(host: Host, times: int) -> None:
     host.sink("--latency-ms", "10")
     ids = host.enqueue(emails(300 * times))
     run = host.run()
     pids = [run.pid_of(role) for role in ("worker 0", "worker 1", "relay")]
 
-    gone: set[str] = set()
+    closed: set[str] = set()
     for cut in range(times):
         host.await_delivered(100 + 300 * cut)
-        # Both workers' at once: who is cut before the other is listed would be a new one that is not. The relay has one
-        # while there is something to publish.
-        eventually(lambda: len(host.rabbit.connections_of(pids[:2]).difference(gone)) == 2, "connections to close")
-        gone.update(host.rabbit.connections_of(pids))
+        # Both workers' connections at once: if one is cut before the other is listed, the second cut would hit a new
+        # connection. The relay has a connection only while there is something to publish.
+        eventually(lambda: len(host.rabbit.connections_of(pids[:2]).difference(closed)) == 2, "connections to close")
+        closed.update(host.rabbit.connections_of(pids))
         host.rabbit.close_connections_of(pids)
         run.await_events("broker.connection_lost", cut + 1)
 
@@ -47,14 +47,14 @@ def test_connections_that_are_cut_lose_and_repeat_nothing(host: Host, times: int
     assert not run.events("process.exited", level="error")
 
 
-def test_a_queue_that_is_deleted_and_declared_again_loses_and_repeats_nothing(host: Host) -> None:
+def test_deleting_and_redeclaring_the_queue_loses_and_repeats_nothing(host: Host) -> None:
     host.sink("--latency-ms", "100")  # so that there is much to lose, however late
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
     host.await_delivered(30)
 
     host.rabbit.delete(host.topology.queue)
-    # RabbitMQ 3.10 never tells a consumer of the end of a queue that is declared again within some 20 ms.
+    # RabbitMQ 3.10 does not notify a consumer if a queue is deleted and declared again within some 20 ms.
     await_both_lost(run)
     asyncio.run(declare(host.servers.amqp_url, host.topology))
 
@@ -66,7 +66,7 @@ def test_a_queue_that_is_deleted_and_declared_again_loses_and_repeats_nothing(ho
     assert run.events("relay.republished")
 
 
-def test_a_queue_that_is_purged_loses_and_repeats_nothing(host: Host) -> None:
+def test_purging_the_queue_loses_and_repeats_nothing(host: Host) -> None:
     host.sink("--latency-ms", "100")  # so that there is much to lose, however late
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
@@ -81,7 +81,7 @@ def test_a_queue_that_is_purged_loses_and_repeats_nothing(host: Host) -> None:
     assert run.events("relay.republished")
 
 
-def test_emails_wait_for_a_send_queue_that_is_missing(host: Host) -> None:
+def test_emails_wait_for_a_missing_send_queue(host: Host) -> None:
     run = host.run()
     run.await_events("relay.leading")
     run.await_events("broker.connected", WORKERS)
@@ -98,7 +98,7 @@ def test_emails_wait_for_a_send_queue_that_is_missing(host: Host) -> None:
     assert books.counts == {"sent": 50}
 
 
-def test_dead_letters_wait_for_a_dlq_that_is_missing_and_emails_do_not(host: Host) -> None:
+def test_dead_letters_wait_for_a_missing_dlq_and_emails_do_not(host: Host) -> None:
     host.sink()
     run = host.run()
     run.await_events("relay.leading")

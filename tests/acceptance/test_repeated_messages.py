@@ -1,4 +1,4 @@
-"""The same message again and again: the database is the truth, and lets one worker send once."""
+"""The same message many times: PostgreSQL lets one worker send the email once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import orjson
 import psycopg
 
 from dispatcher import enqueue_many
-from dispatcher.broker.management import Management, NoFigures
+from dispatcher.broker.management import CountsUnavailable, Management
 from tests.acceptance.double import Double
 from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
@@ -27,27 +27,29 @@ def waiting_workers(host: Host) -> set[str]:
 
 
 def is_used_up(host: Host) -> bool:
-    """Whether the workers have acked whatever there was; RabbitMQ tells so some seconds late."""
-    with suppress(NoFigures):
+    """Whether the workers have acked everything; RabbitMQ's report lags by some seconds."""
+    with suppress(CountsUnavailable):
         depth = Management(host.servers.management_url, timeout_seconds=30).depth(host.topology.queue)
         return (depth.messages, depth.consumers) == (0, WORKERS)
     return False
 
 
-def test_a_message_published_a_hundred_times_to_two_workers_is_one_acceptance(host: Host) -> None:
+def test_a_message_published_a_hundred_times_to_two_workers_sends_one_email(host: Host) -> None:
     double = Double(host.folder / "double", "--latency-ms", "100")
     host.recipient = double
     with psycopg.connect(host.database_url) as connection:
-        told = enqueue_many(connection, emails(8))
-    ids = {email.email_id for email in told}
-    pointers = [orjson.dumps({"v": 1, "email_id": email.email_id, "message_key": email.message_key}) for email in told]
+        enqueued = enqueue_many(connection, emails(8))
+    ids = {email.email_id for email in enqueued}
+    pointers = [
+        orjson.dumps({"v": 1, "email_id": email.email_id, "message_key": email.message_key}) for email in enqueued
+    ]
     host.rabbit.publish(host.topology.queue, *(TIMES * pointers))
 
     with psycopg.connect(host.database_url) as connection:
-        # Until both have asked for the same leases: neither can have them before the other asks.
+        # Until both have asked for the same leases: neither gets them before the other asks.
         connection.execute("select from email_log for update")
         run = host.run(PREFETCH=64)
-        asked: set[str] = set()  # over all looks: each of them waits for a while only
+        asked: set[str] = set()  # over all checks: each waits only for a while
 
         def both_have_asked() -> bool:
             asked.update(waiting_workers(host))

@@ -1,4 +1,5 @@
-"""Workers replaced while they send: by a reload, by their own wish, because they hang. Nobody notices but the log."""
+"""Workers are replaced while they send: by a reload, at their own request, or because they hang. No email is
+affected."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ def test_a_reload_reads_the_env_file_and_secrets_again_and_keeps_the_old_setting
 
 
 @pytest.mark.parametrize("server", ["AMQP_URL", "DATABASE_URL"])
-def test_a_reload_with_a_password_that_a_server_refuses_costs_no_worker(host: Host, server: str) -> None:
+def test_a_reload_with_a_wrong_password_stops_no_worker(host: Host, server: str) -> None:
     host.sink()
     right = host.environment()[f"DISPATCHER_{server}"]
     parts = urlsplit(right)
@@ -86,10 +87,10 @@ def test_a_reload_with_a_password_that_a_server_refuses_costs_no_worker(host: Ho
     assert "no-longer" not in run.words
 
 
-def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) -> None:
+def test_workers_that_reach_their_email_limit_are_replaced_one_by_one(host: Host) -> None:
     host.sink("--latency-ms", "5")
     run = host.run(RECYCLE_EMAILS=50)
-    host.await_consumers()  # so that each has his share
+    host.await_consumers()  # so that each gets its share
 
     ids = host.enqueue(emails(400))
 
@@ -100,7 +101,7 @@ def test_workers_that_have_sent_their_share_are_replaced_one_by_one(host: Host) 
     assert books.counts == {"sent": 400}
 
 
-def test_workers_whose_ledgers_are_deleted_are_replaced_by_such_as_have_ledgers(host: Host) -> None:
+def test_workers_whose_ledgers_are_deleted_are_replaced(host: Host) -> None:
     host.sink("--latency-ms", "5")
     run = host.run()
     host.await_consumers()
@@ -121,7 +122,7 @@ def test_workers_whose_ledgers_are_deleted_are_replaced_by_such_as_have_ledgers(
 
 
 @pytest.mark.slow
-def test_a_worker_that_hangs_is_replaced_and_holds_no_more_than_what_was_on_the_wire(host: Host) -> None:
+def test_a_hung_worker_is_replaced_and_only_its_in_flight_emails_are_held(host: Host) -> None:
     host.sink("--latency-ms", "50")
     ids = host.enqueue(emails(600))
     run = host.run(HANG_SECONDS=5)

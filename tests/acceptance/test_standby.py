@@ -1,4 +1,4 @@
-"""Where only a standby answers: doctor says so, and a run waits for its promotion."""
+"""Only a standby answers: `doctor` reports it, and a run waits for its promotion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def pair() -> Iterator[tuple[PostgresAccess, PostgresAccess]]:
-    """A primary and its standby, of this test alone."""
+    """A primary and its standby, for this test only."""
     with tempfile.TemporaryDirectory(prefix="dispatcher-standby-") as name:
         processes = Processes(Path(name))
         processes.spawn_keeper(os.getpid())
@@ -32,7 +32,7 @@ def pair() -> Iterator[tuple[PostgresAccess, PostgresAccess]]:
             processes.stop()
 
 
-def test_a_standby_is_named_by_doctor_passed_over_in_a_list_and_waited_for_at_start(
+def test_doctor_names_a_standby_a_list_skips_it_and_a_start_waits_for_its_promotion(
     host: Host, pair: tuple[PostgresAccess, PostgresAccess]
 ) -> None:
     primary, standby = pair

@@ -1,4 +1,4 @@
-"""Starting: with something away, beside another one, or on ground that does not hold."""
+"""Starting with a server down, next to another run, or with invalid tables and queues."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.acceptance.harness import DISPATCHER, Host, emails, stop
 from tests.supervisor.program import eventually
 
 
-def test_what_was_enqueued_while_nothing_ran_is_sent_when_it_does(host: Host) -> None:
+def test_emails_enqueued_before_the_start_are_sent(host: Host) -> None:
     before = host.enqueue(emails(200, name="before"))
     assert host.rabbit.waiting(host.topology.queue) == 0
 
@@ -30,7 +30,7 @@ def test_what_was_enqueued_while_nothing_ran_is_sent_when_it_does(host: Host) ->
     assert books.counts == {"sent": 200}
 
 
-def test_what_was_rolled_back_is_never_sent(host: Host) -> None:
+def test_emails_that_were_rolled_back_are_never_sent(host: Host) -> None:
     with psycopg.connect(host.database_url) as connection:
         for email in emails(20, name="rolled-back"):
             enqueue(connection, email)
@@ -45,7 +45,7 @@ def test_what_was_rolled_back_is_never_sent(host: Host) -> None:
     assert books.counts == {"sent": 20}
 
 
-def test_a_reload_that_comes_too_early_ends_nothing(host: Host) -> None:
+def test_a_very_early_reload_ends_no_process(host: Host) -> None:
     run = host.run(AMQP_URL="amqp://nobody:secret@127.0.0.1:1/")
     run.await_events("broker.connection_lost")
 
@@ -55,7 +55,7 @@ def test_a_reload_that_comes_too_early_ends_nothing(host: Host) -> None:
     assert run.await_exit() == 0
 
 
-def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: Host) -> None:
+def test_a_second_run_in_the_same_run_directory_is_refused_with_a_remedy(host: Host) -> None:
     run = host.run()
     run.await_events("relay.leading")
 
@@ -70,7 +70,7 @@ def test_a_second_run_in_the_same_run_directory_is_refused_in_clear_words(host: 
     stop(run)
 
 
-def test_two_runs_with_a_run_directory_each_share_the_work(host: Host) -> None:
+def test_two_runs_with_separate_run_directories_share_the_work(host: Host) -> None:
     host.sink("--latency-ms", "10")
     runs = [host.run(WORKERS=1, RUN_DIR=host.folder / f"run-{number}") for number in range(2)]
     host.await_consumers()
@@ -89,10 +89,10 @@ def test_two_runs_with_a_run_directory_each_share_the_work(host: Host) -> None:
     assert books.counts == {"sent": 600}
 
 
-def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host) -> None:
+def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(host: Host) -> None:
     run = host.run(WORKERS=1)
     run.await_events("broker.connected")
-    # As after a deployment whose migrations went too far: nothing that this release does can work.
+    # As after a deployment with migrations of a later release: this release cannot work.
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("alter table email_log rename to email_log_gone")
 
@@ -110,10 +110,10 @@ def test_a_crash_loop_waits_longer_and_longer_and_ends_with_its_cause(host: Host
     assert books.counts == {"sent": 20}
 
 
-def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_there_is_space(host: Host) -> None:
+def test_a_worker_without_disk_space_reports_it_and_starts_once_there_is_space(host: Host) -> None:
     (port,) = choose(1)
     address = f"127.0.0.1:{port}"
-    # Above this size no process of the host may write a file: as on a full disk, and a worker's ledger needs more.
+    # No process of the host may write a larger file, as on a full disk. A worker's ledger needs more.
     limited = ["sh", "-c", 'ulimit -S -f 128 && exec "$@"', "sh", *DISPATCHER, "run"]
     run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
 
@@ -124,8 +124,8 @@ def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_the
 
     reason = "The in-flight ledger cannot be created in the run directory: File too large. Free disk space"
     assert ended["error"].startswith(reason)
-    for told in (asked, orjson.loads(status.log)["unready"]):
-        assert re.match(rf"worker 0 could not boot, (once|\d+ times in a row): {reason}", told or "")
+    for reason_text in (asked, orjson.loads(status.log)["unready"]):
+        assert re.match(rf"worker 0 could not boot, (once|\d+ times in a row): {reason}", reason_text or "")
     assert "Traceback" not in run.words
     _, hard = resource.prlimit(run.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(run.pid, resource.RLIMIT_FSIZE, (hard, hard))
@@ -133,7 +133,7 @@ def test_a_worker_without_disk_space_for_its_ledger_says_why_and_starts_once_the
     stop(run)
 
 
-def test_a_provider_that_nobody_can_use_burns_no_attempt_and_crashes_nobody(host: Host) -> None:
+def test_an_unusable_provider_uses_up_no_attempt_and_crashes_no_process(host: Host) -> None:
     host.folder.joinpath("mail").write_text("a file where the Maildir should be")
     ids = host.enqueue(emails(20))
 
@@ -149,7 +149,7 @@ def test_a_provider_that_nobody_can_use_burns_no_attempt_and_crashes_nobody(host
     assert {row.attempt_count for row in host.rows().values()} == {1}
 
 
-def test_a_start_before_init_says_what_to_do(host: Host) -> None:
+def test_a_start_before_init_explains_what_to_do(host: Host) -> None:
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("drop table dispatcher_migration, email_log, email_idempotency, email_content cascade")
     host.rabbit.delete(host.topology.queue)
@@ -168,7 +168,7 @@ def test_a_start_without_its_servers_waits_for_them_and_can_be_stopped(host: Hos
 
     run.await_events("store.connection_lost", 2)
 
-    stop(run)  # by itself: nobody had to be killed
+    stop(run)  # on its own: no process had to be killed
 
 
 def test_a_stop_right_after_the_start_leaves_nothing_behind(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""A real supervisord with the file that we ship: what it starts, restarts and stops loses and repeats nothing."""
+"""A real supervisord with our configuration file: starts, restarts and stops lose and repeat nothing."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ STALE_WORKERS: Final = WORKERS + 5
 
 
 class Supervised:
-    """A supervisord with the file that we ship, its paths and users put in a test's place, and a host's env file.
+    """A supervisord with our configuration file, adapted to a test's paths and users, and a host's env file.
 
     Attributes:
-        env_file: What both programs read.
+        env_file: The file that both programs read.
     """
 
     def __init__(self, host: Host, **settings: object) -> None:
@@ -50,21 +50,21 @@ class Supervised:
         self._configuration = host.folder / "supervisord.conf"
         self._configuration.write_text(text)
         argv = [str(BIN / "supervisord"), "--nodaemon", "--configuration", str(self._configuration)]
-        # What an operator's shell had when it started supervisord, and supervisord keeps.
+        # supervisord keeps the environment of the shell that started it.
         older = {"PATH": os.defpath, "DISPATCHER_WORKERS": str(STALE_WORKERS), "DISPATCHER_PREFETCH": "mistaken"}
         self.program: Program = host.program(argv, "supervisord", env=older)
 
     def write(self, **settings: object) -> None:
-        """Writes the env file: what the host has, and these settings."""
+        """Write the env file: the host's settings, and these."""
         env = self._host.environment(**settings)
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in env.items() if name != "PATH"))
 
     def started_with(self, life: int) -> int:
-        """How many workers `dispatcher run` has in its so-manieth life, counted from 1; waits for it."""
+        """The number of workers of the n-th start of `dispatcher run`, counted from 1. Waits for it."""
         return int(self.await_event("dispatcher.started", life)["workers"])
 
     def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
-        """The so-manieth event of this name in the log of `dispatcher run`; waits for it."""
+        """The n-th event of this name in the log of `dispatcher run`. Waits for it."""
         log = self._host.folder / "dispatcher.log"
 
         def found() -> list[dict[str, Any]]:
@@ -75,33 +75,33 @@ class Supervised:
         return eventually(found, f"{name}, {times} times")[0]
 
     def control(self, *words: str) -> str:
-        """What `supervisorctl` answers."""
+        """The output of `supervisorctl`."""
         argv = [str(BIN / "supervisorctl"), "--configuration", str(self._configuration), *words]
         return subprocess.run(
             argv, env={"PATH": os.defpath}, capture_output=True, text=True, timeout=60, check=False
         ).stdout
 
     def await_state(self, state: str, program: str = "dispatcher") -> None:
-        """Waits until a program is in this state of supervisord's."""
+        """Wait until a program is in this state of supervisord."""
         eventually(lambda: state in self.control("status", program), lambda: self.control("status"))
 
     @property
     def parent(self) -> int:
-        """The process of `dispatcher run`; waits until there is one."""
+        """The process of `dispatcher run`. Waits until one runs."""
         return self.pid_of("dispatcher")
 
     def pid_of(self, program: str) -> int:
-        """A program's process; waits until there is one."""
+        """A program's process. Waits until one runs."""
 
-        def told() -> int:
+        def running() -> int:
             answer = self.control("pid", program).strip()
             return int(answer) if answer.isdigit() else 0
 
-        return eventually(told, lambda: self.control("status"))
+        return eventually(running, lambda: self.control("status"))
 
 
 def api_port(host: Host, life: int) -> int:
-    """Where the API listens in its so-manieth life, counted from 1; waits for it."""
+    """The port of the API at its n-th start, counted from 1. Waits for it."""
     log = host.folder / "dispatcher-api.log"
 
     def ports() -> list[str]:
@@ -112,7 +112,7 @@ def api_port(host: Host, life: int) -> int:
 
 
 def posted(port: int) -> tuple[int, str, bool]:
-    """What the API answers to an email: status, id, whether it was replayed."""
+    """The API's answer to an email: status, id, whether it was replayed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     headers = {"Content-Type": "application/json", "Idempotency-Key": "order-17-receipt"}
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}
@@ -122,7 +122,7 @@ def posted(port: int) -> tuple[int, str, bool]:
         return answer.status, json.loads(answer.read())["id"], answer.headers["Idempotent-Replayed"] == "true"
 
 
-def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> None:
+def test_each_email_is_sent_once_through_restarts_kills_and_stops(host: Host) -> None:
     host.sink("--latency-ms", "5")
     ids = host.enqueue(emails(2000))
     supervised = Supervised(host)
@@ -139,12 +139,12 @@ def test_restarted_killed_and_stopped_it_sends_each_email_once(host: Host) -> No
     eventually(lambda: supervised.parent not in (restarted, killed), "a third parent")
     supervised.program.send(signal.SIGTERM)
     assert supervised.program.await_exit() == 0
-    supervised.program.await_all_gone()
+    supervised.program.await_all_ended()
     books.assert_balanced()
     assert books.counts == {"sent": 2000}
 
 
-def test_an_edited_env_file_takes_effect_at_a_restart_or_reload_and_supervisords_environment_never_does(
+def test_the_env_file_takes_effect_at_a_restart_or_reload_and_supervisords_environment_never(
     host: Host,
 ) -> None:
     supervised = Supervised(host)
@@ -164,7 +164,7 @@ def test_an_edited_env_file_takes_effect_at_a_restart_or_reload_and_supervisords
 
 
 @pytest.mark.parametrize("settings", [{"PROVIDERS": ""}, {"PROVIDERS": "smtp", "SMTP_URL": "ftp://nowhere"}])
-def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, settings: dict[str, str]) -> None:
+def test_invalid_settings_cause_no_restart_loop(host: Host, settings: dict[str, str]) -> None:
     supervised = Supervised(host, **settings)
 
     supervised.await_state("EXITED")
@@ -176,10 +176,10 @@ def test_settings_that_cannot_work_are_not_tried_again_and_again(host: Host, set
 
 
 @pytest.mark.slow
-def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is_stopped(host: Host) -> None:
+def test_the_api_is_restarted_after_a_kill_and_not_after_a_stop(host: Host) -> None:
     host.sink()
     supervised = Supervised(host, API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on")
-    supervised.await_state("STOPPED", "dispatcher-api")  # it is not started by itself
+    supervised.await_state("STOPPED", "dispatcher-api")  # it does not start automatically
     supervised.control("start", "dispatcher-api")
 
     first = posted(api_port(host, 1))
@@ -198,7 +198,7 @@ def test_the_api_beside_it_is_started_again_when_it_is_killed_and_not_when_it_is
     assert "stopped: dispatcher-api (exit status 0)" in supervised.program.log
 
 
-def test_a_stop_is_a_drain_and_not_undone(host: Host) -> None:
+def test_a_stop_drains_and_is_not_undone(host: Host) -> None:
     supervised = Supervised(host)
     parent = supervised.parent
     log = host.folder / "dispatcher.log"

@@ -1,4 +1,4 @@
-"""Spans of real processes, as a collector gets them; and a collector that is none, which delays no email."""
+"""Spans of real processes, as a collector receives them; and a collector that never answers, which delays no email."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.telemetry.otlp import collecting
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 MORE_THAN_A_BATCH = 600
-"""So that delivery begins while emails are sent."""
+"""Exports start while emails are still being sent."""
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 
-def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
+def test_the_callers_span_enqueue_and_attempts_form_one_trace(host: Host) -> None:
     host.sink()
     document = {"from": "shop@example.com", "to": "greylisted@example.org", "subject": "Receipt", "text": "Thank you."}
     with collecting() as collector:
@@ -37,7 +37,8 @@ def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
         began_at = time.time()
         for body in (orjson.dumps(document), b"{"):
             request(listener, "POST", "/v1/emails", body, Idempotency_Key="receipt-1", traceparent=TRACEPARENT)
-        # Who stops has a second to deliver, which a busy machine may take longer for: nothing is left to that here.
+        # At exit, a process has one second to export, which may be too short on a busy machine. So nothing is left
+        # until then.
         eventually(lambda: len(collector.spans("email.enqueue") + collector.spans("email.attempt")) == 4, "all spans")
         api.send(signal.SIGTERM)
         assert api.await_exit() == 0
@@ -46,23 +47,23 @@ def test_caller_enqueue_and_attempts_are_one_trace(host: Host) -> None:
         accepted, refused = collector.spans("email.enqueue")
         first, second = collector.spans("email.attempt")
     (email_id,) = host.rows()
-    told = {"dispatcher.email_id": str(email_id)}
+    expected = {"dispatcher.email_id": str(email_id)}
     assert (accepted.trace, accepted.parent, accepted.kind) == (TRACE, CALLER, Span.SPAN_KIND_PRODUCER)
-    assert accepted.attributes == told | {"dispatcher.emails": 1}
+    assert accepted.attributes == expected | {"dispatcher.emails": 1}
     assert (refused.parent, refused.failed, refused.attributes) == (CALLER, True, {"error.type": "malformed-json"})
     for attempt in (first, second):
         assert (attempt.trace, attempt.parent, attempt.kind) == (TRACE, accepted.span, Span.SPAN_KIND_CLIENT)
         assert attempt.service == "email-dispatcher"
-    told["dispatcher.provider"] = "smtp"
+    expected["dispatcher.provider"] = "smtp"
     deferral = {"dispatcher.outcome": "deferred", "error.type": "recipient_deferred"}
-    assert first.attributes == told | deferral | {"dispatcher.attempt": 1}
-    assert second.attributes == told | {"dispatcher.outcome": "accepted", "dispatcher.attempt": 2}
+    assert first.attributes == expected | deferral | {"dispatcher.attempt": 1}
+    assert second.attributes == expected | {"dispatcher.outcome": "accepted", "dispatcher.attempt": 2}
     assert (first.failed, second.failed) == (True, False)
     assert began_at <= first.started_at <= first.ended_at <= second.started_at <= second.ended_at <= time.time()
 
 
 @pytest.mark.slow
-def test_a_collector_that_never_answers_delays_neither_emails_nor_the_end(host: Host) -> None:
+def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host: Host) -> None:
     with collecting(answers=False) as collector:
         run = host.run(WORKERS=1, OTEL_EXPORTER_OTLP_ENDPOINT=collector.url)
         ids = host.enqueue(emails(MORE_THAN_A_BATCH))
@@ -70,7 +71,7 @@ def test_a_collector_that_never_answers_delays_neither_emails_nor_the_end(host: 
         assert collector.bodies
         asked_at = time.monotonic()
         stop(run)
-        # One second of patience, and what a busy machine adds.
+        # One second of waiting, and some time for a busy machine.
         assert time.monotonic() - asked_at < 8
 
     books.assert_balanced()

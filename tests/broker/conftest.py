@@ -15,7 +15,7 @@ from tests.broker.rabbit import Operator, Rabbit
 
 @pytest.fixture
 def amqp_url(servers: Servers) -> str:
-    """Where the real RabbitMQ is."""
+    """The address of the real RabbitMQ."""
     return servers.amqp_url
 
 
@@ -28,13 +28,13 @@ async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def operator(servers: Servers) -> Operator:
-    """Somebody with the management API."""
+    """A client of the management API."""
     return Operator(servers.management_url)
 
 
 @pytest.fixture
 async def undeclared(rabbit: Rabbit, topology_names: Topology) -> AsyncIterator[Topology]:
-    """Names of which nothing exists yet; what a test makes of them is gone afterwards."""
+    """Names of objects that do not exist yet. Whatever a test creates under them is deleted afterwards."""
     yield topology_names
     for queue in topology_names.queues:
         await rabbit.delete_queue(queue)
@@ -43,6 +43,6 @@ async def undeclared(rabbit: Rabbit, topology_names: Topology) -> AsyncIterator[
 
 @pytest.fixture
 async def proxy(amqp_url: str) -> AsyncIterator[Proxy]:
-    """A way to RabbitMQ that can be disturbed."""
+    """A proxy to RabbitMQ that a test can disturb."""
     async with Proxy(amqp_url) as running:
         yield running

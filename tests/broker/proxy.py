@@ -1,4 +1,4 @@
-"""A TCP proxy between the product and a real server, which can do what networks and alarms do."""
+"""A TCP proxy between the product and a real server, which simulates network faults and alarms."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from urllib.parse import urlsplit, urlunsplit
 
 
 class Proxy:
-    """Passes bytes both ways until it is told otherwise.
+    """Forwards bytes in both directions until a test disturbs it.
 
     Attributes:
         url: The server's URL, through the proxy.
-        connections: How many were made through it so far.
-        holds: Whether it has something that the server does not get, because it is frozen.
+        connections: The number of connections so far.
+        holds: Whether it holds bytes back from the server, because it is frozen.
     """
 
     def __init__(self, url: str) -> None:
@@ -49,37 +49,37 @@ class Proxy:
         return not self._clients
 
     def cut(self) -> None:
-        """Drops every connection."""
+        """Drop every connection."""
         for client in self._clients:
             client.transport.abort()
 
     def cut_after(self, octets: int) -> None:
-        """Drops every connection as soon as RabbitMQ has said so much more."""
+        """Drop every connection after RabbitMQ has sent this many more bytes."""
         self._cuts_after = octets
 
     def sever(self) -> None:
-        """Drops every connection, and each new one until `thaw`."""
+        """Drop every connection, and each new one until `thaw`."""
         self._is_severed = True
         self.cut()
 
     def freeze(self) -> None:
-        """RabbitMQ gets nothing more of what clients write."""
+        """Hold back everything that clients write."""
         self.holds = False
         self._flowing.clear()
 
     def freeze_node(self) -> None:
-        """Nobody gets anything more from either side, as if RabbitMQ's processes were stopped."""
+        """Hold back everything in both directions, as if RabbitMQ's processes were stopped."""
         self.freeze()
         self._speaking.clear()
 
     def thaw(self) -> None:
-        """Passes on what was held back, and lets new connections through."""
+        """Forward what was held back, and accept new connections."""
         self._is_severed = False
         self._flowing.set()
         self._speaking.set()
 
     def tell_clients(self, frame: bytes) -> None:
-        """Writes a frame to every client as if RabbitMQ had; nothing else may be under way to them."""
+        """Write a frame to every client as if RabbitMQ had sent it. No other frame may be in transit."""
         for client in self._clients:
             client.write(frame)
 

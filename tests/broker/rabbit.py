@@ -1,4 +1,4 @@
-"""What a test does with RabbitMQ behind the product's back, and what it waits for."""
+"""Operations on RabbitMQ that bypass the product, and conditions to wait for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEADLINE_SECONDS = 20.0
 
 
 async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Waits until the condition holds, and returns what it gave."""
+    """Wait until the condition holds, and return its value."""
     give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
     while not (value := condition()):
         assert asyncio.get_running_loop().time() < give_up_at, f"{what} did not come true"
@@ -41,7 +41,7 @@ class Taken:
 
     @property
     def pointer(self) -> Pointer:
-        """What it points to, with what its properties tell."""
+        """What it points to, including the values from its properties."""
         (pointer,) = decode(self.body)
         headers = self.properties.headers or {}
         return pointer._replace(correlation_id=self.properties.correlation_id, traceparent=headers.get(TRACEPARENT))
@@ -54,7 +54,7 @@ class Rabbit:
         self._connection = connection
 
     async def publish(self, queue: str, body: bytes, properties: BasicProperties | None = None) -> None:
-        """Puts any bytes on a queue; they are there when this returns."""
+        """Publish any bytes to a queue; they are on the queue when this returns."""
         channel = await self._connection.open_channel()
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         raw = channel.raw
@@ -64,7 +64,7 @@ class Rabbit:
         raw.close()
 
     async def take(self, queue: str) -> Taken | None:
-        """The queue's next message, acked; None if none waits."""
+        """The queue's next message, acked; None if the queue is empty."""
         channel = await self._connection.open_channel()
         taken: asyncio.Future[Taken | None] = asyncio.get_running_loop().create_future()
 
@@ -79,7 +79,7 @@ class Rabbit:
         return message
 
     async def take_all(self, queue: str, count: int) -> list[Taken]:
-        """So many messages of a queue, acked, waiting for each of them; and no more may be there."""
+        """Exactly this many messages of a queue, acked. Waits for each; fails if there are more."""
         messages: list[Taken] = []
         loop = asyncio.get_running_loop()
         latest_at = loop.time()
@@ -92,39 +92,39 @@ class Rabbit:
         return messages
 
     async def declare_queue(self, queue: str, **arguments: Any) -> None:
-        """A durable queue."""
+        """Declare a durable queue."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
 
     async def bind_queue(self, queue: str, exchange: str) -> None:
-        """By its own name."""
+        """Bind a queue with its own name."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def unbind_queue(self, queue: str, exchange: str) -> None:
-        """From its own name."""
+        """Unbind a queue from its own name."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_unbind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def delete_queue(self, queue: str) -> None:
-        """With all that is in it; harmless if it is gone."""
+        """Delete a queue and its messages. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_delete, queue=queue)
 
     async def delete_exchange(self, exchange: str) -> None:
-        """Harmless if it is gone."""
+        """Delete an exchange. Idempotent."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.exchange_delete, exchange=exchange)
 
 
 class Operator:
-    """A person at RabbitMQ's management page."""
+    """An administrator with the management API."""
 
     def __init__(self, management_url: str) -> None:
         self._parts = urlsplit(management_url)
 
     def close_connection(self, name: str) -> bool:
-        """Forces the connection shut that calls itself so; False if RabbitMQ does not list it yet."""
+        """Close the connection of this name by force; False if RabbitMQ does not list it yet."""
         listed = list(self._connections(name))
         for connection in listed:
             self._request("DELETE", f"/api/connections/{quote(connection, safe='')}")
@@ -132,7 +132,7 @@ class Operator:
 
     @contextmanager
     def policy(self, queue: str, definition: dict[str, Any], *, vhost: str = "/") -> Iterator[None]:
-        """A policy for one queue alone, in force for the length of a block."""
+        """Apply a policy to one queue for the duration of a block."""
         path = f"/api/policies/{quote(vhost, safe='')}/{quote(queue, safe='')}"
         fields = {"pattern": f"^{re.escape(queue)}$", "definition": definition, "apply-to": "queues", "priority": 100}
         self._request("PUT", path, fields)
@@ -143,19 +143,19 @@ class Operator:
             self._request("DELETE", path)
 
     def report(self, queue: str, vhost: str = "/") -> dict[str, Any]:
-        """All that is told of a queue."""
+        """RabbitMQ's report about a queue."""
         found: dict[str, Any] = json.loads(
             self._request("GET", f"/api/queues/{quote(vhost, safe='')}/{quote(queue, safe='')}")
         )
         return found
 
     def set_permissions(self, user: str, password: str, *, tags: str = "", **permissions: str) -> None:
-        """Makes a user, with no permission but these."""
+        """Create a user with exactly these permissions."""
         self._request("PUT", f"/api/users/{user}", {"password": password, "tags": tags})
         self._request("PUT", f"/api/permissions/%2F/{user}", {"configure": "", "write": "", "read": "", **permissions})
 
     def delete_user(self, user: str) -> None:
-        """And his permissions."""
+        """Delete a user and its permissions."""
         self._request("DELETE", f"/api/users/{user}")
 
     def _connections(self, name: str) -> Iterator[str]:

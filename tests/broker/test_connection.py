@@ -1,4 +1,4 @@
-"""A connection: what it says when it cannot be had, how it ends, and what strangers' messages cannot do to it."""
+"""Connections: the errors when one cannot be opened, how one ends, and messages of foreign clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pika import exceptions
 from pika.spec import BasicProperties
 
 from dispatcher.broker.connection import (
-    MOST_LOOKS,
+    MAX_QUEUE_QUERIES,
     NEXT_NODE_SECONDS,
     Channel,
     first_of,
@@ -53,36 +53,36 @@ def changed(amqp_url: str, *, credentials: str | None = None, path: str | None =
     return urlunsplit(parts._replace(netloc=netloc, path=parts.path if path is None else path))
 
 
-async def test_a_wrong_password_is_said_and_not_shown(amqp_url: str) -> None:
-    with pytest.raises(BrokerUnavailable, match="refused the user name or the password") as fault:
+async def test_a_wrong_password_is_reported_and_not_shown(amqp_url: str) -> None:
+    with pytest.raises(BrokerUnavailable, match="wrong user name or password") as fault:
         await open_connection(changed(amqp_url, credentials=f"nobody:{PASSWORD}"), name="test")
 
     assert PASSWORD not in str(fault.value)
 
 
-async def test_an_unknown_virtual_host_is_said(amqp_url: str) -> None:
+async def test_an_unknown_virtual_host_is_reported(amqp_url: str) -> None:
     with pytest.raises(BrokerUnavailable, match="virtual host"):
         await open_connection(changed(amqp_url, path="/no-such-host"), name="test")
 
 
-async def test_nobody_listening_is_said_with_the_place(closed_port: int) -> None:
+async def test_a_closed_port_is_reported_with_the_address(closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match=rf"RabbitMQ at 127\.0\.0\.1:{closed_port} .*: connection refused"):
         await open_connection(f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}/", name="test")
 
 
-async def test_a_host_name_that_does_not_exist_is_said() -> None:
+async def test_an_unknown_host_name_is_reported() -> None:
     with pytest.raises(BrokerUnavailable, match="host name cannot be resolved"):
         await open_connection("amqp://u:p@no-such-host.invalid/", name="test")
 
 
-async def test_a_server_that_says_nothing_is_given_up() -> None:
+async def test_a_silent_server_times_out() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}/?stack_timeout=1&socket_timeout=0.5"
         with pytest.raises(BrokerUnavailable, match="it did not answer in time"):
             await open_connection(url, name="test")
 
 
-async def test_a_server_without_tls_is_said(amqp_url: str) -> None:
+async def test_a_server_without_tls_is_reported(amqp_url: str) -> None:
     with pytest.raises(BrokerUnavailable, match="TLS failed"):
         await open_connection(amqp_url.replace("amqp://", "amqps://"), name="test")
 
@@ -98,7 +98,7 @@ async def test_a_server_without_tls_is_said(amqp_url: str) -> None:
         f"http5://u:{PASSWORD}@h/",
     ],
 )
-def test_an_unusable_url_is_a_configuration_mistake_that_does_not_quote_it(url: str) -> None:
+def test_an_invalid_url_is_a_configuration_mistake_and_is_not_quoted(url: str) -> None:
     with pytest.raises(ConfigurationError, match="DISPATCHER_AMQP_URL") as mistake:
         parameters(url)
 
@@ -106,14 +106,14 @@ def test_an_unusable_url_is_a_configuration_mistake_that_does_not_quote_it(url: 
     assert mistake.value.__suppress_context__
 
 
-def test_an_url_may_set_what_we_would() -> None:
+def test_a_url_may_override_our_defaults() -> None:
     (ours,), (theirs,) = parameters("amqp://u:p@h/"), parameters("amqp://u:p@h/?heartbeat=7")
 
     assert (ours.heartbeat, ours.connection_attempts) == (10, 1)
     assert theirs.heartbeat == 7
 
 
-def test_the_nodes_of_a_cluster_share_a_virtual_host() -> None:
+def test_all_urls_must_name_the_same_virtual_host() -> None:
     nodes = parameters("amqp://u:p@a/mail, amqps://u:p,q@b:5671/mail")
     with pytest.raises(ConfigurationError, match="different virtual hosts"):
         parameters("amqp://u:p@a/mail,amqp://u:p@b/%2F")
@@ -122,14 +122,14 @@ def test_the_nodes_of_a_cluster_share_a_virtual_host() -> None:
     assert nodes[1].credentials.password == "p,q"
 
 
-async def test_one_node_that_lives_is_enough(amqp_url: str, closed_port: int) -> None:
+async def test_one_reachable_node_is_enough(amqp_url: str, closed_port: int) -> None:
     dead = f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}{urlsplit(amqp_url).path}"
     for _ in range(4):
         async with await open_connection(f"{dead},{amqp_url},{dead}", name="test") as connection:
             assert not connection.lost.done()
 
 
-async def test_a_node_that_is_frozen_delays_the_next_one_briefly(amqp_url: str) -> None:
+async def test_a_frozen_node_delays_the_next_one_only_briefly(amqp_url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         frozen = f"amqp://u:p@127.0.0.1:{silent.getsockname()[1]}{urlsplit(amqp_url).path}"
         async with asyncio.timeout(3 * NEXT_NODE_SECONDS):
@@ -146,10 +146,10 @@ async def test_connections_spread_over_the_nodes(amqp_url: str) -> None:
         assert another.connections
 
 
-async def test_every_node_that_cannot_be_reached_is_named(amqp_url: str, closed_port: int) -> None:
+async def test_the_error_names_every_unreachable_node(amqp_url: str, closed_port: int) -> None:
     dead = f"amqp://u:{PASSWORD}@127.0.0.1:{closed_port}{urlsplit(amqp_url).path}"
     stranger = changed(amqp_url, credentials=f"nobody:{PASSWORD}")
-    with pytest.raises(BrokerRefused, match="refused the user name") as fault:
+    with pytest.raises(BrokerRefused, match="wrong user name or password") as fault:
         await open_connection(f"{dead},{stranger}", name="test")
 
     assert f"127.0.0.1:{closed_port} cannot be reached: connection refused" in str(fault.value)
@@ -157,15 +157,15 @@ async def test_every_node_that_cannot_be_reached_is_named(amqp_url: str, closed_
     assert PASSWORD not in str(fault.value)
 
 
-async def test_a_frozen_node_is_noticed_within_a_heartbeat(proxy: Proxy) -> None:
+async def test_a_frozen_node_is_detected_within_the_heartbeat_timeout(proxy: Proxy) -> None:
     connection = await open_connection(f"{proxy.url}?heartbeat=1", name="test")
     proxy.freeze_node()
 
     async with asyncio.timeout(4):
-        assert await connection.lost == "its heartbeats stopped"
+        assert await connection.lost == "it stopped sending heartbeats"
 
 
-async def test_a_connection_that_rests_outlives_its_heartbeats(amqp_url: str) -> None:
+async def test_an_idle_connection_stays_open(amqp_url: str) -> None:
     connection = await open_connection(f"{amqp_url}?heartbeat=1", name="test")
     await first_of(connection.lost, seconds=2.5)
 
@@ -183,7 +183,7 @@ def test_a_ca_file_is_trusted_instead_of_the_system(tmp_path: Path) -> None:
     assert context.check_hostname
 
 
-async def test_a_ca_file_that_is_being_replaced_is_waited_for(tmp_path: Path) -> None:
+async def test_a_ca_file_that_is_being_replaced_is_a_temporary_fault(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     with pytest.raises(BrokerUnavailable, match="DISPATCHER_CA_FILE"):
         await open_connection("amqps://u:p@127.0.0.1/", name="test", ca_file=ca_file)
@@ -193,7 +193,7 @@ async def test_a_ca_file_that_is_being_replaced_is_waited_for(tmp_path: Path) ->
         await open_connection("amqps://u:p@127.0.0.1/", name="test", ca_file=ca_file)
 
 
-async def test_a_refusal_closes_the_channel_and_spares_the_connection(amqp_url: str) -> None:
+async def test_a_refusal_closes_the_channel_but_not_the_connection(amqp_url: str) -> None:
     async with await open_connection(amqp_url, name="test") as connection:
         channel = await connection.open_channel()
         with pytest.raises(ChannelClosed) as fault:
@@ -206,7 +206,7 @@ async def test_a_refusal_closes_the_channel_and_spares_the_connection(amqp_url: 
     assert "no such queue" in fault.value.text
 
 
-async def test_closing_twice_is_harmless_and_a_closed_connection_says_so(amqp_url: str) -> None:
+async def test_close_is_idempotent_and_later_calls_report_it(amqp_url: str) -> None:
     connection = await open_connection(amqp_url, name="test")
     closing = asyncio.create_task(connection.close())
     await asyncio.sleep(0)
@@ -216,12 +216,12 @@ async def test_closing_twice_is_harmless_and_a_closed_connection_says_so(amqp_ur
     await closing
     connection.abort()
 
-    assert connection.lost.result() == "we closed it"
-    with pytest.raises(BrokerUnavailable, match="we closed it"):
+    assert connection.lost.result() == "we closed the connection"
+    with pytest.raises(BrokerUnavailable, match="we closed the connection"):
         await connection.open_channel()
 
 
-async def test_a_cut_ends_whoever_waits(proxy: Proxy) -> None:
+async def test_a_cut_connection_fails_pending_calls(proxy: Proxy) -> None:
     connection = await open_connection(proxy.url, name="test")
     channel = await connection.open_channel()
     proxy.freeze()
@@ -229,12 +229,12 @@ async def test_a_cut_ends_whoever_waits(proxy: Proxy) -> None:
     await asyncio.sleep(0)
     proxy.cut()
 
-    with pytest.raises(BrokerUnavailable, match="broke off"):
+    with pytest.raises(BrokerUnavailable, match="was interrupted"):
         await waiting
-    assert "broke off" in await connection.lost
+    assert "was interrupted" in await connection.lost
 
 
-async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy) -> None:
+async def test_close_does_not_wait_for_a_silent_server(proxy: Proxy) -> None:
     connection = await open_connection(proxy.url, name="test")
     proxy.freeze()
 
@@ -243,7 +243,7 @@ async def test_a_server_that_does_not_answer_the_close_is_left(proxy: Proxy) -> 
     assert connection.lost.done()
 
 
-async def test_a_connect_that_is_cancelled_leaves_nothing_behind(proxy: Proxy) -> None:
+async def test_a_cancelled_connect_leaves_no_connection(proxy: Proxy) -> None:
     proxy.freeze()
     connecting = asyncio.create_task(open_connection(proxy.url, name="test"))
     await eventually(lambda: proxy.connections, "the connection")
@@ -259,7 +259,7 @@ def test_it_works_under_uvloop(amqp_url: str) -> None:
             await connection.open_channel()
         return connection.lost.result()
 
-    assert uvloop.run(there_and_back()) == "we closed it"
+    assert uvloop.run(there_and_back()) == "we closed the connection"
 
 
 def table(kind: bytes, value: bytes) -> bytes:
@@ -288,7 +288,7 @@ class StrangeProperties(BasicProperties):  # type: ignore[misc]  # pika has no t
     ],
     ids=["milliseconds", "nested", "deep"],
 )
-async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
+async def test_headers_that_pika_cannot_parse_do_not_end_the_connection(
     topology: Topology, rabbit: Rabbit, headers: bytes
 ) -> None:
     await rabbit.publish(topology.queue, b"strange", StrangeProperties(headers))
@@ -308,7 +308,7 @@ async def test_headers_that_pika_cannot_read_do_not_end_the_connection(
         if isinstance(kind, type) and issubclass(kind, exceptions.AMQPConnectionError)
     ],
 )
-def test_every_fault_of_pika_has_words_of_ours(kind: type[Exception]) -> None:
+def test_every_exception_of_pika_has_a_text_of_ours(kind: type[Exception]) -> None:
     error = kind(320, "CONNECTION_FORCED") if issubclass(kind, exceptions.ConnectionClosed) else kind()
 
     assert not reason(error).startswith(kind.__name__)
@@ -316,7 +316,7 @@ def test_every_fault_of_pika_has_words_of_ours(kind: type[Exception]) -> None:
 
 
 class SlowBroker:
-    """What a channel asks; a quorum queue of it answers late, and until then is said to be empty."""
+    """A channel whose quorum queue answers late. Until then RabbitMQ reports the queue as empty."""
 
     def __init__(self, *, looks_in_vain: int, messages: int, seconds: float) -> None:
         self.looks = 0
@@ -325,10 +325,10 @@ class SlowBroker:
         self._seconds = seconds
 
     def add_on_close_callback(self, _: object) -> None:
-        """It does not close."""
+        """Never closes."""
 
     def queue_declare(self, *, callback: Callable[[object], None], **_: object) -> None:
-        """Pika's."""
+        """The interface of pika's channel."""
         self.looks += 1
         count = 0 if self.looks <= self._looks_in_vain else self._messages
         answer = SimpleNamespace(method=SimpleNamespace(message_count=count, consumer_count=0))
@@ -340,13 +340,11 @@ class SlowBroker:
     [
         (SlowBroker(looks_in_vain=2, messages=7, seconds=0.25), 3, 7),
         (SlowBroker(looks_in_vain=0, messages=7, seconds=0.25), 1, 7),
-        (SlowBroker(looks_in_vain=0, messages=0, seconds=0.25), MOST_LOOKS, 0),
+        (SlowBroker(looks_in_vain=0, messages=0, seconds=0.25), MAX_QUEUE_QUERIES, 0),
     ],
     ids=["said to be empty twice", "slow", "slow and empty"],
 )
-async def test_a_queue_that_is_said_to_be_empty_late_is_asked_again(
-    broker: SlowBroker, looks: int, messages: int
-) -> None:
+async def test_a_late_report_of_an_empty_queue_is_repeated(broker: SlowBroker, looks: int, messages: int) -> None:
     found = await Channel(broker).find_queue("q")
 
     assert (broker.looks, found.message_count) == (looks, messages)

@@ -1,4 +1,5 @@
-"""Consuming: exactly what was not acked comes again, garbage leaves alone, and every loss is survived."""
+"""Consuming: exactly the unacked messages are redelivered, poison messages are moved to the DLQ, and every loss is
+survived."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.waiting import until_answer
 
 
 class Worker:
-    """A consumer and what it was told."""
+    """A consumer, and the calls that it made."""
 
     def __init__(self, amqp_url: str, queue: str, *, prefetch: int = 100, name: str = "worker") -> None:
         self.deliveries: list[Delivery] = []
@@ -33,7 +34,7 @@ class Worker:
             amqp_url,
             queue,
             prefetch=prefetch,
-            on_tried=lambda: self.tries.append("tried"),
+            on_attempt=lambda: self.tries.append("tried"),
             on_refused=lambda _: self.tries.append("refused"),
             name=name,
             backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
@@ -41,7 +42,7 @@ class Worker:
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
-        """Exactly so many deliveries since the last loss."""
+        """Exactly this many deliveries since the last loss."""
         await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
         assert len(self.deliveries) == count
         return self.deliveries
@@ -81,12 +82,12 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
 
 
 async def left_after(worker: Worker, rabbit: Rabbit, queue: str, count: int) -> list[str]:
-    """What RabbitMQ has left when the worker has gone."""
+    """The messages that RabbitMQ still has after the worker has ended."""
     await worker.stop()
     return sorted(message.body.decode() for message in await rabbit.take_all(queue, count))
 
 
-async def test_what_was_acked_is_gone(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_acked_messages_are_not_redelivered(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
     await publish(rabbit, topology, *"abcdef")
     worker = make_worker()
 
@@ -111,7 +112,7 @@ async def test_what_was_acked_is_gone(make_worker: MakeWorker, topology: Topolog
     ],
     ids=str,
 )
-async def test_exactly_what_was_not_acked_comes_again(
+async def test_exactly_the_unacked_messages_are_redelivered(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
 ) -> None:
     await publish(rabbit, topology, *"abcdefgh")
@@ -125,7 +126,7 @@ async def test_exactly_what_was_not_acked_comes_again(
     assert await left_after(worker, rabbit, topology.queue, len(left)) == sorted(left)
 
 
-async def test_garbage_is_rejected_into_the_dlq_and_its_neighbours_are_not_affected(
+async def test_a_poison_message_moves_to_the_dlq_and_others_are_not_affected(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     good = [encode(Pointer(uuid4(), f"order-{number}")) for number in range(3)]
@@ -150,7 +151,7 @@ async def test_garbage_is_rejected_into_the_dlq_and_its_neighbours_are_not_affec
     assert await left_after(worker, rabbit, topology.queue, 0) == []
 
 
-async def test_what_was_requeued_comes_again(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_a_requeued_message_is_redelivered(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
     await publish(rabbit, topology, "a", "b")
     worker = make_worker()
     first, second = await worker.got(2)
@@ -163,7 +164,9 @@ async def test_what_was_requeued_comes_again(make_worker: MakeWorker, topology: 
     assert await left_after(worker, rabbit, topology.queue, 0) == []
 
 
-async def test_prefetch_bounds_what_is_at_hand(make_worker: MakeWorker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_prefetch_limits_the_unacked_deliveries(
+    make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
+) -> None:
     await publish(rabbit, topology, *"abcdef")
     worker = make_worker(prefetch=2)
 
@@ -171,7 +174,7 @@ async def test_prefetch_bounds_what_is_at_hand(make_worker: MakeWorker, topology
         worker.consumer.ack((await worker.got(number))[-2:])
 
 
-async def test_a_second_answer_to_a_delivery_is_dropped(
+async def test_settling_a_delivery_twice_has_no_effect(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     await publish(rabbit, topology, "a", "b", "c")
@@ -202,7 +205,7 @@ async def test_a_second_answer_to_a_delivery_is_dropped(
     ],
     ids=str,
 )
-async def test_a_message_of_several_emails_is_acked_once_each_of_its_parts_is(
+async def test_a_bundle_is_acked_once_all_of_its_parts_are(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, batches: list[str], left: str
 ) -> None:
     await publish(rabbit, topology, "a", "b")
@@ -218,7 +221,7 @@ async def test_a_message_of_several_emails_is_acked_once_each_of_its_parts_is(
     assert worker.losses == 0
 
 
-async def test_a_message_goes_to_the_dlq_for_one_part_when_the_others_are_done(
+async def test_a_bundle_with_a_rejected_part_moves_to_the_dlq_once_the_others_are_settled(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     await publish(rabbit, topology, "a", "b")
@@ -238,7 +241,7 @@ async def test_a_message_goes_to_the_dlq_for_one_part_when_the_others_are_done(
     assert worker.losses == 0
 
 
-async def test_a_message_comes_again_for_one_part_when_the_others_are_done_even_if_one_was_rejected(
+async def test_a_bundle_with_a_requeued_part_is_redelivered_even_if_another_was_rejected(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     await publish(rabbit, topology, "a")
@@ -278,14 +281,14 @@ async def test_parts_of_a_lost_channel_are_void(
     assert worker.losses == 1
 
 
-async def test_a_forced_close_is_recovered_from_and_old_deliveries_are_void(
+async def test_the_consumer_survives_a_forced_close_and_old_deliveries_are_void(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, operator: Operator
 ) -> None:
     await publish(rabbit, topology, "a", "b", "c")
     worker = make_worker(name=topology.queue)
     old = list(await worker.got(3))
     worker.consumer.ack(old[:1])
-    await asyncio.sleep(0)  # it leaves at the end of the loop's turn
+    await asyncio.sleep(0)  # it is written at the end of the loop's round
 
     await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
     await eventually(lambda: worker.losses == 1, "the loss")
@@ -300,7 +303,7 @@ async def test_a_forced_close_is_recovered_from_and_old_deliveries_are_void(
     assert worker.losses == 1
 
 
-async def test_a_deleted_queue_is_noticed_and_waited_for(
+async def test_the_consumer_waits_for_a_deleted_queue(
     make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit
 ) -> None:
     worker = make_worker()
@@ -316,7 +319,7 @@ async def test_a_deleted_queue_is_noticed_and_waited_for(
     assert bodies(await worker.got(1)) == ["b"]
 
 
-async def test_a_queue_that_is_missing_at_first_is_waited_for(
+async def test_the_consumer_waits_for_a_missing_queue(
     amqp_url: str, undeclared: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     worker = Worker(amqp_url, undeclared.queue)
@@ -335,7 +338,7 @@ async def test_a_queue_that_is_missing_at_first_is_waited_for(
     await worker.stop()
 
 
-async def test_a_channel_that_rabbitmq_closes_is_recovered_from(
+async def test_the_consumer_survives_a_channel_closed_by_rabbitmq(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
 ) -> None:
     await publish(rabbit, topology, "a")
@@ -349,7 +352,7 @@ async def test_a_channel_that_rabbitmq_closes_is_recovered_from(
     assert bodies(await worker.got(1)) == ["a"]
 
 
-async def test_a_rabbitmq_that_comes_and_goes_is_survived(
+async def test_the_consumer_survives_repeated_outages(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
 ) -> None:
     worker = make_worker(proxy.url)
@@ -367,7 +370,7 @@ async def left_nothing(rabbit: Rabbit, topology: Topology) -> None:
     assert await rabbit.take(topology.queue) is None
 
 
-async def test_cancel_stops_deliveries_and_lets_acks_through(
+async def test_cancel_stops_deliveries_and_still_allows_acks(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     await publish(rabbit, topology, *"abcdef")
@@ -386,7 +389,7 @@ async def test_cancel_stops_deliveries_and_lets_acks_through(
     assert worker.losses == 0
 
 
-async def test_a_flood_is_cancelled_without_losing_a_message(
+async def test_cancel_during_a_flood_loses_no_message(
     make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit
 ) -> None:
     names = [f"{number:04}" for number in range(300)]
@@ -401,13 +404,13 @@ async def test_a_flood_is_cancelled_without_losing_a_message(
     async def others_are_back() -> bool:
         return (await depths(amqp_url, topology))[topology.queue] == 300 - len(seen)
 
-    # RabbitMQ puts off what goes beyond 32 commands to a quorum queue: the acks come after each that goes back.
+    # RabbitMQ defers commands beyond the first 32 to a quorum queue, so the acks follow each returned message.
     await until_answer(others_are_back)
     assert await left_after(worker, rabbit, topology.queue, 300 - len(seen)) == sorted(set(names) - set(seen))
     assert bodies(worker.deliveries) == seen
 
 
-async def test_a_loss_after_cancel_is_told_and_ends_the_run(
+async def test_a_loss_after_cancel_calls_on_lost_and_ends_the_run(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit, proxy: Proxy
 ) -> None:
     await publish(rabbit, topology, "a")
@@ -424,7 +427,7 @@ async def test_a_loss_after_cancel_is_told_and_ends_the_run(
     assert await left_after(worker, rabbit, topology.queue, 1) == ["a"]
 
 
-async def test_cancel_and_close_before_anything_was_consumed_end_the_run(closed_port: int) -> None:
+async def test_cancel_and_close_before_the_first_delivery_end_the_run(closed_port: int) -> None:
     for stop in (Consumer.cancel, Consumer.close):
         consumer = Consumer(
             f"amqp://u:p@127.0.0.1:{closed_port}/",
@@ -439,7 +442,7 @@ async def test_cancel_and_close_before_anything_was_consumed_end_the_run(closed_
         await asyncio.wait_for(task, 10)
 
 
-async def test_a_cancelled_run_leaves_the_messages_to_others(
+async def test_cancelling_the_task_returns_the_messages(
     make_worker: MakeWorker, topology: Topology, rabbit: Rabbit
 ) -> None:
     await publish(rabbit, topology, "a")
@@ -455,12 +458,12 @@ async def test_a_cancelled_run_leaves_the_messages_to_others(
     worker.task = asyncio.create_task(asyncio.sleep(0))
 
 
-def test_an_unusable_url_is_refused_at_once() -> None:
+def test_an_invalid_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Consumer("amqp://u:p@h:port/", "q", prefetch=1, name="test")
 
 
-async def test_who_is_not_let_in_is_told_so_and_tries_again(make_worker: MakeWorker, amqp_url: str) -> None:
+async def test_a_refused_login_calls_on_refused_and_is_retried(make_worker: MakeWorker, amqp_url: str) -> None:
     parts = urlsplit(amqp_url)
     refused = make_worker(urlunsplit(parts._replace(netloc=f"nobody:word@{parts.hostname}:{parts.port}")))
     served = make_worker()
@@ -471,7 +474,7 @@ async def test_who_is_not_let_in_is_told_so_and_tries_again(make_worker: MakeWor
     assert served.tries == ["tried"]
 
 
-async def test_who_finds_nobody_has_tried(make_worker: MakeWorker, closed_port: int) -> None:
+async def test_an_unreachable_rabbitmq_calls_on_tried(make_worker: MakeWorker, closed_port: int) -> None:
     worker = make_worker(f"amqp://u:p@127.0.0.1:{closed_port}/")
 
     await eventually(lambda: worker.tries, "a try")

@@ -1,4 +1,4 @@
-"""A pause: everything goes back for others, and nothing comes until `resume`, at whatever moment either is called."""
+"""`pause` returns all messages to other consumers until `resume`, whenever either is called."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broker.rabbit import Rabbit, eventually
 
 
 class Worker:
-    """A consumer behind a proxy, and what it was told."""
+    """A consumer behind a proxy, and the calls that it made."""
 
     def __init__(self, proxy: Proxy, queue: str) -> None:
         self.deliveries: list[Delivery] = []
@@ -31,7 +31,7 @@ class Worker:
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
-        """So many deliveries since the last loss."""
+        """This many deliveries since the last loss."""
         await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
         assert len(self.deliveries) == count
         return list(self.deliveries)
@@ -43,7 +43,8 @@ class Worker:
 
 @asynccontextmanager
 async def starting(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
-    """A worker on the test's send queue that has not begun to connect yet: that takes the loop's next turns."""
+    """A worker on the test's send queue that has not started to connect yet. Connecting takes a few rounds of the
+    loop."""
     made = Worker(proxy, topology.queue)
     try:
         yield made
@@ -54,7 +55,7 @@ async def starting(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
 
 @pytest.fixture
 async def worker(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
-    """A worker on the test's send queue; how far it has come depends on the fixtures after it."""
+    """A worker on the test's send queue. Later fixtures decide how far it has connected."""
     async with starting(proxy, topology) as made:
         yield made
 
@@ -65,11 +66,11 @@ async def publish(rabbit: Rabbit, topology: Topology, names: str) -> None:
 
 
 async def left(rabbit: Rabbit, topology: Topology, count: int) -> str:
-    """What others can get, so many."""
+    """This many messages that other consumers can get."""
     return "".join(sorted(message.body.decode() for message in await rabbit.take_all(topology.queue, count)))
 
 
-async def test_a_paused_consumers_deliveries_go_to_others(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_pause_returns_deliveries_to_other_consumers(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
     await publish(rabbit, topology, "abc")
     worker.consumer.ack((await worker.got(3))[:1])
 
@@ -81,7 +82,7 @@ async def test_a_paused_consumers_deliveries_go_to_others(worker: Worker, topolo
     assert (worker.losses, worker.consumer.outstanding, worker.deliveries) == (1, 0, [])
 
 
-async def test_what_was_delivered_before_the_pause_is_void(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_deliveries_from_before_the_pause_are_void(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
     await publish(rabbit, topology, "ab")
     old = await worker.got(2)
     worker.consumer.pause()
@@ -98,7 +99,7 @@ async def test_what_was_delivered_before_the_pause_is_void(worker: Worker, topol
     assert worker.losses == 1
 
 
-async def test_resume_brings_it_back_and_a_second_pause_takes_it_away_again(
+async def test_resume_consumes_again_and_a_second_pause_stops_it(
     worker: Worker, topology: Topology, rabbit: Rabbit
 ) -> None:
     for losses, name in enumerate("abc", start=1):
@@ -114,7 +115,7 @@ async def test_resume_brings_it_back_and_a_second_pause_takes_it_away_again(
     assert await left(rabbit, topology, 0) == ""
 
 
-async def test_a_resume_straight_after_a_pause_consumes_again_and_is_no_loss_of_rabbitmq(
+async def test_resume_right_after_pause_consumes_again_and_is_not_a_loss(
     worker: Worker, topology: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:
     await publish(rabbit, topology, "a")
@@ -129,7 +130,7 @@ async def test_a_resume_straight_after_a_pause_consumes_again_and_is_no_loss_of_
     assert "connection_lost" not in capsys.readouterr().out
 
 
-async def test_a_pause_while_it_connects_is_kept(topology: Topology, rabbit: Rabbit, proxy: Proxy) -> None:
+async def test_a_pause_during_the_connect_takes_effect(topology: Topology, rabbit: Rabbit, proxy: Proxy) -> None:
     proxy.freeze()
     async with starting(proxy, topology) as worker:
         await publish(rabbit, topology, "a")
@@ -147,7 +148,7 @@ async def test_a_pause_while_it_connects_is_kept(topology: Topology, rabbit: Rab
 
 
 @pytest.mark.parametrize("turns", range(0, 60, 5))
-async def test_a_pause_at_any_moment_of_the_start_is_kept(
+async def test_a_pause_at_any_moment_of_the_start_takes_effect(
     topology: Topology, rabbit: Rabbit, proxy: Proxy, turns: int
 ) -> None:
     async with starting(proxy, topology) as worker:
@@ -161,7 +162,7 @@ async def test_a_pause_at_any_moment_of_the_start_is_kept(
         assert await left(rabbit, topology, 1) == "a"
 
 
-async def test_a_pause_while_rabbitmq_is_away_is_kept_and_ends(
+async def test_a_pause_during_an_outage_takes_effect_and_ends(
     worker: Worker, topology: Topology, rabbit: Rabbit, proxy: Proxy
 ) -> None:
     await eventually(lambda: worker.consumer.is_consuming, "consuming")
@@ -178,7 +179,7 @@ async def test_a_pause_while_rabbitmq_is_away_is_kept_and_ends(
 
 
 @pytest.mark.parametrize("stop", [Consumer.cancel, Consumer.close])
-async def test_a_paused_consumer_ends_when_it_is_told_to_and_resume_does_not_wake_it(
+async def test_a_paused_consumer_can_be_cancelled_and_resume_then_has_no_effect(
     proxy: Proxy, topology: Topology, stop: Callable[[Consumer], Awaitable[None]]
 ) -> None:
     worker = Worker(proxy, topology.queue)
@@ -193,7 +194,7 @@ async def test_a_paused_consumer_ends_when_it_is_told_to_and_resume_does_not_wak
     assert proxy.connections == 1
 
 
-async def test_a_pause_after_cancel_lets_acks_through(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
+async def test_a_pause_after_cancel_still_allows_acks(worker: Worker, topology: Topology, rabbit: Rabbit) -> None:
     await publish(rabbit, topology, "abc")
     at_hand = await worker.got(3)
     await worker.consumer.cancel()

@@ -1,4 +1,4 @@
-"""A dead letter tells all that a replay needs, is read back as it was written, and points to its email."""
+"""A dead letter has everything that a replay needs, survives encoding, and points to its email."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
-LETTER = DeadLetter(
+DEAD_LETTER = DeadLetter(
     email_id=UUID("0192f000-0000-7000-8000-00000000000a"),
     tenant_id="shop",
     message_key="order-17",
@@ -37,35 +37,39 @@ LETTER = DeadLetter(
 
 
 def body(**changes: Any) -> bytes:
-    """A good body but for the changes."""
-    return json.dumps(json.loads(encode(LETTER)) | changes).encode()
+    """A valid body with the given changes."""
+    return json.dumps(json.loads(encode(DEAD_LETTER)) | changes).encode()
 
 
-def test_what_was_encoded_is_decoded() -> None:
-    assert decode(encode(LETTER)) == LETTER
+def test_a_dead_letter_survives_encoding_and_decoding() -> None:
+    assert decode(encode(DEAD_LETTER)) == DEAD_LETTER
 
 
-def test_what_is_not_known_may_be_absent() -> None:
-    letter = decode(body(correlation_id=None, error_type=None, error=None, provider=None))
+def test_optional_fields_may_be_absent() -> None:
+    absent = {"correlation_id": None, "error_type": None, "error": None, "provider": None}
 
-    assert (letter.correlation_id, letter.error_type, letter.error, letter.provider) == (None, None, None, None)
+    decoded = decode(body(**absent))
+
+    assert {name: getattr(decoded, name) for name in absent} == absent
 
 
 def test_a_dead_letter_that_is_put_back_on_the_send_queue_points_to_its_email() -> None:
-    assert pointer.decode(encode(LETTER)) == [Pointer(LETTER.email_id, LETTER.message_key)]
+    assert pointer.decode(encode(DEAD_LETTER)) == [Pointer(DEAD_LETTER.email_id, DEAD_LETTER.message_key)]
 
 
-def test_a_long_error_is_cut_so_that_the_letter_can_be_read_back() -> None:
-    long = DeadLetter(**{name: getattr(LETTER, name) for name in LETTER.__slots__} | {"error": "\N{SNOWMAN}" * 100_000})
+def test_a_long_error_is_cut_so_that_the_dead_letter_can_be_decoded() -> None:
+    long = DeadLetter(
+        **{name: getattr(DEAD_LETTER, name) for name in DEAD_LETTER.__slots__} | {"error": "\N{SNOWMAN}" * 100_000}
+    )
 
     assert len(encode(long)) < MAX_BODY_OCTETS
     assert decode(encode(long)).error == "\N{SNOWMAN}" * MAX_ERROR_CHARACTERS
 
 
-def test_the_message_carries_the_names_that_tools_look_for() -> None:
-    message = Outgoing.of_dead_letter("the.dlq", LETTER, "trace")
+def test_the_message_has_the_properties_that_tools_read() -> None:
+    message = Outgoing.of_dead_letter("the.dlq", DEAD_LETTER, "trace")
 
-    assert message == Outgoing("the.dlq", encode(LETTER), str(LETTER.email_id), "request-9", "trace")
+    assert message == Outgoing("the.dlq", encode(DEAD_LETTER), str(DEAD_LETTER.email_id), "request-9", "trace")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +81,14 @@ def test_the_message_carries_the_names_that_tools_look_for() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
+def test_an_invalid_field_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidPointer):
         decode(body(**changes))
 
 
-@given(st.dictionaries(st.sampled_from(LETTER.__slots__), st.none() | st.integers() | st.text() | st.lists(st.text())))
-def test_objects_give_a_dead_letter_or_are_refused(changes: dict[str, Any]) -> None:
+@given(
+    st.dictionaries(st.sampled_from(DEAD_LETTER.__slots__), st.none() | st.integers() | st.text() | st.lists(st.text()))
+)
+def test_any_object_is_decoded_or_refused(changes: dict[str, Any]) -> None:
     with suppress(InvalidPointer):
         assert isinstance(decode(body(**changes)), DeadLetter)

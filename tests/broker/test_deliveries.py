@@ -1,4 +1,4 @@
-"""Deliveries read in one step are what pika reads; what we do not read is left to it."""
+"""Deliveries read in one step equal those that pika reads. pika handles everything else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pika import frame, spec
 
-from dispatcher.broker.deliveries import UNREADABLE, Brought, acks, delivery_at, is_under_way
+from dispatcher.broker.deliveries import UNREADABLE, DeliveryFrame, acks, delivery_at, is_incomplete_delivery
 
 BODY = b'{"v":1}'
 OURS: dict[str, Any] = {
@@ -24,7 +24,7 @@ OURS: dict[str, Any] = {
 
 
 def delivered(properties: dict[str, Any], *, body: bytes = BODY, tag: int = 7, consumer_tag: str = "worker") -> bytes:
-    """The octets that RabbitMQ sends."""
+    """The bytes that RabbitMQ sends."""
     method = spec.Basic.Deliver(consumer_tag, tag, redelivered=True, exchange="x", routing_key="x.send")
     header = frame.Header(3, len(body), spec.BasicProperties(**properties))
     return bytes(frame.Method(3, method).marshal() + header.marshal() + frame.Body(3, body).marshal())
@@ -38,7 +38,7 @@ def delivered(properties: dict[str, Any], *, body: bytes = BODY, tag: int = 7, c
     content_type=st.none() | st.just("application/json"),
     delivery_mode=st.none() | st.just(2),
 )
-def test_a_delivery_of_ours_is_read(
+def test_a_delivery_of_our_publisher_is_read(
     before: bytes,
     body: bytes,
     tag: int,
@@ -54,7 +54,7 @@ def test_a_delivery_of_ours_is_read(
 
     read = delivery_at(buffer, len(before))
 
-    assert read == Brought(len(buffer) - 4, 3, "worker", tag, True, body)
+    assert read == DeliveryFrame(len(buffer) - 4, 3, "worker", tag, True, body)
 
 
 def test_headers_that_are_the_only_property_are_read() -> None:
@@ -66,7 +66,7 @@ def test_headers_that_are_the_only_property_are_read() -> None:
 
 @pytest.mark.parametrize("has_type", [False, True])
 @pytest.mark.parametrize("headers", [{}, {"x-delivery-count": 3}, {"traceparent": "00-1", "x-death": [{"count": 1}]}])
-def test_headers_are_read_when_somebody_asks(headers: dict[str, Any], has_type: bool) -> None:
+def test_headers_are_decoded_on_demand(headers: dict[str, Any], has_type: bool) -> None:
     properties = {**OURS, "headers": headers, "content_type": "application/json" if has_type else None}
 
     read = delivery_at(delivered(properties) + b"more", 0)
@@ -75,7 +75,7 @@ def test_headers_are_read_when_somebody_asks(headers: dict[str, Any], has_type: 
     assert (read.headers, read.body) == (headers, BODY)
 
 
-def test_headers_that_pika_cannot_read_are_none() -> None:
+def test_headers_that_pika_cannot_parse_are_none() -> None:
     octets = delivered({**OURS, "headers": {"at": datetime(2026, 1, 1, tzinfo=UTC)}})
     far_away = octets.replace(struct.pack(">cQ", b"T", 1767225600), struct.pack(">cQ", b"T", 1767225600000))
 
@@ -87,7 +87,7 @@ def test_headers_that_pika_cannot_read_are_none() -> None:
 
 
 @pytest.mark.parametrize("properties", [OURS, {**OURS, "headers": {"x-delivery-count": 3}}])
-def test_what_is_not_all_there_is_left_to_pika(properties: dict[str, Any]) -> None:
+def test_an_incomplete_delivery_is_left_to_pika(properties: dict[str, Any]) -> None:
     whole = delivered(properties)
 
     assert all(delivery_at(whole[:octets], 0) is None for octets in range(len(whole)))
@@ -101,42 +101,42 @@ def test_what_is_not_all_there_is_left_to_pika(properties: dict[str, Any]) -> No
         {"app_id": "x"}, {"content_encoding": "gzip"}, {"cluster_id": "x"}, {"headers": {"a": 1}, "priority": 1},
     ],
 )  # fmt: skip
-def test_properties_that_ours_have_not_are_left_to_pika(properties: dict[str, Any]) -> None:
+def test_deliveries_with_other_properties_are_left_to_pika(properties: dict[str, Any]) -> None:
     assert delivery_at(delivered({**OURS, **properties}), 0) is None
 
 
 @pytest.mark.parametrize("headers", [None, {"x-delivery-count": 3}])
-def test_a_delivery_of_which_a_part_is_there_is_waited_for(headers: dict[str, Any] | None) -> None:
+def test_an_incomplete_delivery_is_recognized(headers: dict[str, Any] | None) -> None:
     whole = delivered({**OURS, "headers": headers})
 
-    told_by = 11  # octets: then it is known for a delivery
-    assert not any(is_under_way(whole[:octets]) for octets in range(told_by))
-    assert all(is_under_way(whole[:octets]) for octets in range(told_by, len(whole)))
-    assert not is_under_way(whole)
-    assert not is_under_way(whole + b"more")
+    known_at = 11  # so many bytes show that it is a delivery
+    assert not any(is_incomplete_delivery(whole[:octets]) for octets in range(known_at))
+    assert all(is_incomplete_delivery(whole[:octets]) for octets in range(known_at, len(whole)))
+    assert not is_incomplete_delivery(whole)
+    assert not is_incomplete_delivery(whole + b"more")
 
 
 @pytest.mark.parametrize("properties", [{"timestamp": 1}, {"priority": 1}])
-def test_a_delivery_that_is_left_to_pika_is_waited_for_no_longer_than_until_that_shows(
+def test_an_incomplete_delivery_that_pika_must_handle_is_passed_on_early(
     properties: dict[str, Any],
 ) -> None:
     whole = delivered(properties)
     method_octets = len(frame.Method(3, spec.Basic.Deliver("worker", 7, True, "x", "x.send")).marshal())
 
-    assert not any(is_under_way(whole[:octets]) for octets in range(method_octets + 21, len(whole)))
+    assert not any(is_incomplete_delivery(whole[:octets]) for octets in range(method_octets + 21, len(whole)))
 
 
-def test_bodies_in_pieces_and_empty_ones_are_not_waited_for() -> None:
+def test_split_and_empty_bodies_are_not_waited_for() -> None:
     method = frame.Method(3, spec.Basic.Deliver("worker", 7, False, "x", "x")).marshal()
     in_pieces = method + frame.Header(3, 10, spec.BasicProperties()).marshal() + frame.Body(3, b"12345").marshal()
     empty = method + frame.Header(3, 0, spec.BasicProperties()).marshal()
 
-    assert not is_under_way(in_pieces[:-1])
-    assert not is_under_way(in_pieces)
-    assert not is_under_way(empty)
+    assert not is_incomplete_delivery(in_pieces[:-1])
+    assert not is_incomplete_delivery(in_pieces)
+    assert not is_incomplete_delivery(empty)
 
 
-def test_an_empty_body_and_one_in_pieces_are_left_to_pika() -> None:
+def test_empty_and_split_bodies_are_left_to_pika() -> None:
     method = frame.Method(3, spec.Basic.Deliver("worker", 7, False, "x", "x")).marshal()
     header = frame.Header(3, 10, spec.BasicProperties()).marshal()
 
@@ -145,12 +145,12 @@ def test_an_empty_body_and_one_in_pieces_are_left_to_pika() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_anything_else_is_left_to_pika(octets: bytes) -> None:
+def test_all_other_frames_are_left_to_pika(octets: bytes) -> None:
     assert delivery_at(octets, 0) is None
 
 
 @pytest.mark.parametrize("headers", [None, {"x-delivery-count": 3}])
-def test_an_octet_that_differs_is_read_as_pika_reads_it_or_left_to_it(headers: dict[str, Any] | None) -> None:
+def test_a_changed_byte_is_read_as_pika_reads_it_or_left_to_pika(headers: dict[str, Any] | None) -> None:
     whole = delivered({**OURS, "headers": headers})
     for at in range(len(whole)):
         octets = bytearray(whole)
@@ -164,7 +164,7 @@ def assert_read_as_pika_does(octets: bytes) -> None:
 
     if read is not None:
         values, rest = [], octets
-        with suppress(*UNREADABLE):  # an exchange's name that does not end: pika gives up
+        with suppress(*UNREADABLE):  # an exchange name without an end: pika fails
             while rest:
                 consumed, value = frame.decode_frame(rest)
                 values.append(value)
@@ -180,7 +180,7 @@ def assert_read_as_pika_does(octets: bytes) -> None:
         assert read.headers == header.properties.headers
 
 
-def test_acks_are_those_that_pika_writes() -> None:
+def test_acks_equal_those_that_pika_writes() -> None:
     tags = [(5, True), (2**40, False)]
 
     assert acks(3, tags) == [frame.Method(3, spec.Basic.Ack(*each)).marshal() for each in tags]

@@ -1,4 +1,4 @@
-"""What RabbitMQ reports of our exchange and queues: whatever loses messages is found, whoever set it."""
+"""Checks of RabbitMQ's report about our exchange and queues: everything that loses messages is found."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from dispatcher.broker.inspection import (
-    Absence,
-    absence_in,
+    OfflineMembers,
     consumer_timeout_in,
-    find_absent_members,
     find_faults,
+    find_offline_members,
+    offline_members_in,
 )
 from dispatcher.broker.management import Management
 from dispatcher.broker.topology import Topology, declare
@@ -22,63 +22,63 @@ from tests.waiting import DEADLINE_SECONDS, until
 
 @pytest.fixture
 def management(servers: Servers) -> Management:
-    """Who reports."""
+    """The management API."""
     return Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
 
 
-def words_of(management: Management, topology: Topology) -> list[str]:
-    """Every fault."""
+def fault_texts(management: Management, topology: Topology) -> list[str]:
+    """The text of every fault."""
     return [str(fault) for fault in find_faults(management, topology)]
 
 
 @pytest.mark.parametrize("queue_type", ["quorum", "classic"])
-async def test_what_init_makes_is_well(
+async def test_what_init_creates_has_no_fault(
     amqp_url: str, management: Management, undeclared: Topology, queue_type: str
 ) -> None:
     topology = replace(undeclared, queue_type=queue_type)
     await declare(amqp_url, topology)
 
-    assert words_of(management, topology) == []
+    assert fault_texts(management, topology) == []
 
 
-async def test_everything_that_is_missing_is_named(management: Management, topology_names: Topology) -> None:
-    words = words_of(management, topology_names)
+async def test_every_missing_object_is_named(management: Management, topology_names: Topology) -> None:
+    words = fault_texts(management, topology_names)
 
     assert len(words) == 3
     for name in (topology_names.exchange, *topology_names.queues):
         assert any(f" {name} does not exist. Run `dispatcher init`." in one for one in words)
 
 
-async def test_a_binding_that_is_gone_is_named(management: Management, topology: Topology, rabbit: Rabbit) -> None:
+async def test_a_missing_binding_is_named(management: Management, topology: Topology, rabbit: Rabbit) -> None:
     await rabbit.unbind_queue(topology.dlq, topology.exchange)
 
-    (words,) = await until(lambda: words_of(management, topology))
+    (words,) = await until(lambda: fault_texts(management, topology))
 
     assert words.startswith(f"The queue {topology.dlq} is not bound to the exchange {topology.exchange}")
 
 
-@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds
-async def test_everything_in_a_policy_that_loses_dead_letters_is_named(
+@pytest.mark.slow  # RabbitMQ reports a new policy after 5 seconds.
+async def test_every_policy_that_loses_dead_letters_is_named(
     amqp_url: str, management: Management, undeclared: Topology, operator: Operator
 ) -> None:
-    # A quorum queue of RabbitMQ 3.9 knows no message-ttl.
+    # A quorum queue of RabbitMQ 3.9 does not support message-ttl.
     topology = replace(undeclared, queue_type="classic")
     await declare(amqp_url, topology)
     definition = {"max-length": 10, "max-length-bytes": 1000, "message-ttl": 60_000, "expires": 60_000}
 
     with operator.policy(topology.dlq, definition):
-        words = words_of(management, topology)
+        words = fault_texts(management, topology)
 
     where = f"the policy {topology.dlq} sets"
     assert [one.removeprefix(f"The queue {topology.dlq} ").partition(". ")[0] for one in words] == [
-        f"drops messages that have waited: {where} message-ttl to 60000",
-        f"deletes the queue when nobody uses it: {where} expires to 60000",
+        f"drops old messages: {where} message-ttl to 60000",
+        f"is deleted when it is unused: {where} expires to 60000",
         f"drops its oldest messages when it is full: {where} max-length to 10",
         f"drops its oldest messages when it is full: {where} max-length-bytes to 1000",
     ]
 
 
-async def test_a_full_queue_that_refuses_loses_nothing(
+async def test_a_full_queue_that_rejects_publishes_is_no_fault(
     amqp_url: str, management: Management, undeclared: Topology, rabbit: Rabbit
 ) -> None:
     await declare(amqp_url, undeclared)
@@ -87,7 +87,7 @@ async def test_a_full_queue_that_refuses_loses_nothing(
     await rabbit.declare_queue(undeclared.dlq, **refusing)
     await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
 
-    assert words_of(management, undeclared) == []
+    assert fault_texts(management, undeclared) == []
 
 
 async def test_arguments_that_lose_dead_letters_are_named(
@@ -98,15 +98,15 @@ async def test_arguments_that_lose_dead_letters_are_named(
     await rabbit.declare_queue(undeclared.dlq, **{"x-queue-type": "classic", "x-message-ttl": 1000, "x-max-length": 5})
     await rabbit.bind_queue(undeclared.dlq, undeclared.exchange)
 
-    words = words_of(management, undeclared)
+    words = fault_texts(management, undeclared)
 
     assert [one.partition(": ")[2] for one in words] == [
-        "its argument x-message-ttl is 1000. Remove it: messages would be lost without a word.",
-        "its argument x-max-length is 5. Remove it: messages would be lost without a word.",
+        "its argument x-message-ttl is 1000. Remove it, because messages would be lost silently.",
+        "its argument x-max-length is 5. Remove it, because messages would be lost silently.",
     ]
 
 
-async def test_a_send_queue_that_rejects_into_nothing_is_named(
+async def test_a_send_queue_without_dead_lettering_is_named(
     amqp_url: str, management: Management, undeclared: Topology, rabbit: Rabbit
 ) -> None:
     await declare(amqp_url, undeclared)
@@ -114,33 +114,33 @@ async def test_a_send_queue_that_rejects_into_nothing_is_named(
     await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
     await rabbit.bind_queue(undeclared.queue, undeclared.exchange)
 
-    words = words_of(management, undeclared)
+    words = fault_texts(management, undeclared)
 
     assert len(words) == 2
-    assert f"dead-letter-exchange is not set, we need {undeclared.exchange}" in words[0]
+    assert f"dead-letter-exchange is not set, must be {undeclared.exchange}" in words[0]
 
 
 @pytest.mark.parametrize(
-    ("members", "online", "absent", "is_lost"),
+    ("members", "online", "offline", "has_majority"),
     [
-        (["a", "b", "c"], ["a", "c"], ("b",), False),
-        (["a", "b", "c"], ["b"], ("a", "c"), True),
-        (["a", "b"], ["a"], ("b",), True),
+        (["a", "b", "c"], ["a", "c"], ("b",), True),
+        (["a", "b", "c"], ["b"], ("a", "c"), False),
+        (["a", "b"], ["a"], ("b",), False),
     ],
 )
-def test_a_quorum_queue_without_a_majority_is_lost(
-    members: list[str], online: list[str], absent: tuple[str, ...], *, is_lost: bool
+def test_a_quorum_queue_reports_its_offline_members_and_whether_it_has_a_majority(
+    members: list[str], online: list[str], offline: tuple[str, ...], *, has_majority: bool
 ) -> None:
-    found = absence_in({"name": "q", "members": members, "online": online})
+    found = offline_members_in({"name": "q", "members": members, "online": online})
 
-    assert found == Absence("q", absent, is_lost=is_lost)
+    assert found == OfflineMembers("q", offline, has_majority=has_majority)
 
 
-async def test_a_queue_whose_members_are_online_lacks_none(management: Management, topology: Topology) -> None:
+async def test_a_queue_with_all_members_online_is_not_reported(management: Management, topology: Topology) -> None:
     await until(lambda: (management.queue(topology.queue) or {}).get("members"))
 
-    assert find_absent_members(management, topology) == []
-    assert absence_in({"name": "classic"}) is None
+    assert find_offline_members(management, topology) == []
+    assert offline_members_in({"name": "classic"}) is None
 
 
 @pytest.mark.parametrize(
@@ -152,5 +152,5 @@ async def test_a_queue_whose_members_are_online_lacks_none(management: Managemen
         ({"effective_policy_definition": {"consumer-timeout": 90000}}, 90.0),
     ],
 )
-def test_the_consumer_timeout_is_the_queues_argument_or_its_policys(fields: dict[str, object], seconds: float) -> None:
+def test_the_consumer_timeout_comes_from_the_argument_or_the_policy(fields: dict[str, object], seconds: float) -> None:
     assert consumer_timeout_in(fields) == seconds

@@ -1,4 +1,4 @@
-"""The management API's client: figures or a failure, never a zero that nobody counted."""
+"""The client of the management API returns counts or fails; it never reports a made-up zero."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pytest
 
-from dispatcher.broker.inspection import consumer_timeout_in, find_absent_members, find_faults
+from dispatcher.broker.inspection import consumer_timeout_in, find_faults, find_offline_members
 from dispatcher.broker.management import Management, QueueDepth
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
@@ -24,7 +24,7 @@ PASSWORD = "hunter2"
 
 
 class Impostor(HTTPServer):
-    """Answers whatever a test wants."""
+    """A server that returns whatever a test sets."""
 
     status = 200
     body = b"{}"
@@ -37,7 +37,7 @@ class Impostor(HTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """One request to the impostor."""
+    """One request to the fake server."""
 
     server: Impostor
 
@@ -49,12 +49,12 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(self.server.bindings if self.path.endswith("/bindings") else self.server.body)
 
     def log_message(self, *_: Any) -> None:
-        """Says nothing."""
+        """Never answers."""
 
 
 @pytest.fixture
 def impostor() -> Iterator[Impostor]:
-    """A server that is no RabbitMQ."""
+    """A server that is not RabbitMQ."""
     with Impostor(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -63,11 +63,11 @@ def impostor() -> Iterator[Impostor]:
         thread.join()
 
 
-def test_the_version_is_told(servers: Servers) -> None:
+def test_the_version_is_returned(servers: Servers) -> None:
     assert Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).version()[0].isdigit()
 
 
-async def test_the_depth_is_counted(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
+async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbit: Rabbit) -> None:
     management = Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS)
     for _ in range(3):
         await rabbit.publish(topology.dlq, b"dead")
@@ -76,29 +76,29 @@ async def test_the_depth_is_counted(servers: Servers, topology: Topology, rabbit
         try:
             return management.depth(topology.dlq)
         except BrokerUnavailable:
-            return None  # too new to have figures
+            return None  # too new to have counts
 
     counted = await eventually(lambda: (found := depth()) and found.messages == 3 and found, "the depth of 3")
 
     assert counted == QueueDepth(messages=3, ready=3, unacked=0, consumers=0)
 
 
-def test_a_missing_queue_is_said(servers: Servers, topology_names: Topology) -> None:
+def test_a_missing_queue_is_reported(servers: Servers, topology_names: Topology) -> None:
     with pytest.raises(TopologyError, match=topology_names.dlq):
         Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth(topology_names.dlq)
 
 
-def test_names_cannot_leave_their_place_in_the_path(servers: Servers) -> None:
+def test_names_are_escaped_in_the_path(servers: Servers) -> None:
     with pytest.raises(TopologyError):
         Management(servers.management_url, timeout_seconds=DEADLINE_SECONDS).depth("../../overview?x#")
 
 
-def test_a_wrong_password_is_said_and_not_shown(servers: Servers) -> None:
+def test_a_wrong_password_is_reported_and_not_shown(servers: Servers) -> None:
     url = servers.management_url.rpartition("@")
     management = Management(f"http://nobody:{PASSWORD}@{url[2]}", timeout_seconds=DEADLINE_SECONDS)
 
     for ask in (management.version, lambda: management.depth("q")):
-        with pytest.raises(BrokerUnavailable, match="refuses the user name or the password") as fault:
+        with pytest.raises(BrokerUnavailable, match="refuses the user name or password") as fault:
             ask()
         assert PASSWORD not in str(fault.value)
 
@@ -115,12 +115,12 @@ def test_a_wrong_password_is_said_and_not_shown(servers: Servers) -> None:
         b'{"rabbitmq_version": "\\u001b[2J"}', b'{"rabbitmq_version": "' + b"4" * 41 + b'"}',
     ],
 )  # fmt: skip
-def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -> None:
+def test_a_reply_without_counts_is_a_failure(impostor: Impostor, body: bytes) -> None:
     impostor.body = body
 
-    with pytest.raises(BrokerUnavailable, match="no figures"):
+    with pytest.raises(BrokerUnavailable, match="no message counts"):
         Management(impostor.url).depth("q")
-    with pytest.raises(BrokerUnavailable, match="does not answer as RabbitMQ does"):
+    with pytest.raises(BrokerUnavailable, match="does not answer like RabbitMQ"):
         Management(impostor.url).version()
 
 
@@ -134,7 +134,7 @@ def test_a_reply_without_figures_is_a_failure(impostor: Impostor, body: bytes) -
         b"\xff" * 70_000,
     ],
 )
-async def test_an_answer_that_is_not_http_is_not_repeated(reply: bytes) -> None:
+async def test_an_answer_that_is_not_http_is_not_quoted(reply: bytes) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(reply)
@@ -161,7 +161,7 @@ def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impos
     impostor.bindings = json.dumps([REPORTED]).encode()
     management = Management(impostor.url)
 
-    faults = [*find_faults(management, topology), *find_absent_members(management, topology)]
+    faults = [*find_faults(management, topology), *find_offline_members(management, topology)]
 
     assert len(faults) > 6
     for fault in faults:
@@ -172,12 +172,12 @@ def test_reports_of_a_hostile_node_contain_no_control_characters(impostor: Impos
 
 @pytest.mark.parametrize("timeout", [-1, 10**400, True, "1800000", [], 1.5])
 def test_a_consumer_timeout_that_is_not_a_number_is_a_failure(timeout: object) -> None:
-    with pytest.raises(BrokerUnavailable, match="consumer timeout that is no number"):
+    with pytest.raises(BrokerUnavailable, match="consumer timeout that is not a number"):
         consumer_timeout_in({"arguments": {"x-consumer-timeout": timeout}})
 
 
 @pytest.mark.parametrize("status", [301, 302, 307, 401, 403, 500, 503])
-def test_every_other_status_is_a_failure_and_no_redirect_is_followed(impostor: Impostor, status: int) -> None:
+def test_every_other_status_is_a_failure_and_redirects_are_not_followed(impostor: Impostor, status: int) -> None:
     impostor.status = status
     impostor.body = b'{"messages": 0, "messages_ready": 0, "messages_unacknowledged": 0, "consumers": 0}'
 
@@ -195,7 +195,7 @@ def test_one_node_that_answers_is_enough(servers: Servers, closed_port: int) -> 
     assert management.version()[0].isdigit()
 
 
-def test_every_node_that_does_not_answer_is_named(closed_port: int) -> None:
+def test_the_error_names_every_node_that_does_not_answer(closed_port: int) -> None:
     nodes = [f"http://guest:{PASSWORD}@{host}:{closed_port}" for host in ("127.0.0.1", "127.0.0.2")]
     with pytest.raises(BrokerUnavailable, match=r"127\.0\.0\.1.*127\.0\.0\.2|127\.0\.0\.2.*127\.0\.0\.1") as fault:
         Management(",".join(nodes)).version()
@@ -203,13 +203,13 @@ def test_every_node_that_does_not_answer_is_named(closed_port: int) -> None:
     assert PASSWORD not in str(fault.value)
 
 
-def test_nobody_listening_is_said(closed_port: int) -> None:
+def test_a_closed_port_is_reported(closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="cannot be reached: connection refused"):
         Management(f"http://guest:{PASSWORD}@127.0.0.1:{closed_port}").version()
 
 
 @pytest.mark.parametrize("url", ["", "ftp://h", "http://", "http://h:port", f"//u:{PASSWORD}@h"])
-def test_an_unusable_url_is_refused_at_once(url: str) -> None:
+def test_an_invalid_url_is_refused_at_once(url: str) -> None:
     with pytest.raises(ConfigurationError) as mistake:
         Management(url)
 

@@ -1,4 +1,4 @@
-"""A pointer is read back as it was written; of everything else nothing but `InvalidPointer` comes."""
+"""A pointer survives encoding and decoding; everything else raises `InvalidPointer`."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ json_values = st.recursive(
 
 
 def body(**changes: Any) -> bytes:
-    """A good body but for the changes; a field that is given as ... is left out."""
+    """A valid body with the given changes; a field given as ... is left out."""
     return json.dumps({name: value for name, value in (GOOD | changes).items() if value is not ...}).encode()
 
 
 @given(keys)
-def test_what_was_encoded_is_decoded(key: str) -> None:
+def test_a_pointer_survives_encoding_and_decoding(key: str) -> None:
     pointer = Pointer(uuid4(), key)
 
     assert decode(encode(pointer)) == [pointer]
 
 
-def test_a_key_in_characters_that_our_unicode_does_not_know_yet_is_a_key() -> None:
+def test_a_key_may_have_characters_of_a_newer_unicode() -> None:
     key = "welcome \U0003fffd"
     assert not key.isprintable(), "as far as this Python knows; the one that enqueued it may know more"
 
     assert decode(encode(Pointer(EMAIL_ID, key))) == [Pointer(EMAIL_ID, key)]
 
 
-def test_the_body_holds_the_pointer_and_nothing_else() -> None:
+def test_the_body_contains_only_the_pointer() -> None:
     assert json.loads(encode(Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT))) == GOOD
 
 
@@ -63,7 +63,7 @@ def test_the_body_holds_the_pointer_and_nothing_else() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
+def test_an_invalid_field_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidPointer):
         decode(body(**changes))
 
@@ -71,17 +71,17 @@ def test_a_wrong_field_is_refused(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "garbage", [b"", b"\xff\xfe", b"null", b"[]", b'"x"', b"1", b"{", b"{}", b"[" * 60_000, body() + b"!"]
 )
-def test_a_body_that_is_no_object_is_refused(garbage: bytes) -> None:
+def test_a_body_that_is_not_an_object_is_refused(garbage: bytes) -> None:
     with pytest.raises(InvalidPointer):
         decode(garbage)
 
 
-def test_a_body_larger_than_any_of_ours_is_refused_unread() -> None:
-    with pytest.raises(InvalidPointer, match="octets"):
+def test_an_oversized_body_is_refused_without_parsing() -> None:
+    with pytest.raises(InvalidPointer, match="bytes"):
         decode(body() + b" " * MAX_BODY_OCTETS)
 
 
-def test_a_refusal_quotes_nothing_of_the_message() -> None:
+def test_a_refusal_quotes_nothing_from_the_message() -> None:
     for hostile in (body(message_key="ann@example.org\n"), body(email_id="ann@example.org"), body(v="ann@example.org")):
         with pytest.raises(InvalidPointer) as refusal:
             decode(hostile)
@@ -89,12 +89,12 @@ def test_a_refusal_quotes_nothing_of_the_message() -> None:
         assert refusal.value.__cause__ is None
 
 
-def test_fields_that_are_not_ours_are_ignored() -> None:
+def test_unknown_fields_are_ignored() -> None:
     assert decode(body(status="failed", more=[1])) == [Pointer(EMAIL_ID, "order-17")]
 
 
 @given(st.dictionaries(st.sampled_from(["v", "email_id", "message_key"]), json_values))
-def test_objects_give_a_pointer_or_are_refused(changes: dict[str, Any]) -> None:
+def test_any_object_is_decoded_or_refused(changes: dict[str, Any]) -> None:
     try:
         (pointer,) = decode(body(**changes))
     except InvalidPointer:
@@ -103,24 +103,24 @@ def test_objects_give_a_pointer_or_are_refused(changes: dict[str, Any]) -> None:
 
 
 def bundle(*emails: Any, **changes: Any) -> bytes:
-    """A message that points to such emails; by default to a good one."""
+    """A bundle of these entries; by default one valid pointer."""
     return json.dumps({"v": 2, "emails": list(emails or [ENTRY]), **changes}).encode()
 
 
 @given(st.lists(keys, min_size=1, max_size=MAX_BUNDLE_EMAILS))
-def test_a_bundle_is_decoded_in_its_order(given_keys: list[str]) -> None:
+def test_a_bundle_keeps_its_order(given_keys: list[str]) -> None:
     pointers = [Pointer(uuid4(), key) for key in given_keys]
 
     assert decode(encode_bundle(pointers)) == pointers
 
 
-def test_a_bundle_holds_pointers_and_nothing_else() -> None:
+def test_a_bundle_contains_only_pointers() -> None:
     pointers = [Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT), Pointer(EMAIL_ID, "order-18")]
 
     assert json.loads(encode_bundle(pointers)) == {"v": 2, "emails": [ENTRY, ENTRY | {"message_key": "order-18"}]}
 
 
-def test_the_largest_bundle_is_read() -> None:
+def test_the_largest_bundle_is_decoded() -> None:
     pointers = [Pointer(uuid4(), "🦊" * 255) for _ in range(MAX_BUNDLE_EMAILS)]
 
     assert decode(encode_bundle(pointers)) == pointers
@@ -136,14 +136,14 @@ def test_the_largest_bundle_is_read() -> None:
     ],
     ids=lambda hostile: hostile[:40].decode(),
 )  # fmt: skip
-def test_a_bundle_with_one_thing_wrong_is_refused_as_a_whole(hostile: bytes) -> None:
+def test_a_bundle_with_one_invalid_entry_is_refused_as_a_whole(hostile: bytes) -> None:
     with pytest.raises(InvalidPointer):
         decode(hostile)
 
 
 @given(st.binary(max_size=300) | json_values.map(lambda emails: bundle(emails=emails)))
 @example(b'{"v":1,"email_id":"0192f000-0000-7000-8000-00000000000a","message_key":"\\ud800"}')
-def test_noise_gives_pointers_or_is_refused(noise: bytes) -> None:
+def test_any_bytes_are_decoded_or_refused(noise: bytes) -> None:
     with suppress(InvalidPointer):
         assert all(isinstance(each, Pointer) for each in decode(noise))
 
@@ -160,7 +160,7 @@ def test_noise_gives_pointers_or_is_refused(noise: bytes) -> None:
         (33, 16, [11, 11, 11]),
     ],
 )
-def test_emails_are_spread_evenly_over_as_few_messages_as_it_takes(count: int, most: int, sizes: list[int]) -> None:
+def test_emails_are_spread_evenly_over_as_few_bundles_as_possible(count: int, most: int, sizes: list[int]) -> None:
     pointers = [Pointer(uuid4(), f"order-{number}") for number in range(count)]
 
     messages, message_of = Outgoing.of_pointers("queue", pointers, most)
@@ -171,14 +171,14 @@ def test_emails_are_spread_evenly_over_as_few_messages_as_it_takes(count: int, m
     assert [held[index] for index in message_of] == [each for each in held for _ in each]
 
 
-def test_a_correlation_id_that_amqp_cannot_hold_stays_behind() -> None:
+def test_a_correlation_id_too_long_for_amqp_is_left_out() -> None:
     pointer = Pointer(EMAIL_ID, "order-17", "\N{SNOWMAN}" * 255)
 
     assert Outgoing.of_pointer("q", pointer).correlation_id is None
     assert Outgoing.of_pointer("q", Pointer(EMAIL_ID, "order-17", "x" * 255)).correlation_id == "x" * 255
 
 
-def test_a_message_that_points_to_one_email_tells_what_tools_look_for_and_one_to_several_does_not() -> None:
+def test_only_a_message_for_one_email_has_the_properties_that_tools_read() -> None:
     pointers = [Pointer(EMAIL_ID, "order-17", "request-9", TRACEPARENT), Pointer(uuid4(), "order-18", "request-9")]
 
     (alone,), _ = Outgoing.of_pointers("queue", pointers[:1], 16)

@@ -1,4 +1,4 @@
-"""Messages written in one step are the octets that pika writes."""
+"""Messages encoded in one step equal those that pika encodes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pika import frame, spec
 
 from dispatcher.broker.outgoing import Outgoing
 
-MOST = 300
+MAX_FRAME_BODY = 300
 
 
 def written_by_pika(channel_number: int, exchange: str, message: Outgoing) -> bytes:
@@ -23,7 +23,10 @@ def written_by_pika(channel_number: int, exchange: str, message: Outgoing) -> by
     frames = (
         frame.Method(channel_number, method),
         frame.Header(channel_number, len(message.body), properties),
-        *(frame.Body(channel_number, message.body[at : at + MOST]) for at in range(0, len(message.body), MOST)),
+        *(
+            frame.Body(channel_number, message.body[at : at + MAX_FRAME_BODY])
+            for at in range(0, len(message.body), MAX_FRAME_BODY)
+        ),
     )
     return b"".join(each.marshal() for each in frames)
 
@@ -32,11 +35,11 @@ def written_by_pika(channel_number: int, exchange: str, message: Outgoing) -> by
     channel_number=st.integers(1, 65_535),
     exchange=st.text(max_size=60),
     queue=st.text(max_size=60),
-    body=st.binary(max_size=3 * MOST),
+    body=st.binary(max_size=3 * MAX_FRAME_BODY),
     correlation_id=st.none() | st.text(max_size=60),
     traceparent=st.none() | st.text(min_size=1, max_size=60),
 )
-def test_a_message_is_written_as_pika_writes_it(
+def test_a_message_is_encoded_as_pika_encodes_it(
     channel_number: int,
     exchange: str,
     queue: str,
@@ -46,4 +49,6 @@ def test_a_message_is_written_as_pika_writes_it(
 ) -> None:
     message = Outgoing(queue, body, "0198", correlation_id, traceparent)
 
-    assert message.frames(channel_number, exchange, MOST) == written_by_pika(channel_number, exchange, message)
+    assert message.frames(channel_number, exchange, MAX_FRAME_BODY) == written_by_pika(
+        channel_number, exchange, message
+    )

@@ -1,4 +1,4 @@
-"""A message counts as published when RabbitMQ has confirmed it and a queue has it; nothing else does."""
+"""A message counts as published only when RabbitMQ has confirmed it and a queue has it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from tests.waiting import until_answer
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
-"""In octets; with few messages on the way, they come one by one."""
+"""In bytes; with few unconfirmed messages, they arrive one by one."""
 SOON_SECONDS = 1.5
-"""For a batch that RabbitMQ is not to answer in time; every other has to be, on a busy machine, too."""
+"""For batches that RabbitMQ must not answer in time. All others must be answered, even on a busy machine."""
 
 
 @pytest.fixture
@@ -41,11 +41,11 @@ async def make_publisher(amqp_url: str, topology: Topology) -> AsyncIterator[Mak
 
 
 def pointers(queue: str, count: int = 1) -> list[Outgoing]:
-    """So many messages for a queue."""
+    """This many messages for a queue."""
     return [Outgoing.of_pointer(queue, Pointer(uuid4(), f"order-{number}")) for number in range(count)]
 
 
-async def test_a_published_message_arrives_whole_and_persistent(
+async def test_a_published_message_arrives_complete_and_persistent(
     make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
     pointer = Pointer(uuid4(), "order-17", "request-9", f"00-{'a' * 32}-{'b' * 16}-01")
@@ -59,7 +59,7 @@ async def test_a_published_message_arrives_whole_and_persistent(
     assert message.properties.content_type == "application/json"
 
 
-async def test_each_message_has_its_own_answer(
+async def test_each_message_has_its_own_result(
     make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
     send, unroutable, dead = pointers(topology.queue)[0], pointers("no such queue")[0], pointers(topology.dlq)[0]
@@ -81,7 +81,7 @@ async def test_the_same_email_may_be_routed_to_one_queue_and_not_to_another(
     assert await make_publisher().publish(messages * 100) == [True, False, True] * 100
 
 
-async def test_what_a_queue_refuses_is_not_published(
+async def test_a_refused_message_is_not_published(
     make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
     full = f"{topology.queue}.full"
@@ -100,7 +100,7 @@ async def test_what_a_queue_refuses_is_not_published(
 async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
     amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
-    """RabbitMQ may refuse on one channel what it takes on another, after the leader of a quorum queue was killed."""
+    """After the leader of a quorum queue was killed, RabbitMQ may refuse on one channel what it accepts on another."""
     full = f"{topology.queue}.full"
     await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(full, topology.exchange)
@@ -110,7 +110,7 @@ async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
 
         async def is_replaced() -> bool:
             assert not any(await publisher.publish(pointers(full)))
-            # What other queues take says nothing about this one.
+            # Confirms from other queues say nothing about this one.
             assert await publisher.publish(pointers(topology.queue)) == [True]
             return proxy.connections == 2
 
@@ -119,7 +119,7 @@ async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
     await rabbit.delete_queue(full)
 
 
-async def test_a_batch_larger_than_the_window_is_published_whole_and_in_order(
+async def test_a_batch_larger_than_the_window_is_published_completely_and_in_order(
     make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
     messages = pointers(topology.queue, 205)
@@ -133,9 +133,7 @@ async def test_an_empty_batch_is_published_at_once(make_publisher: MakePublisher
     assert await make_publisher().publish([]) == []
 
 
-async def test_tasks_that_publish_at_once_get_their_own_answers(
-    make_publisher: MakePublisher, topology: Topology
-) -> None:
+async def test_concurrent_tasks_get_their_own_results(make_publisher: MakePublisher, topology: Topology) -> None:
     publisher = make_publisher(window=7)
     batches = [pointers(topology.queue if number % 2 else "no such queue", 20) for number in range(10)]
 
@@ -144,7 +142,7 @@ async def test_tasks_that_publish_at_once_get_their_own_answers(
     assert answers == [[bool(number % 2)] * 20 for number in range(10)]
 
 
-async def test_a_missing_exchange_is_said_and_recovered_from(
+async def test_a_missing_exchange_is_reported_and_the_publisher_recovers(
     amqp_url: str, undeclared: Topology, make_publisher: MakePublisher, rabbit: Rabbit
 ) -> None:
     await rabbit.delete_exchange(undeclared.exchange)
@@ -158,7 +156,7 @@ async def test_a_missing_exchange_is_said_and_recovered_from(
     assert await publisher.publish(pointers(undeclared.queue)) == [True]
 
 
-async def test_a_forced_close_is_recovered_from(
+async def test_the_publisher_survives_a_forced_close(
     make_publisher: MakePublisher, topology: Topology, operator: Operator
 ) -> None:
     publisher = make_publisher()
@@ -168,14 +166,12 @@ async def test_a_forced_close_is_recovered_from(
     assert await _published(publisher, pointers(topology.queue)) == [True]
 
 
-async def test_a_rabbitmq_that_is_away_is_an_exception(make_publisher: MakePublisher, closed_port: int) -> None:
+async def test_an_unreachable_rabbitmq_raises(make_publisher: MakePublisher, closed_port: int) -> None:
     with pytest.raises(BrokerUnavailable, match="connection refused"):
         await make_publisher(f"amqp://u:p@127.0.0.1:{closed_port}/").publish(pointers("q"))
 
 
-async def test_a_cut_before_any_answer_is_an_exception(
-    make_publisher: MakePublisher, topology: Topology, proxy: Proxy
-) -> None:
+async def test_a_cut_before_any_confirm_raises(make_publisher: MakePublisher, topology: Topology, proxy: Proxy) -> None:
     publisher = make_publisher(proxy.url)
     assert await publisher.publish(pointers(topology.queue)) == [True]
     proxy.freeze()
@@ -183,13 +179,13 @@ async def test_a_cut_before_any_answer_is_an_exception(
     await asyncio.sleep(0)
     proxy.cut()
 
-    with pytest.raises(BrokerUnavailable, match="broke off"):
+    with pytest.raises(BrokerUnavailable, match="was interrupted"):
         await publishing
     proxy.thaw()
     assert await publisher.publish(pointers(topology.queue)) == [True]
 
 
-async def test_a_cut_in_the_middle_gives_what_is_known(
+async def test_a_cut_after_some_confirms_returns_them(
     make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str
 ) -> None:
     publisher = make_publisher(proxy.url, window=4)
@@ -204,9 +200,7 @@ async def test_a_cut_in_the_middle_gives_what_is_known(
     assert 1 + sum(flags) <= (await depths(amqp_url, topology))[topology.queue] <= 1 + sum(flags) + 4
 
 
-async def test_an_answer_that_does_not_come_is_given_up(
-    make_publisher: MakePublisher, topology: Topology, proxy: Proxy
-) -> None:
+async def test_a_missing_confirm_times_out(make_publisher: MakePublisher, topology: Topology, proxy: Proxy) -> None:
     publisher = make_publisher(proxy.url)
     assert await publisher.publish(pointers(topology.queue)) == [True]
     proxy.freeze()
@@ -221,7 +215,7 @@ async def test_an_answer_that_does_not_come_is_given_up(
 
 
 @pytest.mark.parametrize(("count", "written"), [(4, 4), (500, 10)])
-async def test_an_alarm_is_said_and_bounds_what_is_written(
+async def test_an_alarm_is_reported_and_limits_what_is_written(
     make_publisher: MakePublisher, topology: Topology, proxy: Proxy, amqp_url: str, count: int, written: int
 ) -> None:
     publisher = make_publisher(proxy.url, window=10)
@@ -235,8 +229,8 @@ async def test_an_alarm_is_said_and_bounds_what_is_written(
     with pytest.raises(BrokerUnavailable, match="blocks publishers"):
         await publishing
     others = [publisher.publish(pointers(topology.queue, 500)) for _ in range(3)]
-    told = await asyncio.gather(*others, return_exceptions=True)
-    assert ["blocks publishers" in str(each) for each in told] == [True] * 3
+    faults = await asyncio.gather(*others, return_exceptions=True)
+    assert ["blocks publishers" in str(each) for each in faults] == [True] * 3
     assert proxy.connections == 1
 
     proxy.thaw()
@@ -262,9 +256,7 @@ async def test_a_cancelled_publish_does_not_disturb_the_next(
     assert await publisher.publish(pointers(topology.queue)) == [True]
 
 
-async def test_closing_twice_is_harmless_and_publishing_opens_again(
-    make_publisher: MakePublisher, topology: Topology
-) -> None:
+async def test_close_is_idempotent_and_publish_reconnects(make_publisher: MakePublisher, topology: Topology) -> None:
     publisher = make_publisher()
     await publisher.close()
     assert await publisher.publish(pointers(topology.queue)) == [True]
@@ -273,13 +265,13 @@ async def test_closing_twice_is_harmless_and_publishing_opens_again(
     assert await publisher.publish(pointers(topology.queue)) == [True]
 
 
-def test_an_unusable_url_is_refused_at_once() -> None:
+def test_an_invalid_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
         Publisher("amqp://u:p@h:port/", "x", name="test")
 
 
 async def _published(publisher: Publisher, messages: list[Outgoing]) -> list[bool]:
-    """Publishes until RabbitMQ takes it: the loss of a connection shows only when it is used."""
+    """Publish until RabbitMQ confirms: the loss of a connection shows only on its next use."""
     for _ in range(100):
         try:
             return await publisher.publish(messages)

@@ -1,4 +1,4 @@
-"""What `init` makes, what it says about it, and what `run` refuses to start with."""
+"""What `init` creates and prints, and what prevents `run` from starting."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dispatcher.errors import TopologyError
 from tests.broker.rabbit import Operator, Rabbit
 
 
-def test_the_settings_name_everything() -> None:
+def test_all_names_come_from_the_settings() -> None:
     settings = load({"DISPATCHER_QUEUE": "a.send", "DISPATCHER_DLQ": "a.dlq", "DISPATCHER_QUEUE_TYPE": "classic"})
 
     assert Topology.of(settings) == Topology("email.dispatcher", "a.send", "a.dlq", "classic")
 
 
-def test_a_quorum_queue_dead_letters_safely_and_counts_no_deliveries() -> None:
+def test_a_quorum_queue_dead_letters_at_least_once_and_has_no_low_delivery_limit() -> None:
     topology = Topology("x", "x.send", "x.dlq")
 
     assert topology.arguments("x.send") == {
@@ -43,14 +43,14 @@ async def test_declaring_twice_changes_nothing(amqp_url: str, undeclared: Topolo
         f"declared queue {topology.queue} ({queue_type}, durable)",
     ]
     assert await declare(amqp_url, topology) == [
-        f"exchange {topology.exchange} was there already",
-        f"queue {topology.dlq} was there already",
-        f"queue {topology.queue} was there already",
+        f"exchange {topology.exchange} already exists",
+        f"queue {topology.dlq} already exists",
+        f"queue {topology.queue} already exists",
     ]
     await verify(amqp_url, topology)
 
 
-async def test_declaring_makes_only_what_is_missing(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+async def test_declare_creates_only_missing_objects(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
     await rabbit.publish(topology.dlq, b"kept")
     await rabbit.delete_queue(topology.queue)
 
@@ -60,7 +60,7 @@ async def test_declaring_makes_only_what_is_missing(amqp_url: str, topology: Top
     assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
 
 
-async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_difference(
+async def test_a_queue_with_different_arguments_is_refused_with_the_difference(
     amqp_url: str, topology: Topology, rabbit: Rabbit
 ) -> None:
     other = replace(topology, dlq=f"{topology.dlq}.2")
@@ -81,16 +81,16 @@ async def test_a_queue_with_other_arguments_is_refused_by_name_with_the_differen
 async def test_a_queue_without_dead_lettering_is_refused(amqp_url: str, undeclared: Topology, rabbit: Rabbit) -> None:
     await rabbit.declare_queue(undeclared.queue, **{"x-queue-type": "quorum"})
 
-    with pytest.raises(TopologyError, match=f"queue {undeclared.queue} already, with other arguments: x-.* is not set"):
+    with pytest.raises(TopologyError, match=f"queue {undeclared.queue}, with different arguments: x-.* is not set"):
         await declare(amqp_url, undeclared)
 
 
 async def test_an_exchange_of_another_type_is_refused(amqp_url: str, undeclared: Topology) -> None:
-    with pytest.raises(TopologyError, match=r"exchange amq\.fanout .*: type is 'fanout', we need 'direct'"):
+    with pytest.raises(TopologyError, match=r"exchange amq\.fanout.*: type is 'fanout', we need 'direct'"):
         await declare(amqp_url, replace(undeclared, exchange="amq.fanout"))
 
 
-async def test_what_is_missing_is_named_with_the_remedy(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+async def test_a_missing_object_is_named_with_the_remedy(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
     await rabbit.delete_queue(topology.dlq)
     for check in (verify, depths):
         with pytest.raises(TopologyError, match=f'no queue "{topology.dlq}". Run `dispatcher init`'):
@@ -101,13 +101,13 @@ async def test_what_is_missing_is_named_with_the_remedy(amqp_url: str, topology:
         await verify(amqp_url, topology)
 
 
-async def test_verifying_creates_nothing(amqp_url: str, undeclared: Topology) -> None:
+async def test_verify_creates_nothing(amqp_url: str, undeclared: Topology) -> None:
     for _ in range(2):
         with pytest.raises(TopologyError, match="no exchange"):
             await verify(amqp_url, undeclared)
 
 
-async def test_depths_count_what_waits(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+async def test_depths_count_ready_messages(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
     for _ in range(3):
         await rabbit.publish(topology.queue, b"one")
 
@@ -124,11 +124,11 @@ async def test_a_user_who_may_not_configure_can_verify_but_not_declare(
     url = urlunsplit(parts._replace(netloc=f"{user}:p%C3%A4ssword@{parts.netloc.rpartition('@')[2]}"))
 
     await verify(url, topology)
-    with pytest.raises(TopologyError, match="does not let this user declare exchange"):
+    with pytest.raises(TopologyError, match="does not allow this user to declare exchange"):
         await declare(url, topology)
 
     operator.delete_user(user)
 
 
-def test_a_difference_in_words_that_we_do_not_know_is_passed_on() -> None:
+def test_an_unknown_form_of_refusal_is_passed_on() -> None:
     assert difference("PRECONDITION_FAILED - something new") == "PRECONDITION_FAILED - something new"

@@ -1,4 +1,4 @@
-"""Each user that we recommend can do its work on a real RabbitMQ, and nothing else."""
+"""Each recommended RabbitMQ user can do its work, and nothing else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "only-for-this-test"
 
 
 class Account:
-    """A user of the role that a test is about, on the real broker."""
+    """A user of the role under test, on the real broker."""
 
     def __init__(self, servers: Servers, operator: Operator, topology: Topology, role: str) -> None:
         (user,) = [user for user in users_of(topology) if user.role == role]
@@ -46,11 +46,11 @@ class Account:
         return urlunsplit(parts._replace(netloc=f"{self.name}:{PASSWORD}@{parts.netloc.rpartition('@')[2]}"))
 
     def delete(self) -> None:
-        """It is gone."""
+        """Delete the user."""
         self._operator.delete_user(self.name)
 
     async def publish(self, exchange: str, key: str, body: bytes = b"{}") -> None:
-        """With proof; raises ChannelClosed if that is refused."""
+        """Publish with a confirm; raises ChannelClosed if that is refused."""
         async with await open_connection(self.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
             confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Account:
             await channel.wait(confirmed, "basic.publish")
 
     async def consume_one(self, queue: str, *, reject: bool = False) -> None:
-        """Takes a message as workers do; raises ChannelClosed if that is refused."""
+        """Consume a message as workers do; raises ChannelClosed if that is refused."""
         async with await open_connection(self.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
             taken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -76,7 +76,7 @@ class Account:
 
 @pytest.fixture
 def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> Iterator[dict[str, Account]]:
-    """One per role, gone afterwards."""
+    """One user per role, deleted afterwards."""
     made = {user.role: Account(servers, operator, topology_names, user.role) for user in users_of(topology_names)}
     yield made
     for account in made.values():
@@ -85,7 +85,7 @@ def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """RabbitMQ says that this user may not."""
+    """Expect RabbitMQ to refuse this user."""
     with pytest.raises(ChannelClosed) as fault:
         yield
     assert fault.value.code == ACCESS_REFUSED
@@ -104,7 +104,7 @@ def http_status(url: str, method: str, path: str, fields: object = None) -> int:
         connection.close()
 
 
-async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
+async def test_a_worker_may_publish_consume_and_reject_and_nothing_else(
     accounts: dict[str, Account], topology: Topology, amqp_url: str
 ) -> None:
     worker = accounts["worker"]
@@ -132,7 +132,7 @@ async def test_a_worker_publishes_takes_and_rejects_and_may_do_nothing_else(
     assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
 
 
-async def test_a_producer_publishes_and_may_do_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:
+async def test_a_producer_may_publish_and_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:
     producer = accounts["producer"]
 
     await producer.publish(topology.exchange, topology.queue)
@@ -146,7 +146,7 @@ async def test_a_producer_publishes_and_may_do_nothing_else(accounts: dict[str, 
             await Rabbit(connection).declare_queue(f"{topology.queue}.x")
 
 
-async def test_an_operator_makes_the_queues_and_reads_dead_letters_and_touches_no_others(
+async def test_an_operator_may_create_and_read_our_queues_and_no_others(
     accounts: dict[str, Account], undeclared: Topology
 ) -> None:
     operator = accounts["operator"]
@@ -161,7 +161,7 @@ async def test_an_operator_makes_the_queues_and_reads_dead_letters_and_touches_n
                 await Rabbit(connection).declare_queue(name)
 
 
-async def test_a_probe_only_looks(accounts: dict[str, Account], topology: Topology) -> None:
+async def test_a_probe_may_only_read_reports(accounts: dict[str, Account], topology: Topology) -> None:
     probe = accounts["probe"]
     management = Management(probe.management_url, timeout_seconds=DEADLINE_SECONDS)
     assert management.version()
@@ -181,8 +181,6 @@ async def test_a_probe_only_looks(accounts: dict[str, Account], topology: Topolo
             await probe.publish(exchange, topology.dlq)
 
 
-async def test_users_without_a_tag_are_strangers_to_the_management_api(
-    accounts: dict[str, Account], topology: Topology
-) -> None:
+async def test_the_management_api_refuses_users_without_a_tag(accounts: dict[str, Account], topology: Topology) -> None:
     for role in ("producer", "worker", "operator"):
         assert http_status(accounts[role].management_url, "GET", "/api/queues") == 401

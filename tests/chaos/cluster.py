@@ -1,8 +1,8 @@
-"""Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, all of them ours to kill and to freeze.
+"""Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
-For PostgreSQL this is the HA manager as well, as Patroni is in production: it fences a primary before it promotes the
-standby, builds the old primary anew as a standby, and names a standby as synchronous once it streams. Everything here
-blocks until it is done.
+For PostgreSQL this is also the HA manager, like Patroni in production: it fences a primary before it promotes the
+standby, rebuilds the old primary as a standby, and makes a standby synchronous once it streams. All methods block until
+they are done.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NODES: Final = 3
 MEMBERS: Final = ("postgres-1", "postgres-2")
 SETTINGS: Final = {
     "shared_buffers": "64MB",
-    "wal_keep_size": "1GB",  # a standby that was away for a while catches up by it
-    "wal_retrieve_retry_interval": "500ms",  # so long a standby may sleep before it heeds its promotion
+    "wal_keep_size": "1GB",  # a standby that was down for a while catches up from it
+    "wal_retrieve_retry_interval": "500ms",  # how long a standby may sleep before it notices its promotion
 }
 BOOT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.1
@@ -39,13 +39,13 @@ class Cluster:
     """The servers, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
 
     Attributes:
-        servers: With the URLs of all nodes and members.
-        primary: The member that takes writes.
-        standby: The other one.
+        servers: The servers, with the URLs of all nodes and members.
+        primary: The member that accepts writes.
+        standby: The other member.
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
-        """Starts them."""
+        """Start the servers."""
         self._processes = processes
         self._progress = progress
         self._plans: dict[str, Plan] = {}
@@ -70,20 +70,20 @@ class Cluster:
     # Any server
 
     def freeze(self, name: str) -> None:
-        """Has a server hang, with every connection open, until `thaw`."""
+        """Stop a server's processes until `thaw`; its connections stay open."""
         for pid in self._family(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Has it go on."""
+        """Let a frozen server continue."""
         for pid in self._family(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGCONT)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """Ends a server; SIGKILL ends its children as well, and frozen ones. It stays away until `bring_back`."""
-        # Whatever is planned is started with the next one that is.
+        """End a server until `restart`. SIGKILL also ends its children and frozen processes."""
+        # Starting any server also starts all others that are in the plan.
         path = self._processes.folder / "plan" / f"{name}.json"
         self._plans[name] = json.loads(path.read_text())
         path.unlink()
@@ -95,8 +95,8 @@ class Cluster:
         self._await(lambda: not any(map(keeper.is_alive, gone)), f"the end of {name}")
         self._await(lambda: name not in self._processes.running(), f"the keeper's word of the end of {name}")
 
-    def bring_back(self, name: str) -> None:
-        """Starts a server that was ended, with its data; does not wait for it."""
+    def restart(self, name: str) -> None:
+        """Start a server that was ended, with its data. Does not wait for it."""
         self._processes.launch(name, self._plans.pop(name))
 
     # RabbitMQ
@@ -107,7 +107,7 @@ class Cluster:
         return next(name for name, access in self.nodes.items() if access.node == node)
 
     def await_nodes(self, count: int = NODES) -> None:
-        """Waits until so many nodes answer, and know of each other."""
+        """Wait until this many nodes answer and know each other."""
 
         def have_met() -> bool:
             return sum(rabbitmq.running_nodes(access) == count for access in self.nodes.values()) == count
@@ -115,7 +115,7 @@ class Cluster:
         self._await(have_met, f"{count} nodes of RabbitMQ", looks_every=0.5)
 
     def await_quorum(self) -> None:
-        """Waits until at least two nodes answer, and know of each other."""
+        """Wait until at least two nodes answer and know each other."""
 
         def is_quorum() -> bool:
             return any(rabbitmq.running_nodes(access) > NODES // 2 for access in self.nodes.values())
@@ -123,7 +123,7 @@ class Cluster:
         self._await(is_quorum, "a quorum of RabbitMQ's nodes")
 
     def await_replicas(self, queue: str) -> None:
-        """Waits until every member of a quorum queue is online."""
+        """Wait until every member of a quorum queue is online."""
         self._await(lambda: len(self._queue(queue).get("online", ())) == NODES, f"the members of {queue}", 0.5)
 
     def _queue(self, queue: str) -> dict[str, Any]:
@@ -136,10 +136,10 @@ class Cluster:
     # PostgreSQL
 
     def promote(self) -> None:
-        """Has the standby take the place of the primary, which has to be fenced: ended, and not to come back."""
+        """Promote the standby. The primary must be fenced: ended, and not to be restarted."""
         assert self.primary not in self._processes.running(), "the primary is not fenced"
         with self._session(self.standby) as session:
-            # It has no standby of its own yet; with one named, its commits would wait.
+            # It has no standby yet. If one were configured as synchronous, commits would wait for it.
             session.execute("alter system set synchronous_standby_names = ''")
             session.execute("select pg_reload_conf()")
             session.execute("select pg_promote(wait => false)")
@@ -147,7 +147,7 @@ class Cluster:
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild_standby(self) -> None:
-        """Builds the standby anew from the primary, and has commits wait for it."""
+        """Rebuild the standby from the primary, and make commits wait for it."""
         self._plans.pop(self.standby, None)
         primary = self._members[self.primary]
         access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
@@ -155,11 +155,11 @@ class Cluster:
         self.trust_standby()
 
     def distrust_standby(self) -> None:
-        """Commits wait for no standby any more, and those that wait are done."""
+        """Stop waiting for the standby on commit; waiting commits complete."""
         self._set_synchronous("")
 
     def trust_standby(self) -> None:
-        """Has commits wait for the standby, once it streams."""
+        """Make commits wait for the standby, once it streams."""
         streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
         self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
         self._set_synchronous(f'ANY 1 ("{self.standby}")')
@@ -196,10 +196,10 @@ class Cluster:
 
 @contextmanager
 def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[Cluster]:
-    """A cluster that ends with the block, and with this process should it be killed inside.
+    """A cluster that ends with the block, or with this process if it is killed inside the block.
 
     Raises:
-        ServerUnavailable: The servers cannot be had.
+        ServerUnavailable: the servers cannot be started.
     """
     folder.mkdir(mode=0o700)
     processes = Processes(folder.absolute())

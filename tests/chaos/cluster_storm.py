@@ -11,10 +11,10 @@ from dispatcher.broker.topology import Topology
 from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
 from dispatcher.dev.acceptance_ledger import read_ledger
-from tests.acceptance.outages import Removable
+from tests.acceptance.outages import StoppableServers
 from tests.chaos.cluster import private_cluster
-from tests.chaos.faults import Faults, Standstill, standstills
-from tests.chaos.storm import Ground, Plan
+from tests.chaos.faults import FaultSchedule, Standstill, standstills
+from tests.chaos.storm import Ground, StormPlan
 
 DECK: Final[Mapping[str, int]] = {
     "kill worker": 3,
@@ -25,22 +25,24 @@ DECK: Final[Mapping[str, int]] = {
     "cut sessions": 1,
     "inject duplicates": 1,
 }
-"""What our own processes suffer meanwhile, now and then (`PAUSE_SECONDS`)."""
+"""Actions on our own processes that happen meanwhile, from time to time (`PAUSE_SECONDS`)."""
 DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host": 1}
-"""The same where another host goes on: a host that starts while a node is frozen may take a while."""
+"""The same with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
 
 
 @contextmanager
 def cluster_ground(
-    plan: Plan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
-) -> Iterator[tuple[Ground, Faults]]:
-    """A cluster of its own, and the faults that the seed draws for it, or these in this order."""
+    plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
+) -> Iterator[tuple[Ground, FaultSchedule]]:
+    """A cluster for this storm, and its faults: drawn by the seed, or exactly these in this order."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private_cluster(place / "servers", progress) as cluster:
-        faults = Faults(cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress)
+        faults = FaultSchedule(
+            cluster, topology.queue, seed=plan.seed, seconds=plan.seconds, names=names, tell=progress
+        )
         ground = Ground(
-            removable=Removable(cluster.servers),
+            stoppable=StoppableServers(cluster.servers),
             removable_names=(),
             database_url=cluster.servers.database_url,
             topology=topology,
@@ -50,14 +52,14 @@ def cluster_ground(
         yield ground, faults
 
 
-def measured(faults: Faults, place: Path) -> list[Standstill]:
-    """The standstill after each fault of a storm that is over, by the ledger of the provider's double."""
+def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:
+    """The standstill after each fault of a finished storm, from the ledger of the provider's double."""
     accepted_at = sorted(entry.accepted_at for entry in read_ledger(place / "double" / "ledger.jsonl").entries)
     return standstills(faults.faults, accepted_at, faults.ended_at)
 
 
 def to_json(found: Standstill) -> dict[str, Any]:
-    """One of them as a plain object."""
+    """A standstill as a plain object."""
     return {
         "fault": found.fault.name,
         "standstill_seconds": round(found.seconds, 1),
@@ -67,7 +69,7 @@ def to_json(found: Standstill) -> dict[str, Any]:
 
 
 def print_standstills(found: Sequence[Standstill]) -> None:
-    """All of them as a table."""
+    """Print all standstills as a table."""
     table = Table("fault", "s without an acceptance", "since the quorum was back", "s until whole")
     for each in found:
         _, seconds, after_quorum, whole_after = to_json(each).values()

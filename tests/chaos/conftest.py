@@ -1,4 +1,4 @@
-"""A PostgreSQL that may be taken away, beside the RabbitMQ of the whole test run."""
+"""A PostgreSQL server that a test may stop, next to the RabbitMQ of the whole test run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, Serve
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import migrate
 from tests.acceptance.harness import Host
-from tests.acceptance.outages import POSTGRES, Removable
+from tests.acceptance.outages import POSTGRES, StoppableServers
 from tests.chaos.storm import Ground
 
 
 @pytest.fixture(scope="session")
-def removable(servers: Servers) -> Iterator[Removable]:
-    """PostgreSQL of our own; RabbitMQ is everybody's."""
+def stoppable(servers: Servers) -> Iterator[StoppableServers]:
+    """A private PostgreSQL server; RabbitMQ is shared with other tests."""
     with (
-        tempfile.TemporaryDirectory(prefix="dispatcher-removable-") as folder,
+        tempfile.TemporaryDirectory(prefix="dispatcher-stoppable-") as folder,
         pytest.MonkeyPatch.context() as environment,
     ):
         environment.delenv(DATABASE_URL, raising=False)
@@ -33,30 +33,32 @@ def removable(servers: Servers) -> Iterator[Removable]:
         environment.setenv(MANAGEMENT_URL, servers.management_url)
         with private_servers(Path(folder) / "servers", progress=print) as running:
             environment.undo()
-            yield Removable(running)
+            yield StoppableServers(running)
 
 
 @pytest.fixture
-def removable_database_url(removable: Removable) -> str:
-    """A migrated database there, for one test alone."""
+def stoppable_database_url(stoppable: StoppableServers) -> str:
+    """A migrated database on it, for one test."""
     name = f"chaos_{secrets.token_hex(6)}"
-    with psycopg.connect(removable.servers.database_url, autocommit=True) as connection:
+    with psycopg.connect(stoppable.servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
-    url = urlunsplit(urlsplit(removable.servers.database_url)._replace(path=f"/{name}"))
+    url = urlunsplit(urlsplit(stoppable.servers.database_url)._replace(path=f"/{name}"))
     with connected(url) as connection:
         migrate(connection)
     return url
 
 
 @pytest.fixture
-def ground(removable: Removable, removable_database_url: str, topology: Topology) -> Ground:
-    """For a storm that leaves RabbitMQ alone but for what is ours."""
-    return Ground(removable, (POSTGRES,), removable_database_url, topology, shares_broker=True)
+def ground(stoppable: StoppableServers, stoppable_database_url: str, topology: Topology) -> Ground:
+    """Servers for a storm that disturbs RabbitMQ only through its own connections."""
+    return Ground(stoppable, (POSTGRES,), stoppable_database_url, topology, shares_broker=True)
 
 
 @pytest.fixture
-def host(tmp_path: Path, removable: Removable, removable_database_url: str, topology: Topology) -> Iterator[Host]:
-    """A host whose PostgreSQL may be taken away."""
-    opened = Host(tmp_path, removable.servers, removable_database_url, topology)
+def host(
+    tmp_path: Path, stoppable: StoppableServers, stoppable_database_url: str, topology: Topology
+) -> Iterator[Host]:
+    """A host whose PostgreSQL server a test may stop."""
+    opened = Host(tmp_path, stoppable.servers, stoppable_database_url, topology)
     yield opened
     opened.destroy()

@@ -1,4 +1,4 @@
-"""What the adversary did to whom, and when."""
+"""A record of the adversary's actions: what it did to which process, and when."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from dispatcher.dev.wire import Disturbance
 
 
 class Diary:
-    """Deeds and their victims; every deed is a line of the file, too.
+    """Actions and their victims; each action is also a line of the file.
 
     Attributes:
-        deeds: How often each was done.
-        faults: What our own processes did that they must not.
+        actions: The count of each action.
+        faults: Mistakes of our own processes.
         garbage: Bodies that may have been injected.
-        struck_at: When a deed was done that can keep a worker from renewing its leases.
+        struck_at: The times of actions that can keep a worker from renewing its leases.
         ledgerless: The pids of workers whose ledger was deleted, by their identity in `email_log.locked_by`.
     """
 
     def __init__(self, path: Path) -> None:
-        self.deeds: Counter[str] = Counter()
+        self.actions: Counter[str] = Counter()
         self.faults: list[str] = []
         self.garbage: set[bytes] = set()
         self.struck_at: list[float] = []
@@ -35,43 +35,43 @@ class Diary:
         self._disturbances: list[Disturbance] = []
         self._frozen: dict[int, int] = {}
 
-    def note(self, deed: str, *, strikes: bool = True, **details: object) -> None:
-        """A deed was done.
+    def note(self, action: str, *, strikes: bool = True, **details: object) -> None:
+        """Record an action.
 
         Args:
             strikes: Whether it can keep a worker from renewing its leases.
         """
-        self.deeds[deed] += 1
+        self.actions[action] += 1
         if strikes:
             self.struck_at.append(time.time())
-        self.remark(deed, **details)
+        self.note_event(action, **details)
 
-    def remark(self, what: str, **details: object) -> None:
-        """Something happened that nobody counts."""
+    def note_event(self, what: str, **details: object) -> None:
+        """Record an event that is not counted."""
         line = {"at": time.time(), "what": what, **details}
         with self._path.open("ab") as file:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
 
-    def blame(self, fault: str) -> None:
-        """One of ours did what it must not."""
+    def note_fault(self, fault: str) -> None:
+        """Record a mistake of our own processes."""
         self.faults.append(fault)
-        self.remark("fault", words=fault)
+        self.note_event("fault", words=fault)
 
     def kill(self, pid: int) -> None:
-        """SIGKILLs a process; raises ProcessLookupError if it is gone."""
+        """Send SIGKILL to a process; raises ProcessLookupError if it has ended."""
         since = time.time()
         os.kill(pid, signal.SIGKILL)
         self._disturbances.append(Disturbance(pid, since))
 
     def freeze(self, pid: int) -> None:
-        """SIGSTOPs a process; raises ProcessLookupError if it is gone."""
+        """Send SIGSTOP to a process; raises ProcessLookupError if it has ended."""
         since = time.time()
         os.kill(pid, signal.SIGSTOP)
         self._frozen[pid] = len(self._disturbances)
         self._disturbances.append(Disturbance(pid, since))
 
     def thaw(self, pid: int) -> None:
-        """SIGCONTs a frozen process, if it is still there."""
+        """Send SIGCONT to a frozen process, if it still exists."""
         index = self._frozen.pop(pid)
         try:
             os.kill(pid, signal.SIGCONT)
@@ -81,10 +81,10 @@ class Diary:
 
     @property
     def frozen(self) -> tuple[int, ...]:
-        """Processes that are stopped now."""
+        """The processes that are stopped now."""
         return tuple(self._frozen)
 
     @property
     def disturbances(self) -> tuple[Disturbance, ...]:
-        """Who was killed or frozen, and when."""
+        """Which process was killed or frozen, and when."""
         return tuple(self._disturbances)

@@ -1,4 +1,4 @@
-"""The evidence of a storm, gathered from outside: by files, SQL and AMQP, and not by a line of the product."""
+"""The evidence of a storm, collected from outside: from files, SQL and AMQP, without any code of the product."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 
 from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
-from tests.chaos.stage import Stage
+from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 
 _ROWS = """
@@ -34,11 +34,11 @@ _UNLEDGERED = """
         and rescued_from = any(%s)
         and lease_token = rescued_token + 1
 """
-"""What was taken from these workers and held, and of which nobody has said anything since."""
+"""Emails that were recovered from these workers and held, and that nothing has changed since."""
 
 
-def collect(stage: Stage, policy: str) -> Records:
-    """Everything that the oracle has to know; the dispatcher has ended."""
+def collect(stage: StormStage, policy: str) -> Records:
+    """Everything that the oracle needs. Call it after the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
@@ -46,8 +46,8 @@ def collect(stage: Stage, policy: str) -> Records:
     entries, unknown = _dlq_entries(stage)
     return Records(
         policy=policy,
-        requested_keys=stage.producers.asked(),
-        answers=stage.producers.told(),
+        requested_keys=stage.producers.keys(),
+        answers=stage.producers.answers(),
         rows=rows,
         attempts=attempts,
         expired_leases=Counter(UUID(event["email_id"]) for event in stage.events("email.recovered")),
@@ -65,8 +65,9 @@ def collect(stage: Stage, policy: str) -> Records:
     )
 
 
-def _died_without_ledger(stage: Stage) -> list[str]:
-    """The workers whose ledger was deleted and that did not drain: who drains gives back what nothing has left of."""
+def _died_without_ledger(stage: StormStage) -> list[str]:
+    """Workers whose ledger was deleted and that did not drain. A worker that drains returns the emails that it has not
+    sent."""
     drained = {event["pid"] for event in stage.events("process.exited") if event["exit_status"] == "exit 0"}
     return [worker for worker, pid in stage.diary.ledgerless.items() if pid not in drained]
 
@@ -75,7 +76,7 @@ def _unix(event: Event) -> float:
     return datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
-def _dlq_entries(stage: Stage) -> tuple[list[DlqEntry], list[bytes]]:
+def _dlq_entries(stage: StormStage) -> tuple[list[DlqEntry], list[bytes]]:
     entries, unknown = [], []
     for message in stage.rabbit.read_all(stage.topology.dlq):
         if message.was_rejected:

@@ -1,7 +1,7 @@
-"""The storm's own machinery, and how it fails."""
+"""The exception for failures of the storm's own machinery."""
 
 from __future__ import annotations
 
 
 class HarnessFailed(Exception):
-    """A part of the harness did not do its work, so that the storm cannot be judged; names the part, and says why."""
+    """A part of the harness failed, so the storm cannot be judged. Names the part and the reason."""

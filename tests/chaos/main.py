@@ -1,4 +1,4 @@
-"""`./run chaos`: a storm on servers of its own, and the verdict."""
+"""`./run chaos`: a storm on private servers, and its verdict."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dispatcher.cli.output import prepare_streams, print_data, print_json, say
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
-from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.cluster_storm import (
     DECK,
     DECK_OF_HOSTS,
@@ -38,7 +38,7 @@ from tests.chaos.faults import Standstill
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.mutants import MUTANTS
 from tests.chaos.report import print_outcome, to_json
-from tests.chaos.storm import Ground, Outcome, Plan, play
+from tests.chaos.storm import Ground, StormOutcome, StormPlan, play
 
 PROGRAM: Final = "./run chaos"
 NOT_JUDGED: Final = 75
@@ -46,31 +46,33 @@ NOT_JUDGED: Final = 75
 
 
 @click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--minutes", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="How long it rages.")
-@click.option("--seed", type=click.IntRange(min=0), help="The same seed draws the same deeds.  [default: by chance]")
+@click.option("--minutes", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="The duration.")
+@click.option("--seed", type=click.IntRange(min=0), help="The same seed draws the same actions.  [default: random]")
 @click.option("--policy", type=click.Choice(["hold", "resend"]), default="hold", show_default=True, help=(
-    "What is done where nobody can know whether the provider accepted."
+    "What to do if the outcome of an attempt is unknown."
 ))  # fmt: skip
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
-@click.option("--emails", type=click.IntRange(1), help="About so many in all, instead of a rate.")
+@click.option("--emails", type=click.IntRange(1), help="The approximate number of emails, instead of a rate.")
 @click.option("--hosts", type=click.IntRange(1, 8), help=(
-    "Hosts; the network of each but the first can break.  [default: 2; with --cluster 1, and no network breaks]"
+    "Number of hosts. The network of all but the first can fail.  [default: 2; with --cluster 1, no network faults]"
 ))  # fmt: skip
-@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Worker processes of a host.")
+@click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Workers per host.")
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
     "The provider that the double imitates."
 ))  # fmt: skip
 @click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=1, show_default=True, help=(
-    "Most emails that a message on the send queue points to (DISPATCHER_BUNDLE_EMAILS)."
+    "The most emails per message (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
 @click.option("--cluster", is_flag=True, help=(
-    "On three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, which are killed and frozen."
+    "Use three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, and kill and freeze them."
 ))  # fmt: skip
-@click.option("--mutant", type=click.Choice(list(MUTANTS)), help="A dispatcher with a safety off: exit 1 is right.")
+@click.option(
+    "--mutant", type=click.Choice(list(MUTANTS)), help="Switch off a safety mechanism; exit code 1 is expected."
+)
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
-    "Keep logs, ledgers and the adversary's diary there.  [default: kept nowhere if all is well]"
+    "Keep logs, ledgers and the adversary's diary in this folder.  [default: deleted if the books balance]"
 ))  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="One line of JSON instead of the table.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(
     minutes: float,
     seed: int | None,
@@ -86,13 +88,13 @@ def command(
     folder: Path | None,
     as_json: bool,
 ) -> int:
-    """Proves the promise: dispatches under load while an adversary does his worst, and counts.
+    """Proves the delivery promise: dispatches under load while an adversary causes faults, and counts.
 
-    He kills, freezes and stops workers, relay, parent, producers and whole hosts, cuts and black-holes a host's
-    network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends and sets its clock, deletes ledgers,
-    has the provider answer late, with a no, or not at all, and injects messages. All on servers of its own; nothing is
-    sent to anybody. Then everything is healed and comes to rest, and an oracle that knows nothing of the product
-    compares what the producers got as answers, the database, the dead letters and the provider's ledger.
+    The adversary kills, freezes and stops workers, relay, parent, producers and whole hosts. It cuts and black-holes a
+    host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes its clock, deletes
+    ledgers, and injects messages. It makes the provider answer late, refuse, or not answer. All servers are private,
+    and no email leaves the machine. At the end every fault is healed and all work completes. Then an oracle without any
+    code of the product compares the producers' answers, the database, the dead letters and the provider's ledger.
 
     \b
     Examples:
@@ -102,15 +104,15 @@ def command(
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
-    With --cluster he kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one fault at a
+    With --cluster it kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one fault at a
     time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
     the provider while emails are due.
 
-    Exit codes: 0 the books balance, 1 they do not, a standstill was longer than 15 s, or the dispatcher did not start,
-    75 not judged: the harness failed, and the storm says nothing about the dispatcher; try again.
+    Exit codes: 0 the books balance; 1 they do not, a standstill was longer than 15 s, or the dispatcher did not start;
+    75 not judged, because the harness failed and the storm proves nothing about the dispatcher; try again.
     """
     seed = secrets.randbelow(1_000_000) if seed is None else seed
-    plan = Plan(
+    plan = StormPlan(
         seconds=minutes * 60,
         seed=seed,
         policy=policy,
@@ -123,12 +125,12 @@ def command(
     if cluster:
         plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
     if mutant:
-        plan = MUTANTS[mutant].afflict(plan)
+        plan = MUTANTS[mutant].apply_to(plan)
     say(
         f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {provider}, {plan.rate:g} emails/s, {plan.hosts} hosts "
         f"with {plan.workers} workers each, bundles of {bundle}"
     )
-    # SIGINT as well: a shell that starts us in the background has us ignore it.
+    # Also restore SIGINT, because a shell that starts us in the background makes us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)
     tell = _teller()
@@ -151,18 +153,20 @@ def command(
     return Exit.DONE if is_good else Exit.FAILED
 
 
-def _play(plan: Plan, place: Path, tell: Callable[[str], None]) -> tuple[Outcome, list[Standstill]]:
+def _play(plan: StormPlan, place: Path, tell: Callable[[str], None]) -> tuple[StormOutcome, list[Standstill]]:
     with _ground(place) as ground:
         return play(plan, ground, place, tell), []
 
 
-def _play_on_cluster(plan: Plan, place: Path, tell: Callable[[str], None]) -> tuple[Outcome, list[Standstill]]:
+def _play_on_cluster(
+    plan: StormPlan, place: Path, tell: Callable[[str], None]
+) -> tuple[StormOutcome, list[Standstill]]:
     with cluster_ground(plan, place, tell) as (ground, faults):
         outcome = play(plan, ground, place, tell)
     return outcome, measured(faults, place)
 
 
-def _tell_failure(plan: Plan, failure: HarnessFailed, as_json: bool) -> int:
+def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int:
     if as_json:
         print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
     else:
@@ -172,12 +176,12 @@ def _tell_failure(plan: Plan, failure: HarnessFailed, as_json: bool) -> int:
 
 @contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
-    """A folder for everything that the storm writes; kept if it was asked for, or if the block moved it away."""
+    """A folder for all files of the storm. It is kept on request, or if the block moved it elsewhere."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="storm-", dir=folder)).absolute()
         return
-    # A short path: sockets and cookies live in it.
+    # The path is short, because it holds sockets and cookies.
     place = Path(tempfile.mkdtemp(prefix="dispatcher-chaos-"))
     try:
         yield place
@@ -186,7 +190,7 @@ def _place(folder: Path | None) -> Iterator[Path]:
 
 
 def _keep(place: Path, why: str) -> None:
-    """Moves what a bad storm has left to where it stays."""
+    """Move the files of a failed storm to a permanent folder."""
     kept = place.with_name(f"{place.name}-bad")
     shutil.rmtree(place / "servers", ignore_errors=True)
     shutil.copytree(place, kept)
@@ -195,12 +199,12 @@ def _keep(place: Path, why: str) -> None:
 
 @contextmanager
 def _ground(place: Path) -> Iterator[Ground]:
-    """Private servers of its own, whatever servers the environment names: they are cut and killed."""
+    """Private servers for this storm, even if the environment names others, because they are cut and killed."""
     for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
         os.environ.pop(variable, None)
     with private_servers(place / "servers", progress=say) as servers:
         yield Ground(
-            removable=Removable(servers),
+            stoppable=StoppableServers(servers),
             removable_names=(POSTGRES, RABBITMQ),
             database_url=servers.database_url,
             topology=Topology("chaos", "chaos.send", "chaos.dlq"),
@@ -218,12 +222,12 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Runs the command line; returns the exit code."""
+    """Run the command line; returns the exit code."""
     prepare_streams()
     try:
         return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except click.Abort:
-        say("chaos: stopped; nothing is judged")
+        say("chaos: stopped without a verdict")
         return Exit.INTERRUPTED
     except click.ClickException as error:
         error.show()

@@ -1,8 +1,8 @@
-"""Dispatchers with a safety switched off. A proof that lets one of them pass is worth nothing.
+"""Dispatchers with one safety mechanism switched off. A proof that does not catch them is worthless.
 
-    python -m tests.chaos.mutants NAME      runs `dispatcher run`, altered in this process and so in its children
+    python -m tests.chaos.mutants NAME      runs `dispatcher run`, patched in this process and thus in its children
 
-The alteration is made here, at the start of a test program; nothing of it is in the product.
+The patch is applied here, at the start of a test program; the product contains none of it.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 if TYPE_CHECKING:
-    from tests.chaos.storm import Plan
+    from tests.chaos.storm import StormPlan
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """One safety less.
+    """A switched-off safety mechanism.
 
     Attributes:
-        switch_off: Alters the product in this process.
-        deck: The deeds that this safety is there for, and how often each is in the deck.
-        setting: What else of the storm's plan brings them out.
-        expected: The violation by which the oracle has to catch it.
+        switch_off: Patches the product in this process.
+        deck: The actions against which the mechanism protects, with their counts in the deck.
+        setting: Other settings of the storm that expose the mutant.
+        expected: The violation by which the oracle must catch it.
     """
 
     what: str
@@ -33,19 +33,19 @@ class Mutant:
     expected: str
     setting: Mapping[str, Any] = field(default_factory=dict)
 
-    def afflict(self, plan: Plan) -> Plan:
-        """The same storm over this mutant, with its deeds alone: it is caught sooner."""
+    def apply_to(self, plan: StormPlan) -> StormPlan:
+        """The same storm with this mutant and only its actions, so that it is caught sooner."""
         command = (sys.executable, "-m", "tests.chaos.mutants", self.name)
         return replace(plan, command=command, deck=self.deck, **self.setting)
 
     @property
     def name(self) -> str:
-        """What it is called by."""
+        """The mutant's name on the command line."""
         return next(name for name, mutant in MUTANTS.items() if mutant is self)
 
 
 def _without_ledger() -> None:
-    """Nothing is written before the first byte leaves, nor when the answer comes."""
+    """The ledger is not written, neither before the first byte nor after the answer."""
     from dispatcher.host.ledger import Ledger
 
     def leaving(self: Any, *_: object, **__: object) -> int:
@@ -60,7 +60,8 @@ def _without_ledger() -> None:
 
 
 def _without_fencing() -> None:
-    """Every write of a worker goes through, whoever has the lease by now; and a worker trusts its own clock no more."""
+    """Every write of a worker succeeds, whichever worker has the lease. The worker does not check its own clock
+    either."""
     from dispatcher.store import leases, queries
 
     fences = {
@@ -97,7 +98,7 @@ def _with_early_ack() -> None:
 
 
 def _with_trusted_clock() -> None:
-    """A relay takes PostgreSQL's word for the end of a lease, and asks no clock of its own."""
+    """The relay trusts PostgreSQL's clock alone for the end of a lease, and does not check a steady clock."""
     from dispatcher.recovery.unrenewed import UnrenewedLeases
 
     def has_expired(_: Any, lease: Any, **__: object) -> bool:
@@ -107,7 +108,7 @@ def _with_trusted_clock() -> None:
 
 
 def _without_a_transition() -> None:
-    """An email stays on the wire whatever the provider answers: the row that says otherwise is dropped."""
+    """An email stays on the wire whatever the provider answers, because the transition that ends it is removed."""
     from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
 
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
@@ -125,8 +126,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _without_fencing,
         {"freeze worker": 1},
         "accepted more than once",
-        # Slow sends: whoever is frozen has leases that had not left, and the others, who take them at once, are still
-        # at them when it wakes.
+        # Slow sends: a frozen worker has leases that it has not started. Other workers lease these emails at once, and
+        # are still sending them when it wakes.
         {"latency_ms": 1200, "connections": 4, "hosts": 1, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
     ),
     "early-ack": Mutant(
@@ -140,7 +141,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_trusted_clock,
         {"step clock": 1},
         "leases recovered without need",
-        # Slow sends: there are leases to take at every step.
+        # Slow sends: at every step there are leases to lose.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),
     "row-dropped": Mutant(
@@ -155,7 +156,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
 
 
 def main() -> int:
-    """Runs the mutant that the command line names."""
+    """Run the mutant that the command line names."""
     from dispatcher.cli.main import main as dispatcher
 
     MUTANTS[sys.argv[1]].switch_off()

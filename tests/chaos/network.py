@@ -1,4 +1,4 @@
-"""A host's network: its connections to PostgreSQL and RabbitMQ lead through proxies that a deed cuts or black-holes."""
+"""A host's network: its connections to PostgreSQL and RabbitMQ use proxies that an action can cut or black-hole."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.broker.proxy import Proxy
 
 SERVERS: Final = (POSTGRES, RABBITMQ)
 TURN_SECONDS: Final = 30.0
-"""Far above what the proxies' thread takes for an order."""
+"""Far above the time that the proxies' thread takes for a command."""
 
 
 class Network:
-    """Runs the proxies in a thread of its own; every method returns when the proxies have done as told.
+    """Runs the proxies in their own thread. Every method returns when the proxies have executed it.
 
     Attributes:
         urls: Each server's URL, through its proxy.
     """
 
     def __init__(self, urls: Mapping[str, str]) -> None:
-        """Starts a proxy for each server."""
+        """Start a proxy for each server."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -38,22 +38,22 @@ class Network:
         return self._away
 
     def cut(self, names: Collection[str]) -> None:
-        """Connections to these servers break, and new ones are refused, until `heal`."""
+        """Cut the connections to these servers, and refuse new ones, until `heal`."""
         self._away |= frozenset(names)
         self._do(*names, act=_sever)
 
     def black_hole(self, names: Collection[str]) -> None:
-        """Connections to these servers stay open, and nothing passes through them, until `heal`."""
+        """Keep the connections to these servers open without forwarding anything, until `heal`."""
         self._away |= frozenset(names)
         self._do(*names, act=_swallow)
 
     def heal(self) -> None:
-        """The host reaches every server again. Idempotent."""
+        """Let the host reach every server again. Idempotent."""
         self._do(*self._proxies, act=_thaw)
         self._away = frozenset()
 
     def close(self) -> None:
-        """Ends the proxies and their connections."""
+        """End the proxies and their connections."""
         self._do(*self._proxies, act=Proxy.__aexit__)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Servers that go away and come back while the storm goes on; nobody waits for them."""
+"""Server outages during a storm. They end at a planned time, while the storm continues."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from tests.acceptance.outages import RABBITMQ, Removable
+from tests.acceptance.outages import RABBITMQ, StoppableServers
 
 USUAL_WATERMARK: Final = "0.4"
 CONTROL_SECONDS: Final = "20"
-"""For `rabbitmqctl`, which otherwise waits for a node that is gone."""
+"""For `rabbitmqctl`, which otherwise waits for a node that has ended."""
 
 
 @dataclass(slots=True)
@@ -24,73 +24,73 @@ class _Absence:
 
 
 class Outages:
-    """What is away, and when it comes back.
+    """The servers that are down, and when each restarts.
 
     Attributes:
-        removable: Names of the servers that are ours to take away.
+        stoppable: The names of the servers that this storm may stop.
     """
 
-    def __init__(self, ground: Removable, removable: Collection[str]) -> None:
-        self.removable = frozenset(removable)
+    def __init__(self, ground: StoppableServers, stoppable: Collection[str]) -> None:
+        self.stoppable = frozenset(stoppable)
         self._ground = ground
         self._absences: dict[str, _Absence] = {}
         self._alarm_until: float | None = None
         self._control: subprocess.Popen[bytes] | None = None
 
     def is_away(self, name: str) -> bool:
-        """Whether it cannot be used."""
+        """Whether a server is unusable."""
         return name in self._absences
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether RabbitMQ takes no messages."""
+        """Whether RabbitMQ accepts no messages."""
         return self._alarm_until is not None or self._control is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether everything is there and well."""
+        """Whether every server works."""
         return not self._absences and not self.is_alarmed
 
     @property
-    def told(self) -> str:
-        """What is not there or not well, in words."""
+    def unfinished(self) -> str:
+        """What does not work, as text."""
         words = [
-            f"{name} {'does not answer' if each.is_launched else 'is gone'}" for name, each in self._absences.items()
+            f"{name} {'does not answer' if each.is_launched else 'is down'}" for name, each in self._absences.items()
         ]
         return ", ".join([*words, *(["RabbitMQ is alarmed"] if self.is_alarmed else [])])
 
-    def take_away(self, name: str, number: signal.Signals, seconds: float) -> None:
-        """Ends a server by a signal, for at least so long."""
+    def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
+        """End a server with a signal, for at least this long."""
         if name == RABBITMQ:
-            self._alarm_until = None  # the next one starts without
+            self._alarm_until = None  # the next start is without it
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
-        """RabbitMQ's memory alarm, for so long: it stops reading from whoever publishes."""
+        """Raise RabbitMQ's memory alarm for this long: it stops reading from publishers."""
         self._alarm_until = time.monotonic() + seconds
         self._set_watermark("0")
 
     def step(self) -> None:
-        """Brings back what is due; to be called again and again."""
+        """Restart the servers that are due. Call it often."""
         for name, absence in list(self._absences.items()):
             if absence.is_launched:
                 if self._ground.answers(name):
                     del self._absences[name]
                 else:
-                    # A server may refuse to start while processes of the one before hold its memory or its name.
+                    # A server may refuse to start while processes of its predecessor hold its memory or its name.
                     self._launch(name)
             elif time.monotonic() >= absence.back_at:
                 absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)
         self._end_alarm()
 
     def _launch(self, name: str) -> bool:
-        if not self._ground.is_gone(name):
+        if not self._ground.has_ended(name):
             return False
         self._ground.launch(name)
         return True
 
     def heal(self) -> None:
-        """Everything is due now."""
+        """Make everything due now."""
         for absence in self._absences.values():
             absence.back_at = 0.0
         if self._alarm_until is not None:
@@ -100,7 +100,7 @@ class Outages:
         if self._control is not None and (code := self._control.poll()) is not None:
             self._control = None
             if code and self._alarm_until is None:
-                self._alarm_until = 0.0  # an alarm that could not be ended: once more
+                self._alarm_until = 0.0  # the alarm could not be ended, so try once more
         if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
             self._alarm_until = None
             self._set_watermark(USUAL_WATERMARK)

@@ -1,10 +1,10 @@
-"""A program that enqueues, as applications do; it may be killed at any instant, also between commit and being told.
+"""A program that enqueues like an application. It may be killed at any moment, also between a commit and its answer.
 
     python -m tests.chaos.producer --name NAME --file FILE --began-at T --rate R --shared-rate R --until T
 
-It enqueues emails of its own, and with every other producer at the same time those of the shared keys. In FILE it says
-by which keys it asks, before it asks, and what it was told; after a restart it asks again for what it was not told. It
-ends when it was told everything that came up until `--until`.
+It enqueues its own emails, and emails with shared keys, which all producers enqueue at the same time. It writes each
+key into FILE before the call, and the answer after it. After a restart it repeats the calls without an answer. It ends
+when it has an answer to every call that was due until `--until`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ import psycopg
 from dispatcher import Attachment, Email, enqueue_many
 
 SHARED: Final = "shared"
-"""The family of keys by which all producers ask."""
+"""The family of keys that all producers use."""
 BATCH: Final = 25
 LOOK_SECONDS: Final = 0.05
 IMPOSTOR_EVERY: Final = 40
-"""Of the shared keys, so many have another payload with each producer: one of them gets it, the others a conflict."""
+"""One in this many shared keys has a different payload in each producer: one producer succeeds, the others get a
+conflict."""
 ATTACHMENT_EVERY: Final = 25
 LARGE_EVERY: Final = 300
-"""So many emails have an attachment of some MiB."""
+"""One in this many emails has an attachment of some MiB."""
 LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
-"""So many emails go to a mailbox that the SMTP double answers with a 4xx (`dispatcher.dev.smtp_sink`): each second one
-of them only at first."""
+"""One in this many emails goes to a mailbox that the SMTP double answers with a 4xx (`dispatcher.dev.smtp_sink`); half
+of these mailboxes do so only at first."""
 TROUBLES: Final = (
     "greylisted-",
     "busy-",
@@ -53,31 +54,31 @@ TROUBLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a producer has written down: a line before it asks, a line after it was told.
+    """What a producer has written down: a line before each call, and a line after its answer.
 
     Attributes:
-        asked: Keys, in their order.
-        told: What it was told: key, email id, acceptance.
+        keys: The keys of the calls, in order.
+        answers: The answers: key, email id, acceptance.
     """
 
-    asked: tuple[str, ...]
-    told: tuple[tuple[str, str, str], ...]
+    keys: tuple[str, ...]
+    answers: tuple[tuple[str, str, str], ...]
 
     @property
     def open_keys(self) -> list[str]:
-        """Those that it has asked by and was told nothing of."""
-        told = {key for key, _, _ in self.told}
-        return [key for key in dict.fromkeys(self.asked) if key not in told]
+        """The keys without an answer."""
+        answered = {key for key, _, _ in self.answers}
+        return [key for key in dict.fromkeys(self.keys) if key not in answered]
 
 
 def read_notes(path: Path) -> Notes:
-    """The notes of a producer, which may have been killed at its last line."""
+    """Read the notes of a producer, which may have been killed during its last line."""
     with suppress(FileNotFoundError):
         *lines, _unfinished = path.read_bytes().split(b"\n")
         documents = [document for line in lines if (document := _document(line))]
-        asked = tuple(key for document in documents for key in document.get("asked", ()))
-        told = tuple(tuple(answer) for document in documents for answer in document.get("told", ()))
-        return Notes(asked, told)
+        keys = tuple(key for document in documents for key in document.get("keys", ()))
+        answers = tuple(tuple(answer) for document in documents for answer in document.get("answers", ()))
+        return Notes(keys, answers)
     return Notes((), ())
 
 
@@ -90,7 +91,7 @@ def _document(line: bytes) -> dict[str, Any]:
 
 
 def email_of(key: str, asker: str) -> Email:
-    """The email of a key: the same for all who ask, except for an impostor's."""
+    """The email of a key: the same in every producer, except for a key with different payloads."""
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
@@ -122,19 +123,19 @@ def _attachments(number: int) -> tuple[Attachment, ...]:
 
 
 class Producer:
-    """Asks until it is told."""
+    """Repeats each call until it has an answer."""
 
     def __init__(self, name: str, file: Path, database_url: str) -> None:
         notes = read_notes(file)
         self._name = name
         self._database_url = database_url
         self._open_keys = notes.open_keys
-        self._counts = Counter(key.rpartition("-")[0] for key in notes.asked)
+        self._counts = Counter(key.rpartition("-")[0] for key in notes.keys)
         self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._connection: psycopg.Connection[Any] | None = None
 
     def run(self, rates: Mapping[str, float], began_at: float, until: float) -> None:
-        """Enqueues until it was told of everything.
+        """Enqueue until every call has an answer.
 
         Args:
             rates: Emails per second, by the family of their keys.
@@ -143,7 +144,7 @@ class Producer:
             again = list(self._open_keys)
             new = list(self._due(rates, min(time.time(), until) - began_at))
             if new:
-                self._note({"asked": new})
+                self._note({"keys": new})
                 self._open_keys += new
             for batch in _batches(again + new):
                 self._ask(batch)
@@ -158,13 +159,13 @@ class Producer:
         try:
             answers = self._enqueue([email_of(key, self._name) for key in keys])
         except psycopg.Error as error:
-            # Committed or not: nobody knows, and asking again by the same key settles it.
+            # It is unknown whether the commit succeeded. Repeating the call with the same key settles it.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
             self._hang_up()
             return
-        self._note({"told": answers})
-        told = {key for key, _, _ in answers}
-        self._open_keys = [key for key in self._open_keys if key not in told]
+        self._note({"answers": answers})
+        answered = {key for key, _, _ in answers}
+        self._open_keys = [key for key in self._open_keys if key not in answered]
 
     def _enqueue(self, emails: list[Email]) -> list[tuple[str, str, str]]:
         if self._connection is None:
@@ -180,7 +181,7 @@ class Producer:
             self._connection = None
 
     def _note(self, document: dict[str, object]) -> None:
-        # One write; the line end before it ends a line that a kill has torn.
+        # One write; the leading line end closes a line that a kill has cut.
         os.write(self._file, b"\n" + orjson.dumps(document) + b"\n")
 
 
@@ -190,7 +191,9 @@ def _batches(keys: list[str]) -> list[list[str]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The command line."""
-    parser = argparse.ArgumentParser("python -m tests.chaos.producer", description="Enqueues until it is told.")
+    parser = argparse.ArgumentParser(
+        "python -m tests.chaos.producer", description="Enqueues until every call has an answer."
+    )
     parser.add_argument("--name", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--began-at", type=float, required=True)

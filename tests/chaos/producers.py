@@ -1,4 +1,4 @@
-"""The producers of a storm: processes that enqueue, are killed, and are started again until they know everything."""
+"""The producers of a storm: processes that enqueue, are killed, and are restarted until they have all answers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from tests.supervisor.program import Program
 
 PRODUCERS: Final = 3
 SHARED_FRACTION: Final = 0.1
-"""Of all emails; by each shared key all of them ask."""
+"""Share of shared keys among all emails. Every producer enqueues each shared key."""
 
 
 class Producers:
-    """All of them."""
+    """The producers of a storm."""
 
     def __init__(self, folder: Path, database_url: str, diary: Diary, *, rate: float, seconds: float) -> None:
-        """Starts them.
+        """Start the producers.
 
         Args:
-            rate: Emails per second, of all together.
+            rate: Emails per second of all producers together.
         """
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
@@ -42,11 +42,11 @@ class Producers:
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}
 
     def pids(self) -> list[int]:
-        """Those that are at work."""
+        """The pids of the running producers."""
         return [program.pid for program in self._programs.values() if program.exit_code is None]
 
-    def revive(self) -> None:
-        """Starts those again that were killed."""
+    def restart_killed(self) -> None:
+        """Restart the producers that were killed."""
         for name, program in self._programs.items():
             if program.exit_code == -signal.SIGKILL:
                 self._programs[name] = self._start(name)
@@ -55,28 +55,28 @@ class Producers:
 
     @property
     def are_done(self) -> bool:
-        """Whether all were told everything."""
+        """Whether all producers have all answers."""
         return all(program.exit_code == 0 for program in self._programs.values())
 
     @property
-    def told_of_ends(self) -> str:
-        """How each of them ended, in words."""
+    def describe_ends(self) -> str:
+        """How each producer ended, as text."""
         return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
 
-    def told(self) -> list[Answer]:
-        """Every answer that any of them got."""
+    def answers(self) -> list[Answer]:
+        """Every answer of any producer."""
         return [
             Answer(key, UUID(email_id), acceptance)
             for name in self._programs
-            for key, email_id, acceptance in read_notes(self._file(name)).told
+            for key, email_id, acceptance in read_notes(self._file(name)).answers
         ]
 
-    def asked(self) -> frozenset[str]:
-        """Every key that any of them asked by."""
-        return frozenset(key for name in self._programs for key in read_notes(self._file(name)).asked)
+    def keys(self) -> frozenset[str]:
+        """Every key that any producer used."""
+        return frozenset(key for name in self._programs for key in read_notes(self._file(name)).keys)
 
     def destroy(self) -> None:
-        """Kills what is left."""
+        """Kill the remaining producers."""
         for program in self._programs.values():
             program.destroy()
 

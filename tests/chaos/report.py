@@ -1,4 +1,4 @@
-"""A storm's outcome, for people and for programs."""
+"""The outcome of a storm, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Any, Final
 
 from dispatcher.cli.output import print_data
 from dispatcher.cli.table import Table
-from tests.chaos.deeds import KILLS
-from tests.chaos.storm import Outcome, Plan
+from tests.chaos.actions import KILLS
+from tests.chaos.storm import StormOutcome, StormPlan
 
 EXAMPLES: Final = 3
 
 
-def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
-    """Everything as one flat object, `kills` and `deeds` by kind."""
+def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
+    """The outcome as one flat object, with `kills` and `actions` by kind."""
     verdict = outcome.verdict
-    kills = {name: outcome.deeds[name] for name in KILLS if outcome.deeds.get(name)}
+    kills = {name: outcome.actions[name] for name in KILLS if outcome.actions.get(name)}
     return {
         "seed": plan.seed,
         "policy": plan.policy,
@@ -34,22 +34,22 @@ def to_json(plan: Plan, outcome: Outcome) -> dict[str, Any]:
         "held_unexplained": verdict.held_unexplained,
         "kills": sum(kills.values()),
         "kills_by_kind": kills,
-        "deeds": dict(sorted(outcome.deeds.items())),
+        "actions": dict(sorted(outcome.actions.items())),
         "seconds": round(outcome.seconds, 1),
         "violations": {name: len(found) for name, found in verdict.violations.items()},
         "good": verdict.is_good,
     }
 
 
-def print_outcome(plan: Plan, outcome: Outcome) -> None:
-    """The same as a table, with examples of what is wrong."""
-    told = to_json(plan, outcome)
-    table = Table("what", "figure")
-    for name, value in told.items():
-        if name not in ("deeds", "kills_by_kind", "violations", "good"):
+def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
+    """Print the outcome as a table, with examples of what is wrong."""
+    fields = to_json(plan, outcome)
+    table = Table("name", "value")
+    for name, value in fields.items():
+        if name not in ("actions", "kills_by_kind", "violations", "good"):
             table.add(name, value)
     table.show()
-    print_data("deeds: " + ", ".join(f"{name} {times}" for name, times in told["deeds"].items()))
+    print_data("actions: " + ", ".join(f"{name} {times}" for name, times in fields["actions"].items()))
     for name, found in outcome.verdict.violations.items():
         print_data(f"WRONG: {name}: {len(found)}, such as {'; '.join(found[:EXAMPLES])}")
     print_data("The books balance." if outcome.verdict.is_good else "The books do not balance.")

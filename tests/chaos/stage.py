@@ -1,4 +1,4 @@
-"""What a storm needs and the adversary can reach."""
+"""Everything that a storm needs and that the adversary can disturb."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Event, Program
 
 
-class Provider(Protocol):
-    """The provider's end: a double with a ledger of what it accepted and a record of what it saw on the wire."""
+class ProviderDouble(Protocol):
+    """The provider: a double with a ledger of accepted emails and a record of what it saw on the wire."""
 
     program: Program
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What makes a dispatcher send there."""
+        """The settings that make a dispatcher send there."""
         ...
 
     def delivered(self) -> Counter[UUID]:
@@ -43,7 +43,7 @@ class Provider(Protocol):
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each email that it accepts."""
+        """The size of its ledger, which grows with each accepted email."""
         ...
 
     def witnessed(self) -> list[dict[str, Any]]:
@@ -51,33 +51,33 @@ class Provider(Protocol):
         ...
 
     def behave(self, **behaviour: object) -> None:
-        """Behaves so from now on; what is not named is reset."""
+        """Set its behaviour from now on; settings that are not named are reset."""
         ...
 
     def kill(self) -> None:
-        """Ends it."""
+        """End it."""
         ...
 
 
 @dataclass(slots=True)
-class Stage:
-    """Everything in it is real, but for the provider.
+class StormStage:
+    """The environment of a storm. Everything in it is real, except the provider.
 
     Attributes:
-        hosts: Each a `dispatcher run` with a name, a run directory and perhaps a network of its own.
-        provider_name: Which one the double stands for: `sendgrid` or `smtp`.
-        clock: What PostgreSQL's clock shows.
-        lease_seconds: How long a worker owns an email; freezes last longer.
-        latency_ms: The provider's, unless the adversary makes it slower.
-        shares_broker: Whether others use the same RabbitMQ: then only our own workers' connections may be cut.
-        calm: What is to be done later, unless the storm ends before: see `later`.
+        hosts: Each a `dispatcher run` with a name, a run directory, and optionally its own network.
+        provider_name: The provider that the double simulates: `sendgrid` or `smtp`.
+        clock: PostgreSQL's clock.
+        lease_seconds: The length of a lease; freezes last longer.
+        latency_ms: The provider's latency, unless the adversary makes it slower.
+        shares_broker: Whether others use the same RabbitMQ. If so, only connections of our own workers may be cut.
+        calm: Calls that are due later, or at the end of the storm: see `later`.
     """
 
     database_url: str
     topology: Topology
     hosts: Sequence[Subject]
     producers: Producers
-    provider: Provider
+    provider: ProviderDouble
     provider_name: str
     rabbit: Rabbit
     outages: Outages
@@ -90,12 +90,12 @@ class Stage:
     _hung: dict[int, Timer] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
 
-    def later(self, seconds: float, deed: Callable[[], object]) -> None:
-        """Has something done in so long, or at once when the storm ends."""
-        heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), deed))
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Schedule a call after this time, or at the end of the storm if that comes first."""
+        heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), action))
 
     def step(self, *, everything: bool = False) -> None:
-        """Does what is due, and keeps what the storm has felled going.
+        """Make the calls that are due, and restart what the storm has ended.
 
         Raises:
             HarnessFailed: a producer or the provider's double has ended.
@@ -104,21 +104,21 @@ class Stage:
         due = []
         while self.calm and self.calm[0][0] <= until:
             due.append(heappop(self.calm)[2])
-        for deed in due:
-            deed()  # may put itself off
+        for action in due:
+            action()  # it may postpone itself
         self.outages.step()
-        self.producers.revive()
+        self.producers.restart_killed()
         if (code := self.provider.program.exit_code) is not None:
             raise HarnessFailed(f"the provider's double ended with {code}:\n{self.provider.program.words[-2000:]}")
         for host in self.hosts:
             self._restart(host)
 
     def behave(self, **behaviour: object) -> None:
-        """The double behaves so from now on, with the usual latency unless another is named."""
+        """Set the double's behaviour from now on, with the usual latency unless another is given."""
         self.provider.behave(**{"latency_ms": self.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
-        """The living processes of a role on all hosts; see `Subject.find`."""
+        """The running processes of a role on all hosts; see `Subject.find`."""
         return [pid for host in self.hosts for pid in host.find(role)]
 
     def events(self, name: str) -> list[Event]:
@@ -126,14 +126,14 @@ class Stage:
         return [event for host in self.hosts for event in host.events(name)]
 
     def hang(self, pid: int, seconds: float) -> None:
-        """SIGSTOPs a backend of PostgreSQL for so long; raises ProcessLookupError if it is gone."""
+        """Send SIGSTOP to a PostgreSQL backend for this long; raises ProcessLookupError if it has ended."""
         os.kill(pid, signal.SIGSTOP)
-        # By a thread of its own: the backend may hold a lock that our next statement needs.
+        # In its own thread, because the backend may hold a lock that our next statement needs.
         self._hung[pid] = Timer(seconds, _wake, [pid])
         self._hung[pid].start()
 
     def wake(self) -> None:
-        """SIGCONTs all backends that hang; a server whose backend hangs could not end."""
+        """Send SIGCONT to all hung backends, because a server with a hung backend cannot stop."""
         for pid, timer in self._hung.items():
             timer.cancel()
             _wake(pid)
@@ -145,16 +145,16 @@ class Stage:
         return any(timer.is_alive() for timer in self._hung.values())
 
     def _restart(self, host: Subject) -> None:
-        """Starts the dispatcher again if it has ended, and says so if it should not have."""
+        """Restart the dispatcher if it has ended, and record it if it should not have."""
         code = host.program.exit_code
         if code is None:
             return
-        was_asked = host.was_asked_to_end
-        # What could not be recorded in the drain's time was killed: exit 1, and the next run settles it. A run that had
-        # not begun yet ends by the signal itself.
-        if code not in ((0, 1, -9, -15) if was_asked else (-9,)):
-            self.diary.blame(
-                f"the run of {host.name} ended with {code} {'after SIGTERM' if was_asked else 'by itself'}"
+        was_stopping = host.is_stopping
+        # Exit 1: a process could not record its results within the drain time and was killed, and the next run settles
+        # it. A run that had not started yet ends by the signal itself.
+        if code not in ((0, 1, -9, -15) if was_stopping else (-9,)):
+            self.diary.note_fault(
+                f"the run of {host.name} ended with {code} {'after SIGTERM' if was_stopping else 'by itself'}"
             )
         host.start()
 

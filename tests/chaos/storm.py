@@ -1,11 +1,11 @@
-"""One storm: enqueue and dispatch under load while the adversary does his worst, calm, rest, and the verdict.
+"""One storm: enqueue and dispatch under load while the adversary causes faults; then calm, rest, and the verdict.
 
-with storm(plan, ground, folder) as …      everything real: processes, servers, sockets, signals
+with storm(plan, ground, folder) as …      everything is real: processes, servers, sockets, signals
 the adversary draws from a shuffled deck   the same seed draws the same cards in the same order
-calm                                       what was frozen, cut or taken away is healed; producers are told the rest
+calm                                       every fault is healed; producers get their remaining answers
 rest                                       every email final, every dead letter published, the send queue empty
 SIGTERM                                    exit 0, and no process left
-verdict                                    by the oracle, from books that the product does not keep
+verdict                                    by the oracle, from records that the product does not write
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dispatcher.broker.topology import Topology
 from dispatcher.dev.oracle import Judgement, Records, explain_held, judge
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Sink
-from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.acceptance.rabbit import Rabbit
-from tests.chaos.deed import BROKEN
-from tests.chaos.deeds import DECK, GENTLE
+from tests.chaos.action import BROKEN
+from tests.chaos.actions import DECK, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
-from tests.chaos.stage import Provider, Stage
+from tests.chaos.stage import ProviderDouble, StormStage
 from tests.chaos.subject import COMMAND, Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Program, eventually
@@ -48,7 +48,7 @@ DRAIN_SECONDS: Final = 5
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 30.0
 CALM_SECONDS: Final = 180.0
-"""For servers to come back, and for producers to be told the rest: RabbitMQ alone may take a minute to start on a busy
+"""For servers to restart, and for producers to get their remaining answers. RabbitMQ alone may take a minute on a busy
 machine."""
 MOST_FURTHER_RUNS: Final = 3
 
@@ -56,24 +56,24 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """What a storm is to be.
+class StormPlan:
+    """The settings of a storm.
 
     Attributes:
         seconds: How long the adversary works.
         rate: Emails per second.
-        hosts: How many; the network of all but the first leads through proxies, unless the servers are a cluster.
-        workers: Of each host.
+        hosts: The number of hosts. All except the first use proxies as their network, unless the servers are a cluster.
+        workers: Workers per host.
         provider: `sendgrid` or `smtp`.
-        latency_ms: The provider's.
-        connections: How many requests a worker may have on the wire; what else it has leased waits.
-        bundle: Most emails that a message on the send queue points to.
-        pause_seconds: The shortest and the longest between two deeds.
-        patience_seconds: So much longer the adversary waits where nothing was accepted since his last deed: on a busy
-            machine, where processes take seconds to start, he would otherwise strike nobody at work.
-        deck: How often each deed is in the deck; those that the ground does not allow are never drawn.
-        command: What is tested instead of `dispatcher run`.
-        rest_seconds: How long the way to rest may stand still after the storm.
+        latency_ms: The provider's latency.
+        connections: The most in-flight requests per worker; its other leased emails wait.
+        bundle: The most emails per message on the send queue.
+        pause_seconds: The shortest and the longest pause between two actions.
+        patience_seconds: How much longer the adversary waits if nothing was accepted since its last action. On a busy
+            machine, processes take seconds to start, and it would otherwise only hit idle ones.
+        deck: The count of each action in the deck; actions that the servers do not allow are never drawn.
+        command: The command to test instead of `dispatcher run`.
+        rest_seconds: How long the way to rest may make no progress after the storm.
     """
 
     seconds: float
@@ -96,15 +96,15 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Servers that a storm may use.
+    """The servers that a storm may use.
 
     Attributes:
-        removable: Names of those that it may take away.
-        shares_broker: Whether somebody else uses the same RabbitMQ.
-        outages: What takes them away, where that is not the deeds' to say.
+        stoppable: The names of the servers that it may stop.
+        shares_broker: Whether others use the same RabbitMQ.
+        outages: What stops the servers, if the actions do not.
     """
 
-    removable: Removable
+    stoppable: StoppableServers
     removable_names: tuple[str, ...]
     database_url: str
     topology: Topology
@@ -113,27 +113,27 @@ class Ground:
 
     @property
     def urls(self) -> Mapping[str, str]:
-        """Where a host finds each server."""
-        return {POSTGRES: self.database_url, RABBITMQ: self.removable.servers.amqp_url}
+        """The URL of each server for a host."""
+        return {POSTGRES: self.database_url, RABBITMQ: self.stoppable.servers.amqp_url}
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """A storm that is over.
+class StormOutcome:
+    """A finished storm.
 
     Attributes:
-        deeds: How often the adversary did what.
+        actions: The count of each action.
         seconds: From the first process to the last.
     """
 
     verdict: Judgement
     books: Records
-    deeds: Mapping[str, int]
+    actions: Mapping[str, int]
     seconds: float
 
 
-def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
-    """Plays a storm to its end; leaves no process behind.
+def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutcome:
+    """Run a storm to its end. Leaves no process behind.
 
     Raises:
         HarnessFailed: the storm cannot be judged.
@@ -151,21 +151,21 @@ def play(plan: Plan, ground: Ground, folder: Path, tell: Tell) -> Outcome:
             books = collect(stage, plan.policy)
         except HarnessFailed:
             raise
-        except Exception as error:  # what the product does wrong is in the diary, and is no exception
+        except Exception as error:  # mistakes of the product are recorded in the diary and raise no exception
             (folder / "harness.txt").write_text(traceback.format_exc())
             raise HarnessFailed(f"{type(error).__name__}: {error}") from error
     _write_held(folder / "held.jsonl", books)
-    return Outcome(judge(books), books, stage.diary.deeds, time.monotonic() - began_at)
+    return StormOutcome(judge(books), books, stage.diary.actions, time.monotonic() - began_at)
 
 
 def _write_held(path: Path, books: Records) -> None:
-    """Why each held email is held, with all that is known of it: what to read when one is not explained."""
+    """Write down why each held email is held, with all known facts, for the ones that remain unexplained."""
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
     path.write_bytes(b"".join(lines))
 
 
 @contextmanager
-def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
+def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage]:
     diary = Diary(folder / "diary.jsonl")
     provider = _provider(plan, folder)
     hosts: list[Subject] = []
@@ -184,11 +184,11 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
         producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
-        servers = ground.removable.servers
-        # A broker whose alarm is on reads nothing: our own messages must not wait for it.
+        servers = ground.stoppable.servers
+        # While its alarm is on, the broker reads nothing. Our own messages must not wait for it.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
         patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
-        yield Stage(
+        yield StormStage(
             database_url=ground.database_url,
             topology=ground.topology,
             hosts=hosts,
@@ -196,7 +196,7 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
             provider=provider,
             provider_name=plan.provider,
             rabbit=Rabbit(patient, servers.management_url),
-            outages=ground.outages or Outages(ground.removable, ground.removable_names),
+            outages=ground.outages or Outages(ground.stoppable, ground.removable_names),
             clock=clock,
             diary=diary,
             lease_seconds=plan.lease_seconds,
@@ -211,16 +211,16 @@ def _stage(plan: Plan, ground: Ground, folder: Path) -> Iterator[Stage]:
         provider.kill()
 
 
-def _provider(plan: Plan, folder: Path) -> Provider:
+def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
     double = Sink if plan.provider == "smtp" else Double
     return double(folder / "double", "--wire")
 
 
 def _environment(
-    plan: Plan, ground: Ground, folder: Path, host: str, urls: Mapping[str, str], provider: Mapping[str, str]
+    plan: StormPlan, ground: Ground, folder: Path, host: str, urls: Mapping[str, str], provider: Mapping[str, str]
 ) -> dict[str, str]:
-    """Short leases and few connections, so that much is leased and not on the wire when it is struck."""
-    servers, topology = ground.removable.servers, ground.topology
+    """Short leases and few connections, so that many emails are leased and not on the wire when a process is hit."""
+    servers, topology = ground.stoppable.servers, ground.topology
     settings = {
         "METRICS_ADDRESS": "off",
         "DATABASE_URL": urls[POSTGRES],
@@ -235,12 +235,13 @@ def _environment(
         "WORKERS": plan.workers,
         "ON_UNCERTAIN": plan.policy,
         "LEASE_SECONDS": plan.lease_seconds,
-        # Longer than a worker, or the double, may stand still for want of a core: nothing of ours would explain that.
+        # Longer than a worker or the double may stall for lack of a CPU core, which no fault would explain.
         "SEND_TIMEOUT_SECONDS": 8,
         "DRAIN_SECONDS": DRAIN_SECONDS,
         "RETRY_BASE_SECONDS": 0.1,
         "RETRY_CAP_SECONDS": 1,
-        # Used up attempts are held, whatever the policy says: under `resend` that would be a verdict on the harness.
+        # An email without attempts left is held under any policy. Under `resend` that would be a verdict on the
+        # harness.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 25,
         "PREFETCH": 64,
         "BUNDLE_EMAILS": plan.bundle,
@@ -251,39 +252,40 @@ def _environment(
     return {"PATH": os.defpath, **vendor, **named}
 
 
-def _rage(plan: Plan, stage: Stage, tell: Tell) -> None:
-    """The adversary's time."""
-    # Apart from the cards: how often a deed throws its dice is the moment's, and must not change what is drawn next.
-    chance = random.Random(f"the deeds of {plan.seed}")
+def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
+    """The time in which the adversary works."""
+    # Separate from the deck: how often an action draws random numbers depends on timing, and must not change the next
+    # cards.
+    chance = random.Random(f"the actions of {plan.seed}")
     stage.behave()
     try:
         _await(stage, lambda: bool(stage.provider.delivered()), "the first email", 60)
     except AssertionError as error:
-        stage.diary.blame(str(error))
+        stage.diary.note_fault(str(error))
         return
     ends_at = time.monotonic() + plan.seconds
-    told_at = time.monotonic()
+    printed_at = time.monotonic()
     for name in drawn(plan):
-        deed, _ = DECK[name]
-        if deed(stage, chance):
+        action, _ = DECK[name]
+        if action(stage, chance):
             stage.diary.note(name, strikes=not name.startswith(GENTLE))
         acts_at = time.monotonic() + chance.uniform(*plan.pause_seconds)
         accepted = stage.provider.ledger_octets
         while (now := time.monotonic()) < ends_at:
-            is_standing = stage.provider.ledger_octets == accepted and now < acts_at + plan.patience_seconds
-            if now >= acts_at and not is_standing:
+            is_stalled = stage.provider.ledger_octets == accepted and now < acts_at + plan.patience_seconds
+            if now >= acts_at and not is_stalled:
                 break
             stage.step()
             time.sleep(LOOK_SECONDS)
-        if now - told_at >= 5:
-            told_at = now
-            tell(f"{ends_at - now:.0f} s left: {_seen(stage)}, {stage.diary.deeds.total()} deeds")
+        if now - printed_at >= 5:
+            printed_at = now
+            tell(f"{ends_at - now:.0f} s left: {_seen(stage)}, {stage.diary.actions.total()} actions")
         if now >= ends_at:
             return
 
 
-def drawn(plan: Plan) -> Iterator[str]:
-    """Cards of a shuffled deck, and of the next one when it is used up, so that no deed is forgotten."""
+def drawn(plan: StormPlan) -> Iterator[str]:
+    """Cards of a shuffled deck, then of a new one, so that every action is drawn."""
     deck = plan.deck or {name: times for name, (_, times) in DECK.items()}
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
@@ -291,21 +293,21 @@ def drawn(plan: Plan) -> Iterator[str]:
         yield from shuffler.sample(cards, len(cards))
 
 
-def _seen(stage: Stage) -> str:
-    asked, accepted = len(stage.producers.asked()), stage.provider.delivered().total()
-    return f"{asked} emails asked for, {accepted} accepted"
+def _seen(stage: StormStage) -> str:
+    enqueued, accepted = len(stage.producers.keys()), stage.provider.delivered().total()
+    return f"{enqueued} emails enqueued, {accepted} accepted"
 
 
-def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
-    """Heals everything, and lets the producers hear what they still wait for."""
-    tell(f"calm: {_seen(stage)}, {stage.diary.deeds.total()} deeds")
+def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
+    """Heal everything, and let the producers get their remaining answers."""
+    tell(f"calm: {_seen(stage)}, {stage.diary.actions.total()} actions")
     stage.wake()
     stage.step(everything=True)
     stage.behave()
     stage.outages.heal()
 
     def away() -> str:
-        return f"servers ({stage.outages.told or 'all are there'}) and producers ({stage.producers.told_of_ends})"
+        return f"servers ({stage.outages.unfinished or 'all run'}) and producers ({stage.producers.describe_ends})"
 
     def is_calm() -> bool:
         return stage.outages.is_over and stage.producers.are_done and not stage.calm
@@ -316,27 +318,28 @@ def _calm(plan: Plan, stage: Stage, tell: Tell) -> None:
         raise HarnessFailed(str(error)) from error
 
 
-def _rest(plan: Plan, stage: Stage, tell: Tell, queued: Callable[[str], int]) -> None:
-    """Everything final, announced and gone from the queue; what stands still for too long is left to the oracle.
+def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str], int]) -> None:
+    """Wait until every email is final and announced, and the queue is empty. A lack of progress ends the wait; the
+    oracle then judges.
 
     Args:
-        queued: How many messages the queue has.
+        queued: Returns the number of messages on the queue.
     """
     fewest, moved_at = sys.maxsize, time.monotonic()
     while left := _unfinished(stage, queued):
         if left < fewest:
             fewest, moved_at = left, time.monotonic()
         elif time.monotonic() > moved_at + plan.rest_seconds:
-            tell(f"not at rest: {fewest} emails and messages are left, and were for {plan.rest_seconds:g} s")
-            stage.diary.remark("no rest", left=fewest)
+            tell(f"not at rest: {fewest} emails and messages are left, unchanged for {plan.rest_seconds:g} s")
+            stage.diary.note_event("no rest", left=fewest)
             return
         stage.step()
         time.sleep(LOOK_SECONDS)
 
 
-def _unfinished(stage: Stage, queued: Callable[[str], int]) -> int:
-    """How many emails are not final and announced, and messages not taken; many, if a server that is just back refuses
-    to say."""
+def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
+    """The number of emails that are not final and announced, plus messages on the queue. Large, if a restarting server
+    refuses to answer."""
     with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
         row = session.execute(_OPEN).fetchone()
         assert row is not None
@@ -344,19 +347,20 @@ def _unfinished(stage: Stage, queued: Callable[[str], int]) -> int:
     return sys.maxsize
 
 
-def _finish_the_queue(plan: Plan, stage: Stage, tell: Tell) -> None:
-    """Lets further runs take what the last one gave back as it stopped.
+def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
+    """Let further runs process what the previous run returned when it stopped.
 
-    A worker may have had messages at hand when all seemed at rest: second ones, of emails that are final. What stays
-    after some runs is nobody's to take, and left for the oracle to see.
+    A worker may have held messages when all seemed at rest: second messages of final emails. Messages that remain after
+    some runs are left for the oracle to judge.
     """
     for _ in range(MOST_FURTHER_RUNS):
         if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
             return
-        tell(f"{waiting} messages were given back: once more")
+        tell(f"{waiting} messages were returned; starting another run")
         for host in stage.hosts:
             host.start()
-        # Those at hand too: a message that points to fifty emails is not settled as soon as a worker has it.
+        # Including unacked messages: a message that points to fifty emails takes a while after a worker has received
+        # it.
         _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
 
@@ -367,7 +371,7 @@ _OPEN: Final = """
 """
 
 
-def _await(stage: Stage, condition: Callable[[], bool], what: str | Callable[[], str], seconds: float) -> None:
+def _await(stage: StormStage, condition: Callable[[], bool], what: str | Callable[[], str], seconds: float) -> None:
     def holds() -> bool:
         stage.step()
         time.sleep(LOOK_SECONDS)
@@ -376,20 +380,20 @@ def _await(stage: Stage, condition: Callable[[], bool], what: str | Callable[[],
     eventually(holds, what, seconds=seconds)
 
 
-def _stop(stage: Stage) -> None:
-    """SIGTERM: every run must exit 0, and every process must be gone."""
+def _stop(stage: StormStage) -> None:
+    """Send SIGTERM: every run must exit 0, and every process must end."""
     try:
-        # One of them may have been asked to end just before.
+        # An action may have stopped a run just before.
         _await(stage, lambda: all(host.is_up for host in stage.hosts), "the start of every host", START_SECONDS)
     except AssertionError as error:
-        stage.diary.blame(str(error))
+        stage.diary.note_fault(str(error))
     for host in stage.hosts:
-        host.ask_to_end()
+        host.begin_stop()
     for host in stage.hosts:
         try:
             code = host.program.await_exit(STOP_SECONDS)
             if code != 0:
-                stage.diary.blame(f"the last run of {host.name} ended with {code}")
-            host.await_all_gone()
+                stage.diary.note_fault(f"the last run of {host.name} ended with {code}")
+            host.await_all_ended()
         except AssertionError as error:
-            stage.diary.blame(str(error)[:300])
+            stage.diary.note_fault(str(error)[:300])

@@ -16,18 +16,18 @@ COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
 
 
 class Subject:
-    """What runs there, and what ran.
+    """The runs of one host.
 
     Attributes:
-        name: The host's.
+        name: The host's name.
         program: The latest `dispatcher run`.
-        was_asked_to_end: Whether that got a SIGTERM.
-        run_dir: Where it keeps its ledgers.
+        is_stopping: Whether that run got a SIGTERM.
+        run_dir: The folder of its ledgers.
         network: The proxies between the host and its servers; None if it reaches them directly.
     """
 
     program: Program
-    was_asked_to_end: bool
+    is_stopping: bool
 
     def __init__(
         self,
@@ -48,55 +48,55 @@ class Subject:
         self.start()
 
     def start(self) -> None:
-        """Starts the next one."""
-        self.was_asked_to_end = False
+        """Start the next run."""
+        self.is_stopping = False
         self.program = Program(self._command, self._folder, f"{self.name}-{len(self._programs)}", env=self._env)
         self._programs.append(self.program)
 
     @property
     def is_running(self) -> bool:
-        """Whether there is one."""
+        """Whether a run exists."""
         return self.program.exit_code is None
 
     @property
     def is_up(self) -> bool:
-        """Whether it has begun and is not about to end."""
-        return self.is_running and not self.was_asked_to_end and bool(self.program.events("dispatcher.started"))
+        """Whether the run has started and is not stopping."""
+        return self.is_running and not self.is_stopping and bool(self.program.events("dispatcher.started"))
 
     def find(self, role: str) -> list[int]:
-        """The living processes of a role, by how they call themselves: `worker`, `relay`."""
+        """The running processes of a role, by name: `worker`, `relay`."""
         return (
             [pid for pid in self.program.children() if f"dispatcher: {role}" in _title(pid)] if self.is_running else []
         )
 
     def send(self, number: signal.Signals) -> bool:
-        """Signals the parent, if it is up; returns whether."""
+        """Send a signal to the parent if it is up; returns whether it was."""
         if not self.is_up:
             return False
         self.program.send(number)
         return True
 
-    def ask_to_end(self) -> None:
-        """SIGTERM; it has to drain."""
-        self.was_asked_to_end = True
+    def begin_stop(self) -> None:
+        """Send SIGTERM; the run must drain."""
+        self.is_stopping = True
         if self.is_running:
             self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the parent alone; its children end by themselves."""
+        """SIGKILL to the parent only; its children end by themselves."""
         self._diary.kill(self.program.pid)
         self.program.await_exit()
 
     def members(self) -> list[int]:
-        """Whoever lives of any run, orphans included."""
+        """Every running process of any run, including orphans."""
         return [pid for program in self._programs for pid in program.members()]
 
-    def await_all_gone(self) -> None:
-        """Waits for the end of every process of every run; fails when that takes too long."""
+    def await_all_ended(self) -> None:
+        """Wait until every process of every run has ended; fails after a timeout."""
         eventually(lambda: not self.members(), f"the end of every process of {self.name}")
 
     def workers(self) -> dict[str, int]:
-        """The pids of the living workers that have a ledger, by the worker's identity in `email_log.locked_by`."""
+        """The pids of the running workers that have a ledger, by the worker's identity in `email_log.locked_by`."""
         pids = set(self.find("worker"))
         named = {path.stem: int(path.stem.split(":")[-2]) for path in self.run_dir.glob("*.ledger")}
         return {worker: pid for worker, pid in named.items() if pid in pids}
@@ -106,7 +106,7 @@ class Subject:
         return [event for program in self._programs for event in program.events(name)]
 
     def destroy(self) -> None:
-        """Kills what is left."""
+        """Kill the remaining processes."""
         for program in self._programs:
             program.destroy()
         if self.network is not None:

@@ -1,4 +1,4 @@
-"""The proof on a cluster, in small: `./run chaos --cluster` is the same for minutes, with every fault."""
+"""A short proof on a cluster; `./run chaos --cluster` does the same for minutes, with every fault."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cluster_storm import DECK, PAUSE_SECONDS, cluster_ground, measured
-from tests.chaos.storm import Plan, play
+from tests.chaos.storm import StormPlan, play
 
 FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leading node")
 
 
 @pytest.mark.slow
-def test_a_cluster_whose_leaders_are_killed_and_frozen_goes_on_within_seconds_and_loses_and_repeats_nothing() -> None:
-    plan = Plan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
-    # A short path: cookies live in it.
+def test_killed_and_frozen_leaders_stop_sending_for_seconds_only_and_nothing_is_lost_or_repeated() -> None:
+    plan = StormPlan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
+    # The path is short, because it holds cookies.
     with tempfile.TemporaryDirectory(prefix="dispatcher-cluster-") as folder:
         with cluster_ground(plan, Path(folder), print, FAULTS) as (ground, faults):
             verdict = play(plan, ground, Path(folder), print).verdict

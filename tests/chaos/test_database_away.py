@@ -1,4 +1,4 @@
-"""PostgreSQL goes away between an acceptance and its record: the answer is kept, and nobody is asked twice."""
+"""PostgreSQL stops between an acceptance and its record: the answer is kept, and no provider is called twice."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ import pytest
 
 from tests.acceptance.double import Double
 from tests.acceptance.harness import Host, emails, stop
-from tests.acceptance.outages import POSTGRES, Removable
+from tests.acceptance.outages import POSTGRES, StoppableServers
 from tests.supervisor.program import eventually
 
 EMAILS = 60
 LEASE_SECONDS = 6
-"""Shorter than any outage here: the relay that comes back with PostgreSQL must not judge before the workers do, which
-have a third of it."""
+"""Shorter than any outage here. After the outage, the relay must not recover leases before the workers renew them,
+which takes them up to a third of it."""
 
 
 @pytest.mark.parametrize("seconds", [6.5, pytest.param(30.0, marks=pytest.mark.slow)])
-def test_answers_that_come_while_postgresql_is_away_are_recorded_when_it_is_back(
-    host: Host, removable: Removable, seconds: float
+def test_answers_that_arrive_during_a_postgresql_outage_are_recorded_after_it(
+    host: Host, stoppable: StoppableServers, seconds: float
 ) -> None:
-    # The double accepts before it waits: whatever it has accepted is unanswered, and so unrecorded, for half a second.
+    # The double accepts before it delays its answer, so for half a second each accepted email is unanswered and
+    # unrecorded.
     double = Double(host.folder / "double", "--latency-ms", "500")
     host.recipient = double
     ids = host.enqueue(emails(EMAILS))
     run = host.run(LEASE_SECONDS=LEASE_SECONDS, PREFETCH=EMAILS)
     eventually(lambda: len(double.delivered()) == EMAILS, "the acceptance of all")
 
-    removable.take_away(POSTGRES, signal.SIGQUIT)
+    stoppable.stop(POSTGRES, signal.SIGQUIT)
     away_since = time.monotonic()
     answered = run.await_events("email.attempted", EMAILS)
     eventually(lambda: time.monotonic() - away_since >= seconds, "the end of the outage", seconds=seconds + 5)
-    removable.bring_back(POSTGRES)
+    stoppable.restart(POSTGRES)
 
     books = host.await_finished(ids)
     stop(run)

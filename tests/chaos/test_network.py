@@ -1,4 +1,4 @@
-"""A host's network: cut, black-holed and whole again, with a small server behind it."""
+"""A host's network: cut, black-holed and healed, with a small server behind it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SILENCE_SECONDS = 0.3
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    """The way to a server that sends back what it gets."""
+    """The network between a client and an echo server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=_serve, args=[server], daemon=True).start()
         with closing(Network({SERVER: f"postgresql://user:password@127.0.0.1:{server.getsockname()[1]}/db?a=b"})) as it:
@@ -47,7 +47,7 @@ def connect(network: Network) -> socket.socket:
 
 
 def echoed(client: socket.socket, data: bytes) -> bytes:
-    """What comes back; nothing, if the connection has ended."""
+    """The echoed bytes; empty if the connection has ended."""
     try:
         client.sendall(data)
         return client.recv(100)
@@ -55,7 +55,7 @@ def echoed(client: socket.socket, data: bytes) -> bytes:
         return b""
 
 
-def test_a_cut_ends_connections_and_refuses_new_ones_until_it_is_healed(network: Network) -> None:
+def test_a_cut_ends_connections_and_refuses_new_ones_until_heal(network: Network) -> None:
     with connect(network) as client:
         assert echoed(client, b"one") == b"one"
 
@@ -70,7 +70,7 @@ def test_a_cut_ends_connections_and_refuses_new_ones_until_it_is_healed(network:
         assert echoed(client, b"four") == b"four"
 
 
-def test_a_black_hole_keeps_connections_open_and_passes_what_it_held_when_it_is_healed(network: Network) -> None:
+def test_a_black_hole_keeps_connections_open_and_forwards_what_it_held_after_heal(network: Network) -> None:
     with connect(network) as client:
         assert echoed(client, b"one") == b"one"
         network.black_hole([SERVER])

@@ -1,4 +1,4 @@
-"""The storm's books of what is away, with a real keeper and cheap programs in the servers' place."""
+"""The storm's record of stopped servers, with a real starter and cheap programs instead of servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from dispatcher.dev.keeper import Plan
 from dispatcher.dev.processes import Processes
 from dispatcher.dev.servers import Servers
-from tests.acceptance.outages import POSTGRES, RABBITMQ, Removable
+from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.outages import Outages
 from tests.supervisor.program import eventually
 
@@ -21,15 +21,15 @@ LONG_SECONDS = 3600.0
 
 
 @pytest.fixture
-def ground(tmp_path: Path) -> Iterator[Removable]:
-    """Two programs that run, and that answer nobody."""
+def ground(tmp_path: Path) -> Iterator[StoppableServers]:
+    """Two programs that run and never answer."""
     processes = Processes(tmp_path)
     processes.spawn_keeper(owner_pid=None)
     for name in (POSTGRES, RABBITMQ):
         processes.launch(name, _sleeper(tmp_path, name))
     eventually(lambda: set(processes.running()) == {POSTGRES, RABBITMQ}, "both run")
     nowhere = "postgresql://127.0.0.1:1/nothing", "amqp://127.0.0.1:1/", "http://127.0.0.1:1"
-    yield Removable(Servers(*nowhere, tmp_path, owned=False, postgres_source="", rabbitmq_source=""))
+    yield StoppableServers(Servers(*nowhere, tmp_path, owned=False, postgres_source="", rabbitmq_source=""))
     processes.stop()
 
 
@@ -44,41 +44,41 @@ def _sleeper(folder: Path, name: str) -> Plan:
     )
 
 
-def test_a_server_that_came_back_with_another_is_not_waited_for_as_if_it_were_gone(ground: Removable) -> None:
+def test_a_server_that_restarted_together_with_another_counts_as_running(ground: StoppableServers) -> None:
     outages = Outages(ground, (POSTGRES, RABBITMQ))
-    outages.take_away(POSTGRES, signal.SIGKILL, LONG_SECONDS)
-    eventually(lambda: ground.is_gone(POSTGRES), "the end of one")
-    outages.take_away(RABBITMQ, signal.SIGKILL, 0.0)
+    outages.stop(POSTGRES, signal.SIGKILL, LONG_SECONDS)
+    eventually(lambda: ground.has_ended(POSTGRES), "the end of one")
+    outages.stop(RABBITMQ, signal.SIGKILL, 0.0)
 
     def is_launched(name: str) -> bool:
         outages.step()
-        return f"{name} does not answer" in outages.told
+        return f"{name} does not answer" in outages.unfinished
 
-    eventually(lambda: is_launched(RABBITMQ), "the launch of the other, and of all that are gone")
-    assert outages.told == f"{POSTGRES} is gone, {RABBITMQ} does not answer"
+    eventually(lambda: is_launched(RABBITMQ), "the launch of the other, and of all that are down")
+    assert outages.unfinished == f"{POSTGRES} is down, {RABBITMQ} does not answer"
     eventually(lambda: len(Processes(ground.servers.folder).running()) == 2, "that both run again")
     outages.heal()
 
     eventually(lambda: is_launched(POSTGRES), "that the first is known to be there")
 
 
-def test_a_server_stays_away_until_its_time_has_come(ground: Removable) -> None:
+def test_a_server_stays_down_until_its_planned_time(ground: StoppableServers) -> None:
     outages = Outages(ground, (POSTGRES,))
-    outages.take_away(POSTGRES, signal.SIGKILL, LONG_SECONDS)
-    eventually(lambda: ground.is_gone(POSTGRES), "its end")
+    outages.stop(POSTGRES, signal.SIGKILL, LONG_SECONDS)
+    eventually(lambda: ground.has_ended(POSTGRES), "its end")
 
     outages.step()
 
-    assert outages.told == f"{POSTGRES} is gone"
-    assert ground.is_gone(POSTGRES)
+    assert outages.unfinished == f"{POSTGRES} is down"
+    assert ground.has_ended(POSTGRES)
 
 
-def test_a_server_that_ends_as_it_starts_is_started_again(ground: Removable, tmp_path: Path) -> None:
-    # As PostgreSQL does while processes of the one before hold its memory.
+def test_a_server_that_ends_during_its_start_is_started_again(ground: StoppableServers, tmp_path: Path) -> None:
+    # As PostgreSQL does while processes of its predecessor hold its memory.
     refusals = tmp_path / "refusals"
     outages = Outages(ground, (POSTGRES,))
-    outages.take_away(POSTGRES, signal.SIGKILL, LONG_SECONDS)
-    eventually(lambda: ground.is_gone(POSTGRES), "its end")
+    outages.stop(POSTGRES, signal.SIGKILL, LONG_SECONDS)
+    eventually(lambda: ground.has_ended(POSTGRES), "its end")
     plan = _sleeper(tmp_path, POSTGRES)
     plan["argv"] = ["/bin/sh", "-c", f"echo >> {refusals}; [ $(wc -l < {refusals}) -gt 2 ] && exec sleep 600"]
     (ground.servers.folder / "plan" / f"{POSTGRES}.json").write_text(json.dumps(plan))
@@ -86,6 +86,6 @@ def test_a_server_that_ends_as_it_starts_is_started_again(ground: Removable, tmp
 
     def runs() -> bool:
         outages.step()
-        return refusals.exists() and refusals.read_bytes() == b"\n\n\n" and not ground.is_gone(POSTGRES)
+        return refusals.exists() and refusals.read_bytes() == b"\n\n\n" and not ground.has_ended(POSTGRES)
 
     eventually(runs, "the third start")

@@ -1,6 +1,6 @@
-"""The proof in small: some seconds of a storm, on a PostgreSQL of its own and everybody's RabbitMQ.
+"""A short proof: some seconds of a storm, on a private PostgreSQL and a shared RabbitMQ.
 
-`./run chaos` is the same with a RabbitMQ of its own, and for minutes.
+`./run chaos` does the same for minutes, with a private RabbitMQ.
 """
 
 from __future__ import annotations
@@ -9,21 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.deeds import KILLS
+from tests.chaos.actions import KILLS
 from tests.chaos.mutants import MUTANTS
-from tests.chaos.storm import Ground, Outcome, Plan, play
+from tests.chaos.storm import Ground, StormOutcome, StormPlan, play
 
 
-def assert_good(outcome: Outcome, *, kills: int) -> None:
+def assert_good(outcome: StormOutcome, *, kills: int) -> None:
     verdict = outcome.verdict
     assert verdict.is_good, {name: list(found)[:5] for name, found in verdict.violations.items()}
     assert verdict.lost == 0
-    assert sum(outcome.deeds.get(name, 0) for name in KILLS) >= kills
+    assert sum(outcome.actions.get(name, 0) for name in KILLS) >= kills
     assert verdict.counts["sent"] > 0.5 * verdict.enqueued > 0
 
 
-def test_some_seconds_of_anything_lose_and_repeat_nothing(ground: Ground, tmp_path: Path) -> None:
-    plan = Plan(seconds=5, seed=7, workers=1, lease_seconds=3, pause_seconds=(0.05, 0.4), patience_seconds=0.2)
+def test_seconds_of_random_faults_lose_and_repeat_nothing(ground: Ground, tmp_path: Path) -> None:
+    plan = StormPlan(seconds=5, seed=7, workers=1, lease_seconds=3, pause_seconds=(0.05, 0.4), patience_seconds=0.2)
 
     outcome = play(plan, ground, tmp_path, print)
 
@@ -32,18 +32,16 @@ def test_some_seconds_of_anything_lose_and_repeat_nothing(ground: Ground, tmp_pa
 
 
 @pytest.mark.slow
-def test_a_minute_of_anything_with_messages_of_many_emails_loses_and_repeats_nothing(
-    ground: Ground, tmp_path: Path
-) -> None:
-    outcome = play(Plan(seconds=60, seed=3, bundle=16, rate=300.0), ground, tmp_path, print)
+def test_a_minute_of_random_faults_with_bundles_loses_and_repeats_nothing(ground: Ground, tmp_path: Path) -> None:
+    outcome = play(StormPlan(seconds=60, seed=3, bundle=16, rate=300.0), ground, tmp_path, print)
 
     assert_good(outcome, kills=10)
     assert outcome.verdict.duplicates == 0
 
 
 @pytest.mark.slow
-def test_a_minute_of_anything_over_smtp_loses_and_repeats_nothing(ground: Ground, tmp_path: Path) -> None:
-    outcome = play(Plan(seconds=60, seed=4, provider="smtp"), ground, tmp_path, print)
+def test_a_minute_of_random_faults_over_smtp_loses_and_repeats_nothing(ground: Ground, tmp_path: Path) -> None:
+    outcome = play(StormPlan(seconds=60, seed=4, provider="smtp"), ground, tmp_path, print)
 
     assert_good(outcome, kills=10)
     assert outcome.verdict.duplicates == 0
@@ -54,8 +52,10 @@ def test_a_minute_of_anything_over_smtp_loses_and_repeats_nothing(ground: Ground
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hold", "resend"])
 @pytest.mark.parametrize("seed", [1, 2])
-def test_a_minute_of_anything_loses_and_repeats_nothing(ground: Ground, tmp_path: Path, seed: int, policy: str) -> None:
-    outcome = play(Plan(seconds=60, seed=seed, policy=policy), ground, tmp_path, print)
+def test_a_minute_of_random_faults_loses_and_repeats_nothing(
+    ground: Ground, tmp_path: Path, seed: int, policy: str
+) -> None:
+    outcome = play(StormPlan(seconds=60, seed=seed, policy=policy), ground, tmp_path, print)
 
     assert_good(outcome, kills=10)
     assert outcome.verdict.duplicates <= (0 if policy == "hold" else outcome.verdict.uncertain)
@@ -67,6 +67,6 @@ def test_a_minute_of_anything_loses_and_repeats_nothing(ground: Ground, tmp_path
 def test_every_mutant_is_caught(ground: Ground, tmp_path: Path, name: str) -> None:
     mutant = MUTANTS[name]
 
-    verdict = play(mutant.afflict(Plan(seconds=30, seed=1)), ground, tmp_path, print).verdict
+    verdict = play(mutant.apply_to(StormPlan(seconds=30, seed=1)), ground, tmp_path, print).verdict
 
     assert mutant.expected in verdict.violations

@@ -40,7 +40,7 @@ async def test_reading_a_thousand_dead_letters_is_quick_and_changes_nothing(
         email_ids = dead_emails.create(LETTERS)
         await dead_emails.publish_dead_letters(email_ids)
         dlq = DeadLetterQueue(opened, topology.dlq)
-        async with dlq.look() as look:
+        async with dlq.scan() as look:
             before = [found.body async for batch in look.batches() for found in batch]
 
         seconds: dict[str, list[float]] = {"list": [], "show": [], "show --no-queue": []}
@@ -55,7 +55,7 @@ async def test_reading_a_thousand_dead_letters_is_quick_and_changes_nothing(
                 seconds[" ".join([words[0], *words[2:]])].append(time.perf_counter() - began)
                 assert ended.code == 0, ended.stderr
                 assert await dlq.depth() == LETTERS
-        async with dlq.look() as look:
+        async with dlq.scan() as look:
             after = [found.body async for batch in look.batches() for found in batch]
 
     assert after == before

@@ -51,7 +51,7 @@ def test_an_allowed_provider_header_is_stored(storing: CommandLine, connection: 
     assert _contents(connection)["headers"] == {"X-MC-Tags": "a"}
     ended = allowing("enqueue", "--file", "-", stdin=b"\n".join(lines))
     assert ended.code == 3
-    assert "line 2: headers.X-MC-Subaccount: is a command" in ended.stderr
+    assert "line 2: headers.X-MC-Subaccount: controls" in ended.stderr
 
 
 def test_every_option_reaches_the_tables(storing: CommandLine, connection: psycopg.Connection) -> None:
@@ -163,12 +163,12 @@ def test_invalid_arguments_are_usage_errors(arguments: list[str], words: str) ->
     ("arguments", "words"),
     [
         (["--to", "ann@@example.org"], "--to[1]: has more than one @"),
-        (["--to", "ann@example.org, bob@example.org"], "--to[1]: has several addresses in one text"),
+        (["--to", "ann@example.org, bob@example.org"], "--to[1]: has several addresses in one string"),
         (["--from", "nobody"], "--from: has no @"),
         (["--subject", "one\ntwo"], "--subject: "),
         (["--header", "From: other@example.com"], "--header.From: "),
-        (["--header", "X-MC-Tags: a"], "--header.X-MC-Tags: is a command to Mailchimp Transactional"),
-        (["--template", "d-0c1a"], "--template: stands beside text or html"),
+        (["--header", "X-MC-Tags: a"], "--header.X-MC-Tags: controls Mailchimp Transactional"),
+        (["--template", "d-0c1a"], "--template: cannot be combined with text or html"),
         (["--template-data", "{}", "--template", ""], "--template: must be"),
         (["--key", ""], "--key is missing"),
     ],

@@ -164,7 +164,7 @@ def test_terminal_shows_progress_and_the_summary(storing: CommandLine) -> None:
 
     assert ended.code == 3
     assert "enqueueing" in ended.stdout
-    assert "line 21: email: must be an object" in ended.stdout
+    assert "line 21: email: must be a JSON object" in ended.stdout
 
 
 def test_lines_that_no_configured_provider_can_send_are_refused_and_the_others_accepted(

@@ -13,7 +13,7 @@ import pytest
 
 from dispatcher.broker.topology import Topology
 from dispatcher.domain.email_id import lowest_id_at
-from dispatcher.domain.rescue import longest_rescue_seconds
+from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
 from tests.waiting import wait_until
 
@@ -124,7 +124,7 @@ def test_status_shows_current_workers_and_recent_latency(prepared: CommandLine, 
 
     (vanished,) = document["vanished_hosts"]
     assert (vanished["name"], vanished["in_flight"]) == ("gone", 1)
-    assert 0 < vanished["settled_in_seconds"] - longest_rescue_seconds(60) <= 20
+    assert 0 < vanished["settled_in_seconds"] - longest_recovery_seconds(60) <= 20
     assert "gone vanished" in table
     assert ["workers", "1"] in [line.split() for line in table.splitlines()]
     # PostgreSQL notices the end of a session with a delay.

@@ -1,4 +1,4 @@
-"""When an alert is told, again, or over."""
+"""When a notice about an alert is sent first, repeated, and resolved."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dispatcher.domain.alert import Phase, next_phase
 
 
 @pytest.mark.parametrize(
-    ("stands", "told_age_seconds", "phase"),
+    ("is_firing", "notice_age_seconds", "phase"),
     [
         (False, None, None),
         (True, None, Phase.RAISED),
@@ -19,5 +19,5 @@ from dispatcher.domain.alert import Phase, next_phase
         (False, 600.0, Phase.RESOLVED),
     ],
 )
-def test_the_next_thing_to_tell(stands: bool, told_age_seconds: float | None, phase: Phase | None) -> None:
-    assert next_phase(stands=stands, told_age_seconds=told_age_seconds, reminder_seconds=60) is phase
+def test_the_phase_of_the_next_notice(is_firing: bool, notice_age_seconds: float | None, phase: Phase | None) -> None:
+    assert next_phase(is_firing=is_firing, notice_age_seconds=notice_age_seconds, reminder_seconds=60) is phase

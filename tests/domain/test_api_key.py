@@ -1,4 +1,4 @@
-"""An API key as its owner has it, and what is stored of it."""
+"""API keys and their stored hashes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from dispatcher.domain.api_key import Secret, shown
 
 
-def test_a_new_key_is_read_back_from_its_text_and_is_nobody_elses() -> None:
+def test_a_new_key_is_unique_and_can_be_parsed_from_its_text() -> None:
     key, other = Secret.new(), Secret.new()
 
     assert Secret.parse(key.text()) == key
@@ -15,7 +15,7 @@ def test_a_new_key_is_read_back_from_its_text_and_is_nobody_elses() -> None:
     assert (key.key_id, key.secret) != (other.key_id, other.secret)
 
 
-def test_a_key_matches_what_is_stored_of_it_alone() -> None:
+def test_a_key_matches_only_its_own_hash() -> None:
     key = Secret.new()
 
     assert key.matches(key.hashed())
@@ -23,7 +23,7 @@ def test_a_key_matches_what_is_stored_of_it_alone() -> None:
     assert key.secret.encode() not in key.hashed()
 
 
-def test_a_key_does_not_show_its_secret_when_it_is_printed() -> None:
+def test_the_repr_of_a_key_hides_its_secret() -> None:
     key = Secret.new()
 
     assert key.secret not in repr(key)
@@ -32,5 +32,5 @@ def test_a_key_does_not_show_its_secret_when_it_is_printed() -> None:
 @pytest.mark.parametrize(
     "text", ["", "ed_", "ed_k3v9q0xw2m7a", "ed_k3v9q0xw2m7a_" + "x" * 42, "xy_k3v9q0xw2m7a_" + "x" * 43]
 )
-def test_another_text_is_no_key(text: str) -> None:
+def test_a_malformed_key_is_not_parsed(text: str) -> None:
     assert Secret.parse(text) is None

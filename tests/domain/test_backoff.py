@@ -1,4 +1,4 @@
-"""Waits for what is away grow up to a cap, and are spread."""
+"""Waits during an outage grow up to a cap, with jitter."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def test_waits_double_up_to_the_cap() -> None:
     assert [backoff.next_wait(lambda: 1.0) for _ in range(5)] == [1, 2, 4, 5, 5]
 
 
-def test_a_success_ends_the_outage_once_and_the_waits_begin_anew() -> None:
+def test_reset_ends_the_outage_once_and_restarts_the_waits() -> None:
     backoff = Backoff(base_seconds=1, cap_seconds=5)
     backoff.next_wait(lambda: 1.0)
     backoff.next_wait(lambda: 1.0)
 
-    assert [backoff.worked(), backoff.worked()] == [True, False]
+    assert [backoff.reset(), backoff.reset()] == [True, False]
     assert backoff.next_wait(lambda: 1.0) == 1

@@ -1,4 +1,4 @@
-"""What an email needs of a provider, up to the limit that the provider declares."""
+"""Whether a provider meets the requirements of an email, up to the limits that the provider declares."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from dispatcher.domain.capabilities import Capabilities, Need
+from dispatcher.domain.capabilities import Capabilities, Requirement
 from dispatcher.domain.email import Email
 from dispatcher.domain.outgoing import Attachment
 
 THREE_IN_ALL = {"cc": "ben@example.org", "bcc": "cleo@example.org"}
 FILES = {"attachments": [Attachment("a", "a/b", bytes(300)), Attachment("b", "a/b", bytes(30))], "html": "x" * 40}
-"""440 octets of files in Base64, and 40 of HTML; the text has 2."""
+"""440 octets of files in base64, and 40 of HTML; the text has 2."""
 
 
 def an_email(**fields: Any) -> Email:
@@ -24,18 +24,18 @@ def an_email(**fields: Any) -> Email:
     ("fields", "limits", "need"),
     [
         ({}, {}, None),
-        ({"template_id": "d-1", "text": None}, {}, Need.TEMPLATES),
+        ({"template_id": "d-1", "text": None}, {}, Requirement.TEMPLATES),
         ({"template_id": "d-1", "text": None}, {"templates": True}, None),
         (THREE_IN_ALL, {"max_recipients": 3}, None),
-        (THREE_IN_ALL, {"max_recipients": 2}, Need.RECIPIENTS),
+        (THREE_IN_ALL, {"max_recipients": 2}, Requirement.RECIPIENTS),
         (FILES, {"max_octets": 482}, None),
-        (FILES, {"max_octets": 481}, Need.OCTETS),
+        (FILES, {"max_octets": 481}, Requirement.OCTETS),
         ({"reply_to": "zoë@example.org"}, {}, None),
-        ({"reply_to": "zoë@example.org"}, {"smtputf8": False}, Need.SMTPUTF8),
+        ({"reply_to": "zoë@example.org"}, {"smtputf8": False}, Requirement.SMTPUTF8),
         ({"to": "Zoë <zoe@exämple.org>"}, {"smtputf8": False}, None),
     ],
 )
-def test_a_provider_carries_an_email_up_to_its_limits(
-    fields: dict[str, Any], limits: dict[str, Any], need: Need | None
+def test_a_provider_can_send_an_email_within_its_limits(
+    fields: dict[str, Any], limits: dict[str, Any], need: Requirement | None
 ) -> None:
-    assert Capabilities(copies=1, **limits).lacks(an_email(**fields)) is need
+    assert Capabilities(copies=1, **limits).unmet_requirement(an_email(**fields)) is need

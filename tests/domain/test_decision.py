@@ -1,4 +1,4 @@
-"""What the worker does about each outcome, and that the table of transitions allows it."""
+"""The worker's decision about each outcome. The table of transitions allows every decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_accepted_is_sent() -> None:
     assert after(Accepted(), attempt_number=99) == MarkSent()
 
 
-def test_deferred_is_tried_again_while_attempts_are_left() -> None:
+def test_deferred_is_retried_while_attempts_are_left() -> None:
     assert after(Deferred(Reason.SERVER_ERROR), attempt_number=1) == RetryIn(0.5)
     assert after(Deferred(Reason.SERVER_ERROR), attempt_number=2) == RetryIn(1)
     assert after(Deferred(Reason.THROTTLED, retry_after=20), attempt_number=2) == RetryIn(21)
@@ -43,7 +43,7 @@ def test_deferred_for_longer_than_the_cap_fails_with_its_own_reason() -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))
-def test_a_provider_that_is_away_for_longer_than_the_cap_costs_no_email_its_attempts(reason: Reason) -> None:
+def test_a_provider_outage_longer_than_the_cap_fails_no_email(reason: Reason) -> None:
     assert after(Deferred(reason, "later", "503", 3600)) == RetryIn(60)
     assert after(Deferred(reason, "later", "503", 3600), attempt_number=3) == MarkFailed(reason, "later", "503")
 
@@ -55,11 +55,11 @@ def test_rejected_fails_at_once(on_uncertain: OnUncertain) -> None:
     assert after(rejected, 1, on_uncertain) == MarkFailed(Reason.REJECTED_RECIPIENT, "no such user", "550 5.1.1")
 
 
-def test_uncertain_is_held_where_the_policy_says_hold() -> None:
+def test_uncertain_is_held_under_policy_hold() -> None:
     assert after(Uncertain("connection lost", "x"), 1, HOLD) == MarkHeld("connection lost", "x")
 
 
-def test_uncertain_is_resent_where_the_policy_says_resend_but_not_for_ever() -> None:
+def test_uncertain_is_resent_under_policy_resend_while_attempts_are_left() -> None:
     assert after(Uncertain("lost"), 1, RESEND) == Resend("lost")
     assert after(Uncertain("lost"), 2, RESEND) == Resend("lost")
     assert after(Uncertain("lost"), 3, RESEND) == MarkHeld("lost")
@@ -77,7 +77,7 @@ def outcomes() -> st.SearchStrategy[Outcome]:
 
 
 @given(outcomes(), st.integers(1, 200), st.sampled_from(OnUncertain), st.integers(1, 100))
-def test_every_decision_is_a_transition_that_a_sending_email_may_make(
+def test_every_decision_is_a_valid_transition_from_sending(
     outcome: Outcome, attempt_number: int, on_uncertain: OnUncertain, max_attempts: int
 ) -> None:
     decision = decide(outcome, attempt_number, on_uncertain, RetryPolicy(max_attempts, 1, 60), lambda: 0.5)
@@ -96,14 +96,15 @@ def test_no_two_decisions_make_the_same_transition() -> None:
     assert len(set(transitions)) == len(transitions)
 
 
-def test_sent_is_final_and_failed_and_held_are_left_by_a_person_or_by_evidence() -> None:
+def test_sent_is_final_and_only_an_operator_or_evidence_changes_failed_and_held() -> None:
     leaving: dict[Status, set[Transition]] = {status: set() for status in Status}
     for before, transition in TRANSITIONS:
         leaving[before].add(transition)
 
     assert leaving[Status.SENT] == set()
     assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
-    # A rescue holds without evidence; that of a worker which comes back takes its place.
+    # Recovery of a lost host holds emails without evidence. The evidence of a worker that returns replaces that
+    # decision.
     assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
     assert leaving[Status.PENDING] == {Transition.LEASE, Transition.HOLD, Transition.EVIDENCE}
 

@@ -1,4 +1,4 @@
-"""What providers repeat of an email is left out of their words, and the rest stays readable."""
+"""Whatever a provider repeats of an email is removed from its error text; the rest stays readable."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ EMAIL = OutgoingEmail(
         ("5.2.2 mailbox of example.org is full", "5.2.2 mailbox of example.org is full"),
     ],
 )
-def test_what_stands_in_the_email_is_left_out(words: str, safe: str) -> None:
+def test_text_that_repeats_the_email_is_removed(words: str, safe: str) -> None:
     assert words_without_echo(words, EMAIL) == safe
 
 
-def test_what_we_say_of_refused_recipients_stays_whatever_they_are_called() -> None:
+def test_our_list_of_refused_recipients_stays_even_if_a_name_matches_it() -> None:
     email = replace(EMAIL, to=("recipients@example.org", "refused@example.org"), subject="Refused")
     detail = "refused recipients: 2 (550 5.1.1); 250 ok, but refused is gone"
 
-    told = without_echo(Accepted(None, detail), email)
+    cleaned = without_echo(Accepted(None, detail), email)
 
-    assert told == Accepted(None, "refused recipients: 2 (550 5.1.1); 250 ok, but <private> is gone")
+    assert cleaned == Accepted(None, "refused recipients: 2 (550 5.1.1); 250 ok, but <private> is gone")
 
 
-def test_an_acceptance_keeps_its_words_and_loses_names() -> None:
+def test_an_acceptance_loses_names_and_keeps_everything_else() -> None:
     plain = Accepted("4Xk2", "250 2.0.0 Ok: queued as 4Xk2")
 
     assert without_echo(plain, EMAIL) is plain
@@ -69,13 +69,13 @@ def test_an_acceptance_keeps_its_words_and_loses_names() -> None:
     assert without_echo(Accepted(None, "250 Your Results of Tuesday"), EMAIL) == Accepted(None, "250 <private>")
 
 
-def test_reason_and_code_stay() -> None:
+def test_reason_and_code_are_unchanged() -> None:
     refused = Rejected(Reason.REFUSED, "ann.lee is gone", "550 5.1.1")
 
     assert without_echo(refused, EMAIL) == replace(refused, detail="<private> is gone")
 
 
-def test_an_email_of_a_template_has_no_bodies() -> None:
+def test_an_email_with_a_template_has_no_bodies_to_compare() -> None:
     email = replace(EMAIL, text=None, html=None, template_id="d-1")
 
     assert words_without_echo("no such user", email) == "no such user"

@@ -1,4 +1,4 @@
-"""An email is valid or does not exist; the field that stands in the way is named, and its value is not."""
+"""An `Email` is always valid. A refusal names the invalid field and never quotes its value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1024 * 1024
 
 
 def an_email(**fields: Any) -> Email:
-    """A valid plain email but for the fields given."""
+    """A valid plain email with the given fields changed."""
     plain = {
         "message_key": "order-17",
         "sender": "shop@example.com",
@@ -35,13 +35,13 @@ def an_email(**fields: Any) -> Email:
 
 
 def refusal(**fields: Any) -> tuple[str, str]:
-    """The field and the reason with which a plain email with these fields is refused."""
+    """The field and the reason of the refusal of a plain email with these fields changed."""
     with pytest.raises(InvalidEmail) as caught:
         an_email(**fields)
     return caught.value.field, caught.value.reason
 
 
-def test_a_plain_email_has_everything_else_at_rest() -> None:
+def test_optional_fields_have_their_defaults() -> None:
     email = an_email()
 
     assert (email.to, email.cc, email.bcc, email.reply_to) == (("ann@example.org",), (), (), ())
@@ -50,7 +50,7 @@ def test_a_plain_email_has_everything_else_at_rest() -> None:
     assert (email.tenant_id, email.correlation_id, email.on_uncertain) == ("default", None, None)
 
 
-def test_one_address_or_a_list_of_them_becomes_a_tuple() -> None:
+def test_one_address_or_a_list_becomes_a_tuple() -> None:
     email = an_email(
         to=["a@x.example", "B <b@x.example>"], cc="c@x.example", bcc=("d@x.example",), reply_to=["e@x.example"]
     )
@@ -59,7 +59,7 @@ def test_one_address_or_a_list_of_them_becomes_a_tuple() -> None:
     assert (email.cc, email.bcc, email.reply_to) == (("c@x.example",), ("d@x.example",), ("e@x.example",))
 
 
-def test_an_email_for_bcc_alone_is_one() -> None:
+def test_an_email_may_have_only_bcc_recipients() -> None:
     assert an_email(to=(), bcc="ann@example.org").bcc == ("ann@example.org",)
 
 
@@ -75,7 +75,7 @@ def test_the_policy_may_be_given_by_its_name() -> None:
     assert refusal(on_uncertain="retry") == ("on_uncertain", "must be one of: hold, resend")
 
 
-def test_an_email_cannot_be_changed_but_compared_hashed_and_replaced() -> None:
+def test_an_email_is_immutable_and_can_be_compared_hashed_and_replaced() -> None:
     email = an_email(headers={"X-Order": "17"})
 
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -87,7 +87,7 @@ def test_an_email_cannot_be_changed_but_compared_hashed_and_replaced() -> None:
     assert dataclasses.replace(email, subject="Other").subject == "Other"
 
 
-def test_later_changes_of_what_was_given_do_not_reach_the_email() -> None:
+def test_changing_the_arguments_later_does_not_change_the_email() -> None:
     to, headers, attachments = ["ann@example.org"], {"X-Order": "17"}, [PDF]
     email = an_email(to=to, headers=headers, attachments=attachments)
 
@@ -108,7 +108,7 @@ def test_a_subclass_of_str_is_kept_as_a_plain_str() -> None:
     assert [(type(name), type(value)) for name, value in email.headers.items()] == [(str, str)]
 
 
-def test_a_representation_shows_nothing_private() -> None:
+def test_the_repr_shows_nothing_private() -> None:
     email = an_email(subject="SECRET", text="SECRET", html="SECRET", headers={"X-A": "SECRET"}, attachments=[PDF])
 
     assert "SECRET" not in repr(email)
@@ -206,7 +206,7 @@ def test_a_representation_shows_nothing_private() -> None:
         ({"erase_after_sending": 1}, "erase_after_sending"),
     ],
 )
-def test_the_argument_that_breaks_a_rule_is_named(fields: Mapping[str, Any], field: str) -> None:
+def test_a_refusal_names_the_invalid_argument(fields: Mapping[str, Any], field: str) -> None:
     assert refusal(**fields)[0] == field
 
 
@@ -236,8 +236,8 @@ def test_an_unchecked_file_is_refused_as_an_attachment() -> None:
     "text",
     ["ann@example.org, bob@example.org", "Ann <ann@example.org>;bob@example.org", "a@x.org,b@x.org,c@x.org," * 1000],
 )
-def test_several_addresses_in_one_text_are_refused_with_a_hint_to_give_a_list(text: str) -> None:
-    reason = "has several addresses in one text; give a list of single addresses"
+def test_several_addresses_in_one_string_are_refused_with_a_hint(text: str) -> None:
+    reason = "has several addresses in one string; give a list of addresses"
 
     assert refusal(to=text) == ("to", reason)
     assert refusal(to=["ann@example.org"], cc=["ann@example.org", text]) == ("cc[1]", reason)
@@ -272,7 +272,10 @@ def test_the_tag_of_earlier_releases_sets_erase_after_sending() -> None:
     ],
 )
 def test_a_header_that_we_or_mail_servers_write_cannot_be_set(name: str) -> None:
-    assert refusal(headers={name: "x"}) == (f"headers.{name}", "is a header that an email may not set itself")
+    assert refusal(headers={name: "x"}) == (
+        f"headers.{name}",
+        "cannot be set, because the dispatcher or a mail server writes it",
+    )
     assert refusal(headers={name: "x"}, allowed_headers=[name])[0] == f"headers.{name}"
 
 
@@ -285,8 +288,8 @@ def test_a_header_that_we_or_mail_servers_write_cannot_be_set(name: str) -> None
         *(("X-MJ-TemplateID", "Mailjet"), ("X-Sib-Sandbox", "Brevo"), ("TLS-Required", "mail servers")),
     ],
 )
-def test_a_header_that_commands_a_provider_must_be_allowed_by_its_name(name: str, who: str) -> None:
-    reason = f"is a command to {who}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
+def test_a_header_that_controls_a_provider_must_be_allowed_by_name(name: str, who: str) -> None:
+    reason = f"controls {who}; to allow it, add its name to DISPATCHER_ALLOWED_PROVIDER_HEADERS"
 
     assert refusal(headers={name: "x"}) == (f"headers.{name}", reason)
     assert refusal(headers={name: "x"}, template_id="d-1", text=None) == (f"headers.{name}", reason)
@@ -309,7 +312,7 @@ def test_the_headers_that_applications_need_can_be_set() -> None:
     assert an_email(headers=useful).headers == useful
 
 
-def test_everything_at_its_limit_is_taken() -> None:
+def test_values_at_their_limits_are_accepted() -> None:
     email = an_email(
         message_key="ü" * MAX_KEY_CHARACTERS,
         tenant_id="t" * rules.MAX_TENANT_CHARACTERS,
@@ -325,14 +328,14 @@ def test_everything_at_its_limit_is_taken() -> None:
     assert len(email.headers) == 100
 
 
-def test_one_body_may_take_all_of_the_room_that_bodies_have() -> None:
+def test_one_body_may_use_the_whole_size_limit() -> None:
     largest = "h" * rules.MAX_BODY_OCTETS
 
     assert an_email(text=None, html=largest).html == largest
     assert refusal(text=None, html=largest + "h")[0] == "html"
 
 
-def test_punctuation_that_only_looks_like_an_encoded_word_is_taken() -> None:
+def test_punctuation_that_resembles_an_encoded_word_is_accepted() -> None:
     assert an_email(subject="1+1=? Tell me (why?=) now").subject == "1+1=? Tell me (why?=) now"
 
 
@@ -343,7 +346,7 @@ def test_punctuation_that_only_looks_like_an_encoded_word_is_taken() -> None:
     junk=st.text(max_size=20),
 )
 @settings(deadline=None)
-def test_a_refusal_never_gives_the_value_away(field: str, junk: str) -> None:
+def test_a_refusal_never_quotes_the_value(field: str, junk: str) -> None:
     secret = f"xqzj\n\0{junk}"
     value: object = {"X-A": secret} if field == "headers" else [secret] if field in ("tags", "to") else secret
 

@@ -1,4 +1,4 @@
-"""Email ids carry their time, ascend, and are nobody else's."""
+"""Email ids contain their creation time, ascend within a process, and are unique."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_ids_of_one_process_ascend_and_differ() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_forked_processes_never_make_the_same_id() -> None:
+def test_forked_processes_never_create_the_same_id() -> None:
     program = """
 import os
 from dispatcher.domain.email_id import new_email_id
@@ -50,7 +50,7 @@ if child:
     assert len(made) == len(set(made)) == 4000
 
 
-def test_ticks_ascend_while_the_clock_stands_still_or_is_set_back_a_little() -> None:
+def test_ticks_ascend_while_the_clock_stops_or_is_set_back_by_less_than_a_second() -> None:
     ticks = Ticks()
 
     given = [ticks.next(instant) for instant in (50 * SECOND_NS, 50 * SECOND_NS, 50 * SECOND_NS - 900_000_000)]
@@ -66,7 +66,7 @@ def test_ticks_follow_a_clock_that_is_set_back_by_a_second_or_more(seconds_back:
     assert ticks.next((50 - seconds_back) * SECOND_NS) == (50 - seconds_back) * 1000 * 4096
 
 
-def test_the_example_of_the_rfc_has_the_time_that_the_rfc_says() -> None:
+def test_the_time_of_the_rfc_example_is_as_the_rfc_states() -> None:
     # RFC 9562, appendix A.6.
     example = UUID("017F22E2-79B0-7CC3-98C4-DC0C0C07398F")
 
@@ -81,7 +81,7 @@ def test_the_lowest_id_of_an_instant_has_its_millisecond(instant: datetime) -> N
     assert lowest.version == 7
 
 
-def test_an_id_lies_between_the_bounds_of_its_millisecond() -> None:
+def test_an_id_is_within_the_bounds_of_its_millisecond() -> None:
     email_id = new_email_id()
 
     assert lowest_id_at(time_of(email_id)) <= email_id < lowest_id_at(time_of(email_id) + MILLISECOND)
@@ -89,11 +89,11 @@ def test_an_id_lies_between_the_bounds_of_its_millisecond() -> None:
 
 @pytest.mark.parametrize("instant", [datetime(2026, 1, 1), datetime(1969, 12, 31, tzinfo=UTC)])  # noqa: DTZ001
 def test_an_instant_without_zone_or_before_1970_has_no_id(instant: datetime) -> None:
-    with pytest.raises(ValueError, match="needs an instant"):
+    with pytest.raises(ValueError, match="needs a time"):
         lowest_id_at(instant)
 
 
 @pytest.mark.parametrize("foreign", [uuid4(), UUID("ffffffff-ffff-7fff-bfff-ffffffffffff"), UUID(int=0)])
-def test_an_id_that_we_cannot_have_made_has_no_time(foreign: UUID) -> None:
-    with pytest.raises(ValueError, match="is not an email's id"):
+def test_a_foreign_id_has_no_time(foreign: UUID) -> None:
+    with pytest.raises(ValueError, match="is not an email id"):
         time_of(foreign)

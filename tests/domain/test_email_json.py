@@ -1,4 +1,4 @@
-"""An email and its JSON are two forms of one thing."""
+"""An email converts to JSON and back without loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ emails = st.builds(
 
 
 def refusal(document: object) -> tuple[str, str]:
-    """The field and the reason with which a document is refused."""
+    """The field and the reason of a document's refusal."""
     with pytest.raises(InvalidEmail) as caught:
         Email.from_json(document)
     return caught.value.field, caught.value.reason
@@ -65,7 +65,7 @@ def refusal(document: object) -> tuple[str, str]:
 
 @given(emails)
 @settings(deadline=None)
-def test_an_email_survives_the_way_through_json(email: Email) -> None:
+def test_an_email_survives_conversion_to_json_and_back(email: Email) -> None:
     again = Email.from_json(orjson.loads(orjson.dumps(email.to_json())))
 
     assert again == email
@@ -74,7 +74,7 @@ def test_an_email_survives_the_way_through_json(email: Email) -> None:
     assert again == Email.from_json(json.loads(json.dumps(email.to_json())))
 
 
-def test_every_field_has_its_place() -> None:
+def test_every_field_has_its_json_name() -> None:
     document = {
         "message_key": "order-17",
         "tenant_id": "acme",
@@ -117,7 +117,7 @@ def test_every_field_has_its_place() -> None:
     assert email.to_json() == document
 
 
-def test_one_address_may_stand_without_a_list_and_null_means_absent() -> None:
+def test_a_single_address_needs_no_list_and_null_counts_as_absent() -> None:
     absent: dict[str, object] = dict.fromkeys(
         [
             *("cc", "html", "headers", "attachments", "tags", "correlation_id", "on_uncertain", "tenant_id"),
@@ -128,14 +128,14 @@ def test_one_address_may_stand_without_a_list_and_null_means_absent() -> None:
     assert Email.from_json(PLAIN | absent | {"to": "ann@example.org"}) == Email.from_json(PLAIN)
 
 
-def test_an_email_for_bcc_alone_needs_no_to() -> None:
+def test_an_email_with_only_bcc_recipients_needs_no_to() -> None:
     document = {name: value for name, value in PLAIN.items() if name != "to"}
 
     assert Email.from_json(document | {"bcc": ["ann@example.org"]}).to == ()
-    assert refusal(document) == ("to", "needs at least one recipient in to, cc or bcc")
+    assert refusal(document) == ("to", "has no recipient; set to, cc or bcc")
 
 
-def test_the_document_is_left_as_it_was() -> None:
+def test_the_document_is_not_changed() -> None:
     document = PLAIN | {"attachments": [FILE], "cc": None}
     before = json.dumps(document)
 
@@ -145,14 +145,16 @@ def test_the_document_is_left_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("name", ["message_key", "from", "subject"])
-def test_a_missing_field_is_named(name: str) -> None:
-    assert refusal({key: value for key, value in PLAIN.items() if key != name}) == (name, "is missing")
-    assert refusal(PLAIN | {name: None}) == (name, "is missing")
+def test_a_refusal_names_the_missing_field(name: str) -> None:
+    reason = "is required without template_id" if name == "subject" else "is required"
+
+    assert refusal({key: value for key, value in PLAIN.items() if key != name}) == (name, reason)
+    assert refusal(PLAIN | {name: None}) == (name, reason)
 
 
 @pytest.mark.parametrize("document", [None, [], "email", 17, [PLAIN], b"{}"])
-def test_what_is_no_object_is_refused(document: object) -> None:
-    assert refusal(document) == ("email", "must be an object")
+def test_a_document_that_is_not_an_object_is_refused(document: object) -> None:
+    assert refusal(document) == ("email", "must be a JSON object")
 
 
 @pytest.mark.parametrize(
@@ -167,11 +169,11 @@ def test_what_is_no_object_is_refused(document: object) -> None:
         (7, "int"),
     ],
 )
-def test_an_unknown_field_is_named_in_a_form_that_can_be_printed(name: object, shown: str) -> None:
+def test_the_name_of_an_unknown_field_is_made_printable(name: object, shown: str) -> None:
     document: dict[Any, Any] = dict(PLAIN)
     document[name] = 1
 
-    assert refusal(document) == (shown, "is not a field of an email")
+    assert refusal(document) == (shown, "is not a field of an email; check the spelling")
 
 
 @pytest.mark.parametrize(
@@ -223,11 +225,11 @@ def test_an_unknown_field_is_named_in_a_form_that_can_be_printed(name: object, s
         ({"attachments": [FILE | {"content": "A" * (34 * 1024 * 1024)}]}, "attachments[0].content"),
     ],
 )
-def test_the_field_of_the_wrong_type_or_form_is_named(fields: dict[str, Any], field: str) -> None:
+def test_a_refusal_names_the_field_of_the_wrong_type_or_form(fields: dict[str, Any], field: str) -> None:
     assert refusal(PLAIN | fields)[0] == field
 
 
-def test_an_empty_attachment_is_one() -> None:
+def test_an_attachment_may_be_empty() -> None:
     assert Email.from_json(PLAIN | {"attachments": [FILE | {"content": ""}]}).attachments[0].content == b""
 
 
@@ -264,27 +266,30 @@ def test_any_document_is_an_email_or_refused_with_its_field(document: object) ->
     try:
         email = Email.from_json(filled)
     except InvalidEmail as error:
-        # A field's name and a reason that can be printed: the command line and the log show both.
+        # The command line and the log show the field's name and the reason, so both must be printable.
         assert str(error).isprintable()  # noqa: PT017
     else:
         assert Email.from_json(email.to_json()) == email
 
 
-def test_an_attachment_that_is_decoded_in_pieces_is_whole() -> None:
+def test_an_attachment_decoded_in_pieces_is_complete() -> None:
     content = bytes(range(256)) * 10_000
     file = FILE | {"content": base64.b64encode(content).decode()}
 
     assert Email.from_json(PLAIN | {"attachments": [file]}).attachments[0].content == content
 
 
-def test_base64_that_goes_on_after_its_padding_is_refused_wherever_the_padding_is() -> None:
+def test_base64_with_data_after_its_padding_is_refused() -> None:
     for characters in (8, 1 << 20, (1 << 20) + 8):
         content = "A" * (characters - 2) + "==" + "A" * (1 << 20)
 
         field, reason = refusal(PLAIN | {"attachments": [FILE | {"content": content}]})
 
-        assert (field, reason) == ("attachments[0].content", "is not valid base64")
+        assert (field, reason) == (
+            "attachments[0].content",
+            "is not valid base64 (RFC 4648, with padding, without line breaks)",
+        )
 
 
-def test_too_many_attachments_are_refused_before_one_of_them_is_read() -> None:
-    assert refusal(PLAIN | {"attachments": [{}] * 101}) == ("attachments", "has more than 100 entries")
+def test_too_many_attachments_are_refused_before_any_is_decoded() -> None:
+    assert refusal(PLAIN | {"attachments": [{}] * 101}) == ("attachments", "has more than 100 attachments")

@@ -1,4 +1,4 @@
-"""What a file's name is to who opens it."""
+"""File extensions as the recipient's system reads them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from dispatcher.domain.filename import endings_of
         "a.exe :b",
     ],
 )
-def test_an_ending_is_found_in_every_notation(name: str) -> None:
+def test_an_extension_is_found_however_it_is_written(name: str) -> None:
     assert "exe" in endings_of(name)
 
 
 @pytest.mark.parametrize(
     "name", ["exe", "a.exe.pdf", "exe.pdf", "a.e xe", "a", "", "Fwd: exe", "\u0435\u0445\u0435.pdf"]
 )
-def test_other_text_is_not_taken_for_an_ending(name: str) -> None:
+def test_other_text_is_not_an_extension(name: str) -> None:
     assert "exe" not in endings_of(name)

@@ -1,4 +1,4 @@
-"""A name that stands twice in an object is found, however it is written and whatever stands around it."""
+"""Duplicate names in JSON objects are found, however they are written."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import orjson
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dispatcher.domain.json_names import has_name_twice
+from dispatcher.domain.json_names import has_duplicate_name
 
 TEXTS = st.text('a":\\ \n', max_size=6)
 VALUES = st.recursive(
@@ -21,16 +21,16 @@ VALUES = st.recursive(
 
 @given(value=VALUES, indent=st.sampled_from([None, 2]))
 @example(value={"a": ': "', "b": '":'}, indent=None)
-def test_names_that_stand_once_are_left_alone(value: Any, indent: int | None) -> None:
+def test_distinct_names_are_accepted(value: Any, indent: int | None) -> None:
     text = json.dumps(value, indent=indent).encode()
 
-    assert not has_name_twice(text, orjson.loads(text))
+    assert not has_duplicate_name(text, orjson.loads(text))
 
 
 @given(value=st.dictionaries(TEXTS, VALUES, min_size=1, max_size=4), more=VALUES, spaces=st.text(" \t\n\r", max_size=2))
-def test_a_name_that_stands_twice_is_found(value: dict[str, Any], more: Any, spaces: str) -> None:
+def test_a_duplicate_name_is_found(value: dict[str, Any], more: Any, spaces: str) -> None:
     name = json.dumps(next(iter(value)))
     escaped = '"' + "".join(f"\\u{ord(character):04x}" for character in json.loads(name)) + '"'
     for again in (name, escaped):
         text = f"[{json.dumps(value)[:-1]}, {again}{spaces}: {json.dumps(more)}}}]".encode()
-        assert has_name_twice(text, orjson.loads(text)), text
+        assert has_duplicate_name(text, orjson.loads(text)), text

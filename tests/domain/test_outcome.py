@@ -1,4 +1,4 @@
-"""What an outcome says of single recipients, and what it may be about."""
+"""What an outcome says about single recipients, and what it concerns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.domain.outcome import Concern, Deferred, Reason, left_out
         ("refused recipients: 2 (550 5.1.1), 3 (451); 250 2.0.0 queued; thanks", "2 (550 5.1.1), 3 (451)"),
     ],
 )
-def test_an_acceptance_says_which_recipients_it_left_out(detail: str | None, recipients: str | None) -> None:
+def test_an_acceptance_lists_the_recipients_that_it_refused(detail: str | None, recipients: str | None) -> None:
     assert left_out(detail) == recipients
 
 
@@ -29,5 +29,7 @@ def test_an_acceptance_says_which_recipients_it_left_out(detail: str | None, rec
         (Deferred(Reason.CONNECTION_FAILED, known_concern=Concern.EMAIL), Concern.EMAIL),
     ],
 )
-def test_a_deferral_is_about_what_the_adapter_or_else_its_reason_says(deferred: Deferred, concern: Concern) -> None:
+def test_the_concern_of_a_deferral_comes_from_the_adapter_or_from_its_reason(
+    deferred: Deferred, concern: Concern
+) -> None:
     assert deferred.concern is concern

@@ -1,4 +1,4 @@
-"""The digest that tells a repeat from a conflict: the same for ever, and different where the recipient would notice."""
+"""The payload hash never changes between releases, and differs whenever the recipient would notice."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def digest(**fields: Any) -> str:
     return Email(**(FULL | fields)).payload_hash().hex()
 
 
-def test_digests_are_those_of_the_first_release() -> None:
-    # Tables hold such digests for years. If this test fails, mend the code: with another digest, an application that
+def test_hashes_equal_those_of_the_first_release() -> None:
+    # Tables hold such hashes for years. If this test fails, fix the code: with another hash, an application that
     # repeats an enqueue gets a conflict instead of its email's id.
     plain = Email(message_key="k", sender="a@example.com", to="b@example.org", subject="Hi", text="Hi")
 
@@ -56,11 +56,11 @@ def test_erase_after_sending_and_the_tag_of_earlier_releases_have_the_same_paylo
         {"to": ("ann@example.org", "Bob <bob@example.org>")},
     ],
 )
-def test_what_a_repeat_may_change_leaves_the_digest_alone(same: dict[str, Any]) -> None:
+def test_fields_that_a_repeat_may_change_do_not_change_the_hash(same: dict[str, Any]) -> None:
     assert digest(**same) == digest()
 
 
-def test_whatever_the_recipient_or_the_promise_notices_changes_the_digest() -> None:
+def test_everything_that_affects_the_recipient_or_the_policy_changes_the_hash() -> None:
     pdf = FULL["attachments"][0]
     changes: list[dict[str, Any]] = [
         {},
@@ -92,7 +92,7 @@ def test_whatever_the_recipient_or_the_promise_notices_changes_the_digest() -> N
     assert len({digest(**change) for change in changes}) == len(changes)
 
 
-def test_text_cannot_imitate_the_form_that_is_hashed() -> None:
+def test_no_text_can_imitate_the_structure_of_the_hashed_form() -> None:
     digests = {
         digest(subject="a", text="b", html=None),
         digest(subject="a1:b", text="x", html=None),

@@ -1,4 +1,4 @@
-"""How long a deferred email waits, and when it waits no more."""
+"""How long a deferred email waits before a retry, and when retries end."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ def test_the_cap_bounds_every_wait() -> None:
     assert patient.wait_before(100_000, None, always(1.0)) == 60
 
 
-def test_nothing_waits_for_an_attempt_beyond_the_last() -> None:
+def test_no_attempt_follows_the_last() -> None:
     assert POLICY.wait_before(5, None, always(0.0)) is not None
     assert POLICY.wait_before(6, None, always(0.0)) is None
     assert RetryPolicy(1, 1, 60).wait_before(2, None, always(0.0)) is None
 
 
-def test_the_provider_is_waited_for_and_the_jitter_comes_on_top() -> None:
+def test_jitter_is_added_to_the_wait_that_the_provider_asked_for() -> None:
     assert POLICY.wait_before(2, 30, always(0.0)) == 30
     assert POLICY.wait_before(2, 30, always(0.5)) == 30.5
     assert POLICY.wait_before(5, 60, always(1.0)) == 60
 
 
 @pytest.mark.parametrize("retry_after", [60.001, 86_400, math.inf, math.nan])
-def test_a_provider_that_asks_for_more_than_the_cap_is_given_up(retry_after: float) -> None:
+def test_no_retry_follows_if_the_provider_asks_for_more_than_the_cap(retry_after: float) -> None:
     assert POLICY.wait_before(2, retry_after, always(0.0)) is None
 
 

@@ -1,4 +1,4 @@
-"""Providers' words: no addresses, one line, bounded, whatever they are."""
+"""Scrubbed provider text has no addresses, one line, and a bounded length, whatever the input."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from dispatcher.domain.scrub import MAX_CHARACTERS, scrub
         ("", ""),
     ],
 )
-def test_addresses_credentials_and_controls_are_gone(words: str, safe: str) -> None:
+def test_addresses_credentials_and_control_characters_are_removed(words: str, safe: str) -> None:
     assert scrub(words) == safe
 
 
@@ -54,7 +54,7 @@ def test_no_part_of_an_address_survives(before: str, local: str, domain: str, af
 
 
 @given(st.text())
-def test_any_words_become_one_bounded_printable_line(words: str) -> None:
+def test_any_text_becomes_one_bounded_printable_line(words: str) -> None:
     safe = scrub(words)
 
     assert len(safe) <= MAX_CHARACTERS

@@ -1,4 +1,4 @@
-"""An email whose subject and body a provider's template writes."""
+"""Emails whose body a provider's template writes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dispatcher.errors import InvalidEmail
 
 
 def templated(**changes: Any) -> Email:
-    """A valid templated email, changed."""
+    """A valid email with a template and the given fields changed."""
     given: dict[str, Any] = {
         "message_key": "k",
         "sender": "a@example.com",
@@ -68,13 +68,13 @@ def nested(depth: int) -> object:
         ("template_data", {"template_data": {"x": "y" * 300_000}}),
     ],
 )
-def test_what_no_template_can_take_is_refused_with_its_field(field: str, changes: dict[str, Any]) -> None:
+def test_a_refusal_names_the_field_that_templates_do_not_allow(field: str, changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidEmail) as refused:
         templated(**changes)
 
     assert refused.value.field == field
 
 
-def test_without_template_a_subject_must_be_given_in_json() -> None:
+def test_json_without_template_id_needs_a_subject() -> None:
     with pytest.raises(InvalidEmail, match="subject"):
         Email.from_json({"message_key": "k", "from": "a@example.com", "to": "b@example.org", "text": "x"})

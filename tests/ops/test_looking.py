@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from dispatcher.broker.connection import Connection, open_connection
-from dispatcher.broker.dlq import DeadLetterQueue, Look
+from dispatcher.broker.dlq import DeadLetterQueue, DlqScan
 from dispatcher.broker.pointer import Pointer, encode_bundle
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, declare
@@ -36,7 +36,7 @@ async def has(dlq: DeadLetterQueue, depth: int) -> bool:
 
 
 async def bodies(dlq: DeadLetterQueue) -> list[bytes]:
-    async with dlq.look() as look:
+    async with dlq.scan() as look:
         return [found.body async for batch in look.batches() for found in batch]
 
 
@@ -80,7 +80,7 @@ async def test_a_read_that_fails_removes_nothing(dlq: DeadLetterQueue, dead_emai
     await dead_emails.publish(b"a")
 
     async def remove_and_fail() -> None:
-        async with dlq.look() as look:
+        async with dlq.scan() as look:
             async for batch in look.batches():
                 look.remove(batch)
             raise RuntimeError
@@ -258,9 +258,9 @@ class Eventful(DeadLetterQueue):
         self._events = iter(events)
 
     @asynccontextmanager
-    async def look(self) -> AsyncIterator[Look]:
+    async def scan(self) -> AsyncIterator[DlqScan]:
         """Reads the DLQ, then runs the next event."""
-        async with super().look() as opened:
+        async with super().scan() as opened:
             yield opened
         if event := next(self._events, None):
             await event()

@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 
-from dispatcher.domain.waiting import Wait, Waiting
+from dispatcher.domain.waiting import WaitExplanation, WaitReason
 from dispatcher.ops.email_history import find_history
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession
 from dispatcher.store.queries import query
@@ -40,7 +40,7 @@ def lock_holder(url: str, email_id: UUID) -> Iterator[None]:
         connection.rollback()
 
 
-async def wait_of(session: AsyncSession, email_id: UUID) -> Waiting:
+async def wait_of(session: AsyncSession, email_id: UUID) -> WaitExplanation:
     story = await find_history(session, email_id, lease_seconds=LEASE_SECONDS)
     assert story is not None
     assert story.waiting is not None
@@ -52,9 +52,9 @@ async def test_without_dispatcher_run_a_relay_is_missing_and_then_a_worker(
 ) -> None:
     (email_id,) = books.enqueue(1)
 
-    assert (await wait_of(session, email_id)).reason is Wait.NO_RELAY
+    assert (await wait_of(session, email_id)).reason is WaitReason.NO_RELAY
     books.change(email_id, publish_due_at=None)
-    assert (await wait_of(session, email_id)).reason is Wait.NO_WORKER
+    assert (await wait_of(session, email_id)).reason is WaitReason.NO_WORKER
 
 
 async def test_emails_ahead_are_other_due_emails(session: AsyncSession, books: Books, running: ExitStack) -> None:
@@ -64,7 +64,7 @@ async def test_emails_ahead_are_other_due_emails(session: AsyncSession, books: B
 
     found = await wait_of(session, last)
 
-    assert (found.reason, found.ahead) == (Wait.QUEUED, 2)
+    assert (found.reason, found.ahead) == (WaitReason.QUEUED, 2)
 
 
 async def test_a_provider_that_refuses_the_credentials_is_named_with_its_reason(
@@ -78,7 +78,8 @@ async def test_a_provider_that_refuses_the_credentials_is_named_with_its_reason(
 
     found = await wait_of(session, email_id)
 
-    assert (found.reason, found.detail) == (Wait.PROVIDER_REFUSES, "smtp refuses us: SMTP refuses our credentials.")
+    assert found.reason is WaitReason.PROVIDER_REFUSES
+    assert found.detail == "smtp refuses all emails: SMTP refuses our credentials."
     assert found.until is not None
 
 
@@ -92,9 +93,9 @@ async def test_a_leased_email_waits_for_its_worker_and_then_for_a_relay(
     running.close()
 
     async def is_gone() -> bool:
-        return (await wait_of(session, email_id)).reason is Wait.WORKER_LOST
+        return (await wait_of(session, email_id)).reason is WaitReason.WORKER_LOST
 
-    assert leased.reason is Wait.LEASED
+    assert leased.reason is WaitReason.LEASED
     await until_answer(is_gone)  # PostgreSQL notices a closed session a moment later
 
 
@@ -106,7 +107,7 @@ async def test_an_open_transaction_that_has_locked_the_row_is_named(
 
     async def is_named() -> bool:
         found = await wait_of(session, email_id)
-        return found.reason is Wait.LOCKED and "(left-open), idle in transaction" in found.detail
+        return found.reason is WaitReason.LOCKED and "(left-open), idle in transaction" in found.detail
 
     with lock_holder(tables_url, email_id):
         await until_answer(is_named, BATCH_LOCK_SECONDS + 20)

@@ -17,7 +17,7 @@ from sendgrid.helpers import mail as helpers
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_id
-from dispatcher.domain.header_names import is_written_by_others
+from dispatcher.domain.header_names import is_reserved
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment, OutgoingEmail
 from dispatcher.errors import InvalidEmail
@@ -256,7 +256,7 @@ def test_emails_that_sendgrid_would_refuse_are_rejected_before_sending(reason: R
 
 def test_headers_that_sendgrid_reserves_are_refused_at_enqueue() -> None:
     for name in sendgrid_schema.RESERVED_HEADERS:
-        assert is_written_by_others(name)
+        assert is_reserved(name)
 
 
 def test_a_thousand_recipients_do_not_block_the_loop() -> None:

@@ -1,4 +1,4 @@
-"""Parents with toys, gone when their test ends."""
+"""Parents with fake roles, ended after their test."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervisor.nursery import Nursery
+from tests.supervisor.parent_starter import ParentStarter
 
 
 @pytest.fixture
-def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    """Where this test's parents live."""
-    opened = Nursery(tmp_path)
+def starter(tmp_path: Path) -> Iterator[ParentStarter]:
+    """Starts this test's parents."""
+    opened = ParentStarter(tmp_path)
     yield opened
     opened.destroy()

@@ -1,4 +1,4 @@
-"""A program under test: a real process in a session of its own, its JSON log read as events, its children, its end."""
+"""A program under test: a real process in its own session, its JSON log read as events, its children and its exit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import orjson
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 90.0
-"""Far above what anything takes on a busy machine; nothing waits that long unless it is broken."""
+"""Far above the time that anything takes on a busy machine. Reaching it means a bug."""
 LOOK_SECONDS: Final = 0.01
 CHECKOUT: Final = Path(__file__).parents[2]
 
@@ -30,7 +30,7 @@ def eventually(
     *,
     seconds: float = DEADLINE_SECONDS,
 ) -> T:
-    """Waits until the condition gives something true, and returns that; fails when the time is over."""
+    """Wait until the condition returns a true value, and return that value. Fails after the timeout."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > give_up_at:
@@ -42,7 +42,7 @@ def eventually(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One process in the kernel's table."""
+    """One process in the kernel's process table."""
 
     pid: int
     state: str
@@ -51,11 +51,11 @@ class Entry:
 
 
 def processes() -> list[Entry]:
-    """All of them, zombies included."""
+    """All processes, including zombies."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # It may end while we look.
+            # The process may end while it is read.
             with suppress(OSError):
                 state, parent, _group, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
                 found.append(Entry(int(folder.name), state, int(parent), int(session)))
@@ -63,26 +63,26 @@ def processes() -> list[Entry]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether it runs; a zombie does not."""
+    """Whether the process runs. A zombie does not."""
     return any(entry.pid == pid and entry.state not in "ZX" for entry in processes())
 
 
 class Program:
-    """One started process and everything that it starts.
+    """A started process and all of its descendants.
 
     Attributes:
-        pid: Its id, and its session's.
+        pid: The process id, which is also the session id.
     """
 
     def __init__(
         self, argv: Sequence[str], folder: Path, name: str, *, env: Mapping[str, str], stdout: Path | None = None
     ) -> None:
-        """Starts it at once.
+        """Start the program at once.
 
         Args:
-            folder: For what it says: `name.log` and `name.err`.
-            env: Its whole environment.
-            stdout: Where its log goes instead; there are no events then.
+            folder: The folder for its output: `name.log` and `name.err`.
+            env: The whole environment.
+            stdout: A different target for its log. No events are available then.
         """
         self._log_path = folder / f"{name}.log"
         self._words_path = folder / f"{name}.err"
@@ -103,21 +103,21 @@ class Program:
 
     @property
     def exit_code(self) -> int | None:
-        """How it ended, negative for a signal; None while it runs."""
+        """The exit code, negative for a signal; None while the process runs."""
         return self._process.poll()
 
     @property
     def words(self) -> str:
-        """What it said on stderr."""
+        """The output on stderr."""
         return self._words_path.read_text(errors="replace")
 
     @property
     def log(self) -> str:
-        """What it said on stdout."""
+        """The output on stdout."""
         return self._log_path.read_text(errors="replace")
 
     def events(self, name: str, **fields: object) -> list[Event]:
-        """Its log's events of that name so far, oldest first, of those whose fields are as given."""
+        """The events of this name in the log so far, oldest first, with fields as given."""
         with self._log_path.open("rb") as log:
             log.seek(self._read_octets)
             whole, found, _unfinished = log.read().rpartition(b"\n")
@@ -131,7 +131,7 @@ class Program:
         ]
 
     def await_events(self, name: str, count: int = 1, *, seconds: float = DEADLINE_SECONDS, **fields: object) -> Event:
-        """Waits for so many such events, and returns the last of these."""
+        """Wait for this many such events, and return the last of them."""
 
         def found() -> list[Event]:
             events = self.events(name, **fields)
@@ -141,62 +141,62 @@ class Program:
         return eventually(found, lambda: self._account(f"{count} x {name} {fields}"), seconds=seconds)[-1]
 
     def pid_of(self, role: str) -> int:
-        """The process that has this role now; waits until there is one."""
+        """The process that runs this role now. Waits until one runs."""
 
-        def living() -> int:
+        def running() -> int:
             started = [event["pid"] for event in self.events("process.started", role=role)]
             ended = {event["pid"] for event in self.events("process.exited", role=role)}
             return started[-1] if started and started[-1] not in ended else 0
 
-        return eventually(living, lambda: self._account(f"a process for {role}"))
+        return eventually(running, lambda: self._account(f"a process for {role}"))
 
     def children(self) -> list[int]:
-        """Its direct children, zombies included, as the kernel sees them."""
-        # A thousand times faster than a look at all processes, where the kernel offers it.
+        """The direct children, including zombies, as the kernel reports them."""
+        # If the kernel supports it, this is a thousand times faster than reading all processes.
         with suppress(FileNotFoundError):
             return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return [entry.pid for entry in processes() if entry.parent == self.pid]
 
     def members(self) -> list[int]:
-        """Whoever lives of its session, orphans included."""
+        """Every running process of the session, including orphans."""
         return [entry.pid for entry in processes() if entry.session == self.pid and entry.state not in "ZX"]
 
     def send(self, number: signal.Signals) -> None:
-        """Signals the process itself."""
+        """Send a signal to the process itself."""
         os.kill(self.pid, number)
 
     def send_to(self, pid: int, number: signal.Signals) -> None:
-        """Signals one that it started."""
+        """Send a signal to a process that it started."""
         os.kill(pid, number)
 
     def freeze_all(self, *, seconds: float) -> None:
-        """Lets everybody of its session stand still for so long, as a host that is suspended does."""
+        """Stop every process of the session for this long, like a suspended host."""
         members = self.members()
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in members:
                 os.kill(pid, number)
-            # Time itself is what is tested here.
+            # This tests the passing of time itself.
             time.sleep(seconds if number is signal.SIGSTOP else 0)
 
     def send_all(self, number: signal.Signals) -> None:
-        """Signals its whole process group, as a terminal does."""
+        """Send a signal to the process group, like a terminal does."""
         os.killpg(self.pid, number)
 
     def await_exit(self, seconds: float = DEADLINE_SECONDS) -> int:
-        """Waits for its end; returns how it ended."""
+        """Wait for the exit; returns the exit code."""
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(self._account(f"it did not end within {seconds:g} s")) from None
 
-    def await_all_gone(self, seconds: float = DEADLINE_SECONDS) -> None:
-        """Waits until nobody of its session lives."""
+    def await_all_ended(self, seconds: float = DEADLINE_SECONDS) -> None:
+        """Wait until every process of the session has ended."""
         eventually(
             lambda: not self.members(), lambda: self._account(f"processes {self.members()} live on;"), seconds=seconds
         )
 
     def destroy(self) -> None:
-        """Kills whatever is left of the session; for the end of a test, whatever happened in it."""
+        """Kill every remaining process of the session. Called at the end of a test, whatever happened in it."""
         while members := self.members():
             for pid in members:
                 with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""Replacing processes while the others work: by SIGHUP, by a worker's own wish; and one more or less of them."""
+"""Replacing processes while others work: by SIGHUP, at a worker's request; and adding or removing workers."""
 
 from __future__ import annotations
 
@@ -6,21 +6,23 @@ import signal
 
 import pytest
 
-from tests.supervisor.nursery import Nursery
+from tests.supervisor.parent_starter import ParentStarter
 from tests.supervisor.program import Event, Program, eventually
 
 EVERYBODY = {"worker 0", "worker 1", "relay", "monitor"}
 
 
 @pytest.fixture
-def parent(nursery: Nursery) -> Program:
-    """Two workers, a relay and a monitor, all of them up."""
-    program = nursery.start("worker*2=serve", "relay=serve", "monitor=serve")
-    eventually(lambda: len(nursery.diary("serving")) == 4)
+def parent(starter: ParentStarter) -> Program:
+    """Two workers, a relay and a monitor, all up."""
+    program = starter.start("worker*2=serve", "relay=serve", "monitor=serve")
+    eventually(lambda: len(starter.diary("serving")) == 4)
     return program
 
 
-def test_a_reload_replaces_everybody_and_at_no_time_there_are_fewer_workers(parent: Program, nursery: Nursery) -> None:
+def test_a_reload_replaces_all_processes_without_ever_having_fewer_workers(
+    parent: Program, starter: ParentStarter
+) -> None:
     before = {parent.pid_of(role) for role in EVERYBODY}
 
     parent.send(signal.SIGHUP)
@@ -30,20 +32,20 @@ def test_a_reload_replaces_everybody_and_at_no_time_there_are_fewer_workers(pare
     assert {(end["reason"], end["exit_status"]) for end in ends} == {("reloaded", "exit 0")}
     assert {end["pid"] for end in ends} == before
     assert [end["role"].split()[0] for end in ends] == ["worker", "worker", "relay", "monitor"]
-    eventually(lambda: len(nursery.diary("serving")) == 8)
-    assert fewest_workers(nursery, of=2) == 2
+    eventually(lambda: len(starter.diary("serving")) == 8)
+    assert fewest_workers(starter, of=2) == 2
     assert most_with_one_name(parent) == 1
     stop(parent)
 
 
-def test_reloads_that_come_during_one_are_one_with_it(parent: Program, nursery: Nursery) -> None:
-    # Nobody is replaced before the last one comes.
-    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+def test_reloads_during_a_reload_act_as_one(parent: Program, starter: ParentStarter) -> None:
+    # No process is replaced before the last signal arrives.
+    starter.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
     for count in (1, 2):
         parent.send(signal.SIGHUP)
         parent.await_events("dispatcher.reloading", count)
 
-    nursery.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
+    starter.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
 
     parent.await_events("dispatcher.reloaded")
@@ -53,8 +55,8 @@ def test_reloads_that_come_during_one_are_one_with_it(parent: Program, nursery: 
     assert len(parent.events("dispatcher.reloaded")) == 1
 
 
-def test_a_reload_takes_the_new_settings(parent: Program, nursery: Nursery) -> None:
-    nursery.change_roles("worker*2=serve:0.01", "relay=serve:0.01", "monitor=signal")
+def test_a_reload_uses_the_new_settings(parent: Program, starter: ParentStarter) -> None:
+    starter.change_roles("worker*2=serve:0.01", "relay=serve:0.01", "monitor=signal")
 
     parent.send(signal.SIGHUP)
 
@@ -62,8 +64,8 @@ def test_a_reload_takes_the_new_settings(parent: Program, nursery: Nursery) -> N
     stop(parent)
 
 
-def test_a_mistake_in_the_new_settings_changes_nothing(parent: Program, nursery: Nursery) -> None:
-    nursery.change_roles()
+def test_a_mistake_in_the_new_settings_changes_nothing(parent: Program, starter: ParentStarter) -> None:
+    starter.change_roles()
 
     parent.send(signal.SIGHUP)
 
@@ -72,33 +74,33 @@ def test_a_mistake_in_the_new_settings_changes_nothing(parent: Program, nursery:
     stop(parent)
 
 
-def test_a_successor_that_cannot_boot_costs_no_worker_and_the_next_reload_mends_it(
-    parent: Program, nursery: Nursery
+def test_a_successor_that_cannot_boot_stops_no_worker_and_the_next_reload_fixes_it(
+    parent: Program, starter: ParentStarter
 ) -> None:
-    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+    starter.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
     parent.await_events("process.exited", 2, reason="could_not_boot")
     assert not parent.events("process.exited", reason="reloaded")
 
-    nursery.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
+    starter.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
 
     parent.await_events("dispatcher.reloaded")
-    assert fewest_workers(nursery, of=2) == 2
+    assert fewest_workers(starter, of=2) == 2
     assert len(parent.events("process.exited", reason="reloaded")) == 4
     stop(parent)
 
 
-def test_a_predecessor_that_dies_before_his_successor_is_up_is_replaced_all_the_same(
-    parent: Program, nursery: Nursery
+def test_a_worker_that_dies_before_its_successor_is_up_is_replaced_anyway(
+    parent: Program, starter: ParentStarter
 ) -> None:
-    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+    starter.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
     parent.await_events("process.exited", reason="could_not_boot")
     parent.send_to(parent.pid_of("worker 0"), signal.SIGKILL)
     parent.await_events("process.exited", role="worker 0")
 
-    nursery.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
+    starter.change_roles("worker*2=serve", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
 
     parent.await_events("dispatcher.reloaded")
@@ -106,8 +108,8 @@ def test_a_predecessor_that_dies_before_his_successor_is_up_is_replaced_all_the_
     stop(parent)
 
 
-def test_a_stop_ends_a_reload_half_way(parent: Program, nursery: Nursery) -> None:
-    nursery.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
+def test_a_stop_interrupts_a_reload(parent: Program, starter: ParentStarter) -> None:
+    starter.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
     parent.send(signal.SIGHUP)
     parent.await_events("process.exited", reason="could_not_boot")
 
@@ -115,24 +117,24 @@ def test_a_stop_ends_a_reload_half_way(parent: Program, nursery: Nursery) -> Non
     parent.send(signal.SIGHUP)
 
     assert parent.await_exit() == 0
-    assert [name for name, _ in nursery.diary("stopped")][:2] == ["worker", "worker"]
+    assert [name for name, _ in starter.diary("stopped")][:2] == ["worker", "worker"]
     assert not parent.members()
 
 
-def test_workers_that_want_to_be_replaced_are_one_at_a_time(nursery: Nursery) -> None:
-    parent = nursery.start("worker*3=retire", "relay=serve")
+def test_workers_that_ask_for_a_successor_are_replaced_one_at_a_time(starter: ParentStarter) -> None:
+    parent = starter.start("worker*3=retire", "relay=serve")
 
     parent.await_events("process.exited", 6, reason="recycled")
 
-    assert fewest_workers(nursery, of=3) == 3
+    assert fewest_workers(starter, of=3) == 3
     assert not parent.events("process.exited", role="relay")
     stop(parent)
 
 
-def test_workers_are_added_and_removed_and_one_is_always_left(parent: Program, nursery: Nursery) -> None:
+def test_workers_can_be_added_and_removed_down_to_one(parent: Program, starter: ParentStarter) -> None:
     parent.send(signal.SIGTTIN)
     assert parent.await_events("dispatcher.scaled")["workers"] == 3
-    eventually(lambda: len(nursery.diary("serving")) == 5)
+    eventually(lambda: len(starter.diary("serving")) == 5)
 
     for count in range(2, 6):
         parent.send(signal.SIGTTOU)
@@ -157,11 +159,11 @@ def workers_of(parent: Program) -> list[Event]:
     return [event for event in started if event["role"].startswith("worker") and event["pid"] not in ended]
 
 
-def fewest_workers(nursery: Nursery, *, of: int) -> int:
-    """How many workers served at least, since so many did for the first time: one may start late."""
+def fewest_workers(starter: ParentStarter, *, of: int) -> int:
+    """The lowest number of workers that served at once, after this many had first started. A worker may start late."""
     serving = 0
     served: list[int] = []
-    for name, word in nursery.words_in_order():
+    for name, word in starter.words_in_order():
         serving += {"serving": 1, "stopping": -1}.get(word, 0) if name == "worker" else 0
         if served or serving == of:
             served.append(serving)
@@ -169,12 +171,12 @@ def fewest_workers(nursery: Nursery, *, of: int) -> int:
 
 
 def most_with_one_name(parent: Program) -> int:
-    """How many processes of one name lived at once, at most: nobody shares a slot."""
-    living: dict[str, int] = {}
+    """The highest number of processes with one name at once: no two share a slot."""
+    running: dict[str, int] = {}
     most = 0
-    # An end comes before a start of the same microsecond.
+    # At equal times, an end sorts before a start.
     events = parent.events("process.exited") + parent.events("process.started")
     for event in sorted(events, key=lambda event: event["timestamp"]):
-        living[event["role"]] = living.get(event["role"], 0) + (1 if event["event"] == "process.started" else -1)
-        most = max(most, *living.values())
+        running[event["role"]] = running.get(event["role"], 0) + (1 if event["event"] == "process.started" else -1)
+        most = max(most, *running.values())
     return most

@@ -1,4 +1,4 @@
-"""How long a role waits before it is started again."""
+"""How long a role waits before a restart."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ def waits(*lived_seconds: float) -> list[float]:
     return found
 
 
-def test_the_first_end_costs_no_wait() -> None:
+def test_the_first_restart_has_no_wait() -> None:
     assert waits(0.0) == [0.0]
 
 
-def test_waits_double_while_it_ends_at_once() -> None:
+def test_waits_double_while_the_process_ends_at_once() -> None:
     assert waits(0.1, 0.1, 0.1, 0.1, 0.1) == [0.0, 0.1, 0.2, 0.4, 0.8]
 
 
-def test_waits_are_bounded_however_often_it_ends() -> None:
+def test_waits_are_bounded() -> None:
     assert waits(*[0.1] * 5000)[-1] == LONGEST_WAIT_SECONDS
 
 
-def test_a_steady_life_ends_the_row() -> None:
+def test_a_healthy_run_resets_the_waits() -> None:
     assert waits(0.1, 0.1, 0.1, STEADY_SECONDS, 0.1) == [0.0, 0.1, 0.2, 0.0, 0.1]

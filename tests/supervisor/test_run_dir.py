@@ -1,4 +1,4 @@
-"""Whose the run directory must be: who can put ledgers there decides what was sent."""
+"""Who may own the run directory: a user who can write ledgers there decides which emails count as sent."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ def link(path: Path, target: Path) -> Path:
     [
         (lambda tmp: folder(tmp / "run", 0o700), None),
         (lambda tmp: folder(tmp / "run", 0o755), None),
-        (lambda tmp: folder(tmp / "run", 0o770), "may be written by its group"),
-        (lambda tmp: folder(tmp / "run", 0o702), "may be written by every user"),
+        (lambda tmp: folder(tmp / "run", 0o770), "is writable by its group"),
+        (lambda tmp: folder(tmp / "run", 0o702), "is writable by every user"),
         (lambda tmp: link(tmp / "run", tmp / "elsewhere"), "is a symbolic link"),
         (lambda tmp: link(tmp / "run", tmp / "gone" / ".." / "elsewhere"), "is a symbolic link"),
         (lambda tmp: link(tmp / "ours", tmp / "elsewhere") / "run", None),
-        (lambda tmp: folder(tmp / "open", 0o777) / "run", "which every user of this machine may write"),
-        (lambda tmp: folder(tmp / "sticky", 0o1777) / "run", "which every user of this machine may write"),
-        (lambda tmp: folder(tmp / "open", 0o777) / "between" / "run", "which every user of this machine may write"),
+        (lambda tmp: folder(tmp / "open", 0o777) / "run", "which every user of this host may write"),
+        (lambda tmp: folder(tmp / "sticky", 0o1777) / "run", "which every user of this host may write"),
+        (lambda tmp: folder(tmp / "open", 0o777) / "between" / "run", "which every user of this host may write"),
         (lambda tmp: folder(tmp / "sticky", 0o1777) / "between" / "run", None),
-        (lambda tmp: link(tmp / "ours", folder(tmp / "open", 0o777)) / "run", "which every user of this machine may"),
+        (lambda tmp: link(tmp / "ours", folder(tmp / "open", 0o777)) / "run", "which every user of this host may"),
     ],
 )
-def test_a_run_directory_that_others_may_write_or_replace_is_refused_with_a_remedy(
+def test_a_run_directory_that_others_can_write_or_replace_is_refused_with_a_remedy(
     make: Callable[[Path], Path], words: str | None, tmp_path: Path
 ) -> None:
     run_dir = make(tmp_path)
@@ -61,7 +61,7 @@ def test_a_run_directory_that_others_may_write_or_replace_is_refused_with_a_reme
     ("owner", "us", "is_refused"),
     [(1000, 1000, False), (0, 1000, False), (0, 0, False), (1001, 1000, True), (1000, 0, True)],
 )
-def test_a_run_directory_of_another_user_is_refused_to_root_too(
+def test_a_run_directory_of_another_user_is_refused_even_for_root(
     owner: int, us: int, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Owned(type(Path())):  # type: ignore[misc]

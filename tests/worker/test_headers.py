@@ -32,7 +32,7 @@ async def test_an_email_with_a_forbidden_header_fails_at_once_and_names_the_head
     assert not second.accepted
     (attempt,) = bench.books.select("select error_type, error from email_attempt")
     assert attempt["error_type"] == "invalid_content"
-    assert attempt["error"].startswith("headers.X-MC-Subaccount is a command to Mailchimp Transactional")
+    assert attempt["error"].startswith("headers.X-MC-Subaccount controls Mailchimp Transactional")
 
 
 async def test_an_email_with_a_forbidden_header_is_in_no_bulk_call(bench: Bench) -> None:

@@ -1,4 +1,4 @@
-"""Where a test's parents live: several may share one run directory, as two `dispatcher run` of a host would."""
+"""Starts the parents of a test. Several may share a run directory, like two `dispatcher run` on one host."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.supervisor.fake_roles import FAILING_FORKS, HANG_SECONDS
 from tests.supervisor.program import Program
-from tests.supervisor.toys import FAILING_FORKS, HANG_SECONDS
 
 
-class Nursery:
+class ParentStarter:
     """Starts parents that share one run directory."""
 
     def __init__(self, folder: Path) -> None:
@@ -27,23 +27,23 @@ class Nursery:
         by: Sequence[str] = (),
         hang_seconds: float = 0,
     ) -> Program:
-        """A parent with these toys (see `toys`), perhaps on a host that cannot fork at first.
+        """Start a parent with these fake roles (see `fake_roles`), optionally on a host that cannot fork at first.
 
         Args:
-            by: What starts it: a program that executes its arguments.
+            by: A program that executes its arguments, and starts the parent.
         """
-        argv = [*by, sys.executable, "-m", "tests.supervisor.toys", str(self._folder), str(drain_seconds), *roles]
+        argv = [*by, sys.executable, "-m", "tests.supervisor.fake_roles", str(self._folder), str(drain_seconds), *roles]
         env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks), HANG_SECONDS: str(hang_seconds)}
         program = Program(argv, self._folder, f"parent-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
 
     def change_roles(self, *roles: str) -> None:
-        """What the next reload finds; nothing is a mistake."""
+        """Set the roles that the next reload reads; an empty text is a mistake."""
         (self._folder / "roles").write_text(" ".join(roles))
 
     def diary(self, word: str) -> list[tuple[str, int]]:
-        """Name and pid of each toy that wrote this word, in order."""
+        """Name and pid of each role that wrote this word, in order."""
         return [(name, int(pid)) for name, pid, wrote in self._lines() if wrote == word]
 
     def words_in_order(self) -> list[tuple[str, str]]:
@@ -51,16 +51,16 @@ class Nursery:
         return [(name, word) for name, _pid, word in self._lines()]
 
     def words(self, prefix: str) -> list[str]:
-        """Everything in the diary that begins so, in order."""
+        """All words in the diary with this prefix, in order."""
         return [word for _name, _pid, word in self._lines() if word.startswith(prefix)]
 
     def _lines(self) -> list[list[str]]:
-        """The words of each line that is finished: toys write while we read."""
+        """The words of each complete line. The roles may be writing another line."""
         path = self._folder / "diary"
         *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
         return [line.split() for line in lines]
 
     def destroy(self) -> None:
-        """Ends what is left."""
+        """End all parents that still run."""
         for program in self._programs:
             program.destroy()

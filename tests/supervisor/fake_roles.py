@@ -1,23 +1,25 @@
-"""A parent whose children are toys, as a program of its own: python -m tests.supervisor.toys FOLDER DRAIN_SECONDS ROLE…
+"""A parent with fake roles, run as a program: python -m tests.supervisor.fake_roles FOLDER DRAIN_SECONDS ROLE…
 
-A role is NAME=KIND, NAME=KIND:ARGUMENT or, for several of it, NAME*COUNT=KIND; those named `relay` and `monitor` stop
-last, those named `eager…` are started again without a wait, those named `patient…` that could not boot in an hour. Each
-toy writes what happens to it into FOLDER/diary, a line each: name, pid, word. `escaped` stands there if a child runs on
-into its parent's code. A reload takes the roles from FOLDER/roles, where that exists; an empty one is a mistake.
+A role is NAME=KIND, NAME=KIND:ARGUMENT, or NAME*COUNT=KIND for several processes. Roles named `relay` and `monitor`
+stop last. Roles named `eager…` are restarted without a wait, and roles named `patient…` wait an hour after a failed
+boot. Each process writes its events into FOLDER/diary, one per line: name, pid, word. The word `escaped` means that a
+child ran on into its parent's code. A reload reads the roles from FOLDER/roles, if that exists; an empty file is a
+mistake.
 
-    serve[:seconds]   drains for so long when it is told to stop, by signal or lifeline, and exits 0
-    signal            listens to SIGTERM alone
-    lifeline          listens to its lifeline alone
-    deaf              listens to nothing
+    serve[:seconds]   on SIGTERM or lifeline EOF, drains for this long and exits 0
+    signal            reacts to SIGTERM only
+    lifeline          reacts to its lifeline only
+    deaf              reacts to nothing
     exit:code         ends at once
-    chat              says something on stdout and ends at once
-    raise             ends by an exception
+    chat              prints to stdout and ends at once
+    raise             ends with an exception
     abort             ends by a signal
     unfit:code        ends before it is up
     mistaken          ends before it is up, because of its settings
-    killed, full, refused, away, broken   the same by a signal, a full disk, a server's no, one away, our mistake
-    hang              stands still once its loop has begun
-    retire            serves, and wants a successor
+    killed, full, refused, away, broken   end before they are up: by a signal, a full disk, a refused login, an
+    unreachable server, a bug
+    hang              hangs once its loop has started
+    retire            serves, and asks for a successor
 """
 
 from __future__ import annotations
@@ -42,24 +44,24 @@ from dispatcher.supervisor.supervised import Role
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"
-"""How many forks fail at first, as they do on a host that is short of processes."""
+"""The number of forks that fail at first, as on a host that is short of processes."""
 HANG_SECONDS = "TOYS_HANG_SECONDS"
-"""How long a toy may stand still; for ever where it is not set."""
+"""The longest time for which a role may hang; unlimited if not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eager(Restarts):
-    """No wait, ever: to see hundreds of restarts in a second."""
+    """Never waits, so that a test sees hundreds of restarts per second."""
 
     @property
     def wait_seconds(self) -> float:
-        """None."""
+        """Always zero."""
         return 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patient(Restarts):
-    """A wait that nobody sees the end of."""
+    """A wait longer than any test."""
 
     @property
     def wait_seconds(self) -> float:
@@ -68,25 +70,26 @@ class Patient(Restarts):
 
 
 @dataclass(frozen=True, slots=True)
-class Toy:
-    """What a toy knows about itself."""
+class FakeProcess:
+    """The identity of a fake process."""
 
     name: str
     argument: str
     diary: Path
 
     def note(self, word: str) -> None:
-        """Writes a line into the diary."""
+        """Write a line into the diary."""
         with self.diary.open("ab", buffering=0) as file:
             file.write(f"{self.name} {os.getpid()} {word}\n".encode())
 
 
-def serve(toy: Toy, context: ChildContext) -> int:
-    """Works until told to stop, as our processes do."""
+def serve(toy: FakeProcess, context: ChildContext) -> int:
+    """Work until stopped, like our real processes."""
 
     async def work() -> None:
         stop = stop_event(context)
-        # Before the parent knows: from then on it may stop a predecessor, and the diary tells who was there when.
+        # Write before the parent sees it. From then on, the parent may stop a predecessor, and the diary must have the
+        # true order.
         toy.note("serving")
         context.process_slot.mark_up()
         await stop.wait()
@@ -94,14 +97,14 @@ def serve(toy: Toy, context: ChildContext) -> int:
         await asyncio.sleep(float(toy.argument or 0))
 
     asyncio.run(work())
-    # One that comes late, as the kernel's may where the lifeline was faster: it must not end us before we have ended.
+    # The kernel's SIGTERM may arrive after the lifeline's EOF. It must not end this process before it has drained.
     signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
     return 0
 
 
-def hear_signal(toy: Toy, _context: ChildContext) -> int:
-    """Stops by SIGTERM alone."""
+def obey_signal(toy: FakeProcess, _context: ChildContext) -> int:
+    """React to SIGTERM only."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     toy.note("serving")
     signal.sigwait({signal.SIGTERM})
@@ -109,8 +112,8 @@ def hear_signal(toy: Toy, _context: ChildContext) -> int:
     return 0
 
 
-def hear_lifeline(toy: Toy, context: ChildContext) -> int:
-    """Stops by the lifeline alone."""
+def obey_lifeline(toy: FakeProcess, context: ChildContext) -> int:
+    """React to the lifeline only."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
     assert os.read(context.lifeline, 1) == b""
@@ -118,7 +121,7 @@ def hear_lifeline(toy: Toy, context: ChildContext) -> int:
     return 0
 
 
-def be_deaf(toy: Toy, _context: ChildContext) -> int:
+def ignore_everything(toy: FakeProcess, _context: ChildContext) -> int:
     """Never stops."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     toy.note("serving")
@@ -126,95 +129,95 @@ def be_deaf(toy: Toy, _context: ChildContext) -> int:
         select.select([], [], [])
 
 
-def end(toy: Toy, _context: ChildContext) -> int:
+def end(toy: FakeProcess, _context: ChildContext) -> int:
     """Ends at once."""
     toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     return int(toy.argument)
 
 
-def chat(toy: Toy, _context: ChildContext) -> int:
-    """Ends with words that nobody has read yet."""
+def chat(toy: FakeProcess, _context: ChildContext) -> int:
+    """End with output that may still be in the buffer."""
     toy.note("chatted")
     sys.stdout.write("hello\n")
     return 0
 
 
-def fail(_toy: Toy, _context: ChildContext) -> int:
-    """Ends by an exception."""
-    raise RuntimeError("a toy broke")
+def fail(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End with an exception."""
+    raise RuntimeError("a fake role failed")
 
 
-def abort(_toy: Toy, _context: ChildContext) -> int:
-    """Ends by a signal."""
+def abort(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End by a signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def be_mistaken(_toy: Toy, _context: ChildContext) -> int:
-    """Ends by a mistake in its settings."""
+def be_mistaken(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End because of a mistake in the settings."""
     raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
 
 
-def hang(toy: Toy, context: ChildContext) -> int:
-    """Its loop begins, and then stands still."""
+def hang(toy: FakeProcess, context: ChildContext) -> int:
+    """Start the loop, and then hang."""
 
-    async def stand_still() -> None:
+    async def block() -> None:
         stop_event(context)
         context.process_slot.mark_up()
         toy.note("serving")
         select.select([], [], [])
 
-    asyncio.run(stand_still())
+    asyncio.run(block())
     return 0
 
 
-def retire(toy: Toy, context: ChildContext) -> int:
-    """Serves, and wants to be replaced."""
+def retire(toy: FakeProcess, context: ChildContext) -> int:
+    """Serve, and ask for a successor."""
     context.process_slot.ask_for_successor()
     return serve(toy, context)
 
 
-def kill_itself(_toy: Toy, _context: ChildContext) -> int:
-    """Dies of a signal."""
+def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End by a signal."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
-def lack_room(_toy: Toy, _context: ChildContext) -> int:
-    """Ends because a disk is full."""
+def fill_disk(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End because the disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
 
 
-def be_refused(_toy: Toy, _context: ChildContext) -> int:
-    """Ends because a server does not let it in."""
+def be_refused(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End because a server refuses the login."""
     raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
 
 
-def be_cut_off(_toy: Toy, _context: ChildContext) -> int:
-    """Ends because a server is away."""
+def lose_server(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End because a server is unreachable."""
     raise StoreUnavailable("no connection to private as private")
 
 
-def be_broken(_toy: Toy, _context: ChildContext) -> int:
-    """Ends by a mistake of ours."""
+def hit_bug(_toy: FakeProcess, _context: ChildContext) -> int:
+    """End because of a bug."""
     raise LookupError("private")
 
 
-UNFIT: dict[str, Callable[[Toy, ChildContext], int]] = {
+UNFIT: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "unfit": end,
     "mistaken": be_mistaken,
     "killed": kill_itself,
-    "full": lack_room,
+    "full": fill_disk,
     "refused": be_refused,
-    "away": be_cut_off,
-    "broken": be_broken,
+    "away": lose_server,
+    "broken": hit_bug,
 }
-"""These end before they are up."""
-KINDS: dict[str, Callable[[Toy, ChildContext], int]] = {
+"""Roles that end before they are up."""
+KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "serve": serve,
-    "signal": hear_signal,
-    "lifeline": hear_lifeline,
-    "deaf": be_deaf,
+    "signal": obey_signal,
+    "lifeline": obey_lifeline,
+    "deaf": ignore_everything,
     "exit": end,
     "chat": chat,
     "raise": fail,
@@ -229,12 +232,12 @@ def role(text: str, folder: Path) -> Role:
     title, _, rest = text.partition("=")
     kind, _, argument = rest.partition(":")
     name, _, times = title.partition("*")
-    toy = Toy(name, argument, folder / "diary")
+    toy = FakeProcess(name, argument, folder / "diary")
 
     def run(context: ChildContext) -> int:
         if kind in UNFIT:
             return UNFIT[kind](toy, context)
-        # A loop is up when it works; the others are at once.
+        # With a loop, a process is up once the loop runs; without one, at once.
         if kind not in ("serve", "retire", "hang"):
             context.process_slot.mark_up()
         return KINDS[kind](toy, context)
@@ -250,7 +253,7 @@ def waits_of(name: str) -> tuple[Restarts, Restarts]:
 
 
 def load_roles(first: list[str], folder: Path) -> list[Role]:
-    """The roles at the start, or those of the file that came since."""
+    """The roles from the arguments, or from the file if it exists."""
     path = folder / "roles"
     texts = path.read_text().split() if path.exists() else first
     if not texts:
@@ -259,15 +262,15 @@ def load_roles(first: list[str], folder: Path) -> list[Role]:
 
 
 def forking(failures: int) -> Callable[[], int]:
-    """A fork that fails so often, then works."""
+    """A fork that fails this many times before it works."""
     fork, calls = os.fork, itertools.count()
 
-    def fork_perhaps() -> int:
+    def fork_or_fail() -> int:
         if next(calls) < failures:
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
         return fork()
 
-    return fork_perhaps
+    return fork_or_fail
 
 
 def main(arguments: list[str]) -> int:
@@ -289,7 +292,7 @@ def main(arguments: list[str]) -> int:
         return parent.run()
     finally:
         if os.getpid() != pid:
-            Toy("child", "", Path(folder) / "diary").note("escaped")
+            FakeProcess("child", "", Path(folder) / "diary").note("escaped")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A way to a server of the test run that can be shut, as when the server is down for one program alone."""
+"""A proxy to a server of the test run. While it is shut, the server is unreachable for one program only."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from urllib.parse import urlsplit, urlunsplit
 from dispatcher.dev.ports import choose
 
 
-class Door:
-    """Passes bytes both ways while it is open; shut, nobody listens.
+class ClosableProxy:
+    """Forwards bytes in both directions while it is open. While it is shut, nothing listens on its port.
 
     Attributes:
-        url: The server's, through the door.
+        url: The server's URL, through the proxy.
     """
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "", parts.port or 0)
-        (self._port,) = choose(1)  # as nobody else is given: it has to be free again when the door opens again
+        # Outside the range of automatic ports, because it must still be free when the proxy opens again.
+        (self._port,) = choose(1)
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._passing: list[socket.socket] = []
         self._changing = threading.Lock()
-        """Held to shut, and to let somebody in: who comes at that moment is either refused or broken off."""
+        """Held to shut, and to accept a connection. So each connection is either refused or cut."""
         credentials = parts.netloc.rpartition("@")[0]
         self.url = urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{self._port}"))
         self._serve()
@@ -37,9 +38,9 @@ class Door:
         self.shut()
 
     def shut(self) -> None:
-        """From now on connections are refused, and those that there are break off."""
+        """Refuse new connections, and cut existing ones."""
         with self._changing:
-            # Closing alone does not wake the thread that accepts.
+            # Closing the socket does not wake the thread that accepts.
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
@@ -49,7 +50,7 @@ class Door:
             self._passing.clear()
 
     def open(self) -> None:
-        """As before, at the same place."""
+        """Accept connections again, on the same port."""
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._serve()
 

@@ -1,4 +1,4 @@
-"""Signals that come while a child is being born: none is lost, and none is taken for somebody else's."""
+"""Signals that arrive during a fork: none is lost, and a signal to the child is not handled as the parent's."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.supervisor.nursery import Nursery
+from tests.supervisor.parent_starter import ParentStarter
 from tests.supervisor.program import Program, eventually
 
 
 @pytest.fixture(params=[40, pytest.param(400, marks=pytest.mark.slow)])
 def parents(request: pytest.FixtureRequest) -> int:
-    """How many parents are started."""
+    """The number of parents to start."""
     return int(request.param)
 
 
 @pytest.fixture
 def storm(tmp_path: Path, parents: int) -> Iterator[Program]:
-    """That many parents, each stopped at a random moment."""
+    """This many parents, each stopped at a random moment."""
     argv = [sys.executable, "-m", "tests.supervisor.storm", str(parents)]
     program = Program(argv, tmp_path, "storm", env={"PATH": os.defpath})
     yield program
     program.destroy()
 
 
-def test_a_stop_is_heard_whatever_the_parent_is_doing(storm: Program, parents: int) -> None:
+def test_a_stop_works_whatever_the_parent_is_doing(storm: Program, parents: int) -> None:
     ended = storm.await_events("storm.ended", seconds=5 * parents)
 
     assert ended["codes"] == {"0": parents}
@@ -38,10 +38,10 @@ def test_a_stop_is_heard_whatever_the_parent_is_doing(storm: Program, parents: i
     assert not storm.members()
 
 
-def test_a_signal_to_a_newborn_is_not_taken_for_the_parents(nursery: Nursery) -> None:
-    parent = nursery.start("eager=signal", "relay=serve")
+def test_a_signal_to_a_new_child_is_not_handled_as_the_parents(starter: ParentStarter) -> None:
+    parent = starter.start("eager=signal", "relay=serve")
     relay = parent.pid_of("relay")
-    eventually(lambda: any(pid == relay for _, pid in nursery.diary("serving")))
+    eventually(lambda: any(pid == relay for _, pid in starter.diary("serving")))
 
     def a_hundred_ended_in_both_ways() -> bool:
         for pid in (pid for _ in range(1000) for pid in parent.children() if pid != relay):
@@ -49,7 +49,7 @@ def test_a_signal_to_a_newborn_is_not_taken_for_the_parents(nursery: Nursery) ->
                 os.kill(pid, signal.SIGTERM)
         assert not parent.events("dispatcher.draining")
         ends = parent.events("process.exited", role="eager")
-        # Of those struck before they had their own handlers, too: else this looks at the wrong moment.
+        # Some must be stopped before they had their own handlers; otherwise this test misses the moment it is about.
         return len(ends) >= 100 and {event["exit_status"] for event in ends} >= {"exit 0", "signal SIGTERM"}
 
     eventually(a_hundred_ended_in_both_ways)

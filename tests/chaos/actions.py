@@ -1,4 +1,4 @@
-"""The adversary's deck: every deed by its name."""
+"""The adversary's deck: every action by name."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Final
 
 from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.deed import Deed
-from tests.chaos.message_deeds import (
+from tests.chaos.action import Action
+from tests.chaos.message_actions import (
     inject_duplicates,
     inject_garbage,
     purge_queue,
 )
 from tests.chaos.network import SERVERS
-from tests.chaos.process_deeds import (
+from tests.chaos.process_actions import (
     add_worker,
     delete_ledger,
     end_worker,
@@ -30,7 +30,7 @@ from tests.chaos.process_deeds import (
     reload_run,
     restart_run,
 )
-from tests.chaos.server_deeds import (
+from tests.chaos.server_actions import (
     alarm_broker,
     black_hole,
     cut_connections,
@@ -42,14 +42,14 @@ from tests.chaos.server_deeds import (
     restart_database,
     step_clock,
 )
-from tests.chaos.stage import Stage
+from tests.chaos.stage import StormStage
 
 
-def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Deed:
-    """The provider behaves so for a while; see `dispatcher.dev.http_behaviour` and `smtp_behaviour`."""
+def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Action:
+    """The provider behaves like this for a while; see `dispatcher.dev.http_behaviour` and `smtp_behaviour`."""
     behaviours = {"sendgrid": sendgrid, "smtp": smtp}
 
-    def misbehave(stage: Stage, random: Random) -> bool:
+    def misbehave(stage: StormStage, random: Random) -> bool:
         stage.behave(**behaviours[stage.provider_name])
         stage.later(random.uniform(0.5, 2.5), stage.behave)
         return True
@@ -61,7 +61,7 @@ def _smtp(step: Step, text: str, **more: object) -> Mapping[str, object]:
     return {"script": {step.value: text}, **more}
 
 
-DECK: Final[Mapping[str, tuple[Deed, int]]] = {
+DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "kill worker": (kill_worker, 7),
     "kill relay": (kill_relay, 6),
     "kill parent": (kill_parent, 4),
@@ -131,10 +131,10 @@ DECK: Final[Mapping[str, tuple[Deed, int]]] = {
     "provider 429": (provider(sendgrid={"throttle_seconds": 1.0}, smtp=_smtp(Step.MAIL, "450 4.7.28 unusual rate")), 1),
     "provider is late": (provider(sendgrid={"latency_ms": 1000}, smtp={"latency_ms": 1000}), 1),
 }
-"""Every deed by its name, and how often it is in the deck that the adversary draws from."""
+"""Every action by name, with its count in the deck from which the adversary draws."""
 
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer")
-"""Those that are a SIGKILL to one of our processes."""
+"""Actions that send SIGKILL to one of our processes."""
 
 GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker")
-"""How the names of those begin that keep no worker from renewing its leases."""
+"""Name prefixes of actions that do not keep a worker from renewing its leases."""

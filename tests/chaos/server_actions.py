@@ -1,4 +1,4 @@
-"""What the adversary does to PostgreSQL and RabbitMQ, and to the network between them and a host."""
+"""The adversary's actions on PostgreSQL and RabbitMQ, and on the network between them and a host."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import psycopg
 
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.deed import BROKEN, Deed, short_or_long
+from tests.chaos.action import BROKEN, Action, short_or_long
 from tests.chaos.network import Network
-from tests.chaos.stage import Stage
+from tests.chaos.stage import StormStage
 
 
-def cut_connections(stage: Stage, random: Random) -> bool:
-    """Some of the connections to RabbitMQ, by the operator's hand."""
+def cut_connections(stage: StormStage, random: Random) -> bool:
+    """Close some of the connections to RabbitMQ, through its management API."""
     if stage.outages.is_away(RABBITMQ):
         return False
     names: tuple[str, ...] = ("dispatcher ",)
@@ -28,24 +28,24 @@ def cut_connections(stage: Stage, random: Random) -> bool:
     return False
 
 
-def restart_broker(stage: Stage, random: Random) -> bool:
-    """SIGKILL or SIGTERM to RabbitMQ, and another one at once."""
-    if RABBITMQ not in stage.outages.removable or not stage.outages.is_over:
+def restart_broker(stage: StormStage, random: Random) -> bool:
+    """SIGKILL or SIGTERM to RabbitMQ, and an immediate restart."""
+    if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
-    stage.outages.take_away(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
+    stage.outages.stop(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
     return True
 
 
-def alarm_broker(stage: Stage, random: Random) -> bool:
+def alarm_broker(stage: StormStage, random: Random) -> bool:
     """RabbitMQ's memory alarm."""
-    if RABBITMQ not in stage.outages.removable or not stage.outages.is_over:
+    if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.raise_alarm(random.uniform(2, 5))
     return True
 
 
-def cut_sessions(stage: Stage, random: Random) -> bool:
-    """Some of the sessions of our database, whatever they are doing."""
+def cut_sessions(stage: StormStage, random: Random) -> bool:
+    """Terminate some sessions of our database, whatever they are doing."""
     statement = """
         select count(pg_terminate_backend(pid)) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -59,22 +59,22 @@ def cut_sessions(stage: Stage, random: Random) -> bool:
     return False
 
 
-def restart_database(stage: Stage, random: Random) -> bool:
-    """PostgreSQL's immediate shutdown, or its kill, and its return after a moment."""
-    if POSTGRES not in stage.outages.removable or stage.outages.is_away(POSTGRES):
+def restart_database(stage: StormStage, random: Random) -> bool:
+    """PostgreSQL's immediate shutdown or SIGKILL, and a restart after a moment."""
+    if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()
-    stage.outages.take_away(POSTGRES, random.choice([signal.SIGQUIT, signal.SIGKILL]), random.uniform(0, 2.5))
+    stage.outages.stop(POSTGRES, random.choice([signal.SIGQUIT, signal.SIGKILL]), random.uniform(0, 2.5))
     return True
 
 
-def hang_backend(stage: Stage, random: Random) -> bool:
-    """SIGSTOP to a backend of PostgreSQL that serves one of our processes, and SIGCONT after a while."""
+def hang_backend(stage: StormStage, random: Random) -> bool:
+    """SIGSTOP to a PostgreSQL backend of one of our processes, and SIGCONT after a while."""
     return _hang_one(stage, random, "dispatcher relay", *_workers(stage))
 
 
-def hang_backend_of_dead(stage: Stage, random: Random) -> bool:
-    """SIGSTOP to a backend of a worker, SIGKILL to that worker, and SIGCONT to the backend after a while."""
+def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
+    """SIGSTOP to a worker's backend, SIGKILL to that worker, and SIGCONT to the backend after a while."""
     workers = _workers(stage)
     if not workers:
         return False
@@ -86,7 +86,7 @@ def hang_backend_of_dead(stage: Stage, random: Random) -> bool:
     return True
 
 
-def _hang_one(stage: Stage, random: Random, *names: str) -> bool:
+def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
     statement = """
         select pid from pg_stat_activity
         where datname = current_database() and backend_type = 'client backend' and application_name = any(%s)
@@ -103,13 +103,13 @@ def _hang_one(stage: Stage, random: Random, *names: str) -> bool:
     return False
 
 
-def _workers(stage: Stage) -> dict[str, int]:
+def _workers(stage: StormStage) -> dict[str, int]:
     """The workers of all hosts that have a ledger, and their pids."""
     return {worker: pid for host in stage.hosts for worker, pid in host.workers().items()}
 
 
-def step_clock(stage: Stage, random: Random) -> bool:
-    """PostgreSQL's clock steps forward or back by more than a lease, and again to the true time after a while."""
+def step_clock(stage: StormStage, random: Random) -> bool:
+    """Set PostgreSQL's clock forward or back by more than a lease, and back to the true time after a while."""
     ahead = random.choice([-1, 1]) * random.uniform(stage.lease_seconds * 1.5, 30)
     seconds = random.uniform(1, 5)
     if stage.outages.is_away(POSTGRES) or not _set_clock(stage, ahead):
@@ -118,34 +118,34 @@ def step_clock(stage: Stage, random: Random) -> bool:
     return True
 
 
-def _set_clock(stage: Stage, ahead: float) -> bool:
-    """Sets it; if PostgreSQL does not take it now, the true time is set later."""
+def _set_clock(stage: StormStage, ahead: float) -> bool:
+    """Set the clock. If PostgreSQL does not accept it now, the true time is set later."""
     try:
         stage.clock.set(ahead)
     except psycopg.Error:
         if not ahead:
             stage.later(0.5, lambda: _set_clock(stage, 0))
         return False
-    stage.diary.remark("clock", ahead=ahead)
+    stage.diary.note_event("clock", ahead=ahead)
     return True
 
 
-def _session(stage: Stage) -> psycopg.Connection[tuple[Any, ...]]:
+def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
     return psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2, options="-c statement_timeout=2000")
 
 
-def cut_network(*names: str) -> Deed:
-    """The network of a host breaks: connections to these servers end, and new ones are refused, for a while."""
+def cut_network(*names: str) -> Action:
+    """Cut the network of a host for a while: connections to these servers end, and new ones are refused."""
     return _away(names, Network.cut)
 
 
-def black_hole(*names: str) -> Deed:
-    """The network of a host is silent: connections to these servers stay, and nothing passes through them."""
+def black_hole(*names: str) -> Action:
+    """Black-hole the network of a host: connections to these servers stay open, and nothing passes."""
     return _away(names, Network.black_hole)
 
 
-def _away(names: Collection[str], part: Callable[[Network, Collection[str]], None]) -> Deed:
-    def deed(stage: Stage, random: Random) -> bool:
+def _away(names: Collection[str], part: Callable[[Network, Collection[str]], None]) -> Action:
+    def action(stage: StormStage, random: Random) -> bool:
         reachable = [host for host in stage.hosts if host.network is not None and not host.network.away]
         seconds = short_or_long(stage, random)
         if not reachable:
@@ -157,4 +157,4 @@ def _away(names: Collection[str], part: Callable[[Network, Collection[str]], Non
         stage.later(seconds, network.heal)
         return True
 
-    return deed
+    return action

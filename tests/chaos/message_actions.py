@@ -1,4 +1,4 @@
-"""What the adversary does to the messages on the send queue."""
+"""The adversary's actions on the messages of the send queue."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import psycopg
 
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from tests.acceptance.outages import POSTGRES, RABBITMQ
-from tests.chaos.deed import BROKEN
-from tests.chaos.stage import Stage
+from tests.chaos.action import BROKEN
+from tests.chaos.stage import StormStage
 
 
-def purge_queue(stage: Stage, random: Random) -> bool:
-    """Throws away the messages that wait: the database is the truth."""
+def purge_queue(stage: StormStage, random: Random) -> bool:
+    """Purge the ready messages: PostgreSQL holds the truth."""
     if stage.outages.is_away(RABBITMQ):
         return False
     with suppress(*BROKEN):
@@ -26,9 +26,10 @@ def purge_queue(stage: Stage, random: Random) -> bool:
     return False
 
 
-def inject_duplicates(stage: Stage, random: Random) -> bool:
-    """Messages of emails that there are, a second time, and up to five times; then all of them in one message, some
-    twice, and all of them beside one that there is not: that message ends on the DLQ, and its emails do not."""
+def inject_duplicates(stage: StormStage, random: Random) -> bool:
+    """Publish copies of messages of existing emails, up to five each. Then publish all of them as one bundle, some
+    twice, and again as a bundle with one id that does not exist: that message ends on the DLQ, and its emails do
+    not."""
     statement = "select email_id, message_key from dispatcher.email_log order by email_id desc limit 400"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
@@ -37,28 +38,28 @@ def inject_duplicates(stage: Stage, random: Random) -> bool:
         chosen = random.sample(rows, min(len(rows), 30))
         bodies = [_pointer(str(i), key) for i, key in chosen for _ in range(random.randint(1, 5))]
         pointers = [{"email_id": str(i), "message_key": key} for i, key in chosen]
-        nobody = {"email_id": str(uuid4()), "message_key": "nobody"}
-        beside_nobody = _bundle([*pointers[:15], nobody, *pointers[15:]])
-        stage.diary.garbage.add(beside_nobody)
-        bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), beside_nobody] if pointers else []
+        missing = {"email_id": str(uuid4()), "message_key": "nobody"}
+        mixed = _bundle([*pointers[:15], missing, *pointers[15:]])
+        stage.diary.garbage.add(mixed)
+        bodies += [_bundle(random.choices(pointers, k=MAX_BUNDLE_EMAILS)), mixed] if pointers else []
         stage.rabbit.publish(stage.topology.queue, *bodies)
         return bool(bodies)
     return False
 
 
-def inject_garbage(stage: Stage, random: Random) -> bool:
-    """Messages that point to nothing."""
+def inject_garbage(stage: StormStage, random: Random) -> bool:
+    """Publish messages that point to no email."""
     if not _takes_messages(stage):
         return False
-    nobody = str(uuid4())
+    missing = str(uuid4())
     bodies = (
         b"", b"\xff\x00", b"[]", b"{}", b"x" * 70_000, b"[" * 20_000, b'{"v":2}',
-        _pointer(nobody, "nobody"), _pointer("no-uuid", "nobody"), _pointer(nobody, "a\0b"), _pointer(nobody, ""),
+        _pointer(missing, "nobody"), _pointer("no-uuid", "nobody"), _pointer(missing, "a\0b"), _pointer(missing, ""),
         _bundle([]), _bundle([{}]), _bundle([[]]), _bundle("emails"), _bundle([{"v": 2, "emails": []}]),
-        _bundle([{"email_id": nobody, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
-        _bundle([{"email_id": nobody, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
+        _bundle([{"email_id": missing, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
+        _bundle([{"email_id": missing, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
     )  # fmt: skip
-    # Noted before: nobody may hear that the broker took them.
+    # Recorded first: the process may be killed before it learns that the broker accepted them.
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):
@@ -67,7 +68,7 @@ def inject_garbage(stage: Stage, random: Random) -> bool:
     return False
 
 
-def _takes_messages(stage: Stage) -> bool:
+def _takes_messages(stage: StormStage) -> bool:
     return not stage.outages.is_away(RABBITMQ) and not stage.outages.is_alarmed
 
 

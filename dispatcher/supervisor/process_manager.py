@@ -1,4 +1,4 @@
-"""The parent's children: forked, told to end, reaped, and started again."""
+"""Manages the parent's children: forks, stops, reaps and restarts them."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from itertools import count
 from typing import Final
 
 from dispatcher.host.process_table import ChildContext, ProcessTable
-from dispatcher.supervisor.child import become
+from dispatcher.supervisor.child import run_child
 from dispatcher.supervisor.heartbeat import ABORT_SECONDS
-from dispatcher.supervisor.supervised import Ending, Process, Role, words_of
+from dispatcher.supervisor.supervised import Ending, Process, Role, describe_exit
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 DRAIN_MARGIN_SECONDS: Final = 5.0
-"""Beyond the drain time, which the workers keep themselves: for recording."""
-LAST_SECONDS: Final = 10.0
-"""For those who stop last. More than the deadlines of their own make together: the relay's last round, and the ends of
-its connections to a RabbitMQ and a PostgreSQL that do not answer."""
-HEARD: Final = (
+"""Added to the drain time that the workers keep themselves, so that they can record results."""
+STOP_LAST_SECONDS: Final = 10.0
+"""Time for the roles that stop last. Longer than their own deadlines together: the relay's last round, and closing its
+connections to a RabbitMQ and a PostgreSQL that do not answer."""
+HANDLED_SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGINT,
     signal.SIGCHLD,
@@ -30,21 +30,20 @@ HEARD: Final = (
     signal.SIGTTIN,
     signal.SIGTTOU,
 )
-"""What the parent acts on."""
+"""The signals that the parent handles."""
 
 
-class Crew:
+class ProcessManager:
     """All children of one parent.
 
     Attributes:
-        processes: Who runs or is to be started, in the order of the roles.
-        generation: Of the roles; what was forked before the last `adopt` has an older one.
+        processes: Processes that run or will be started, in the order of the roles.
+        generation: The generation of the roles. Processes forked before the last `adopt` have an older one.
     """
 
     def __init__(self, roles: Sequence[Role], *, drain_seconds: float, lifeline: int) -> None:
-        """
-        Args:
-            lifeline: What each child gets of the pipe that tells it that the parent is gone.
+        """Args:
+        lifeline: The read end of a pipe that reports EOF to each child when the parent is dead.
         """
         self.processes: list[Process] = []
         self.generation = 0
@@ -60,16 +59,16 @@ class Crew:
 
     @property
     def scaled(self) -> Role:
-        """The role that has as many processes as an operator wants: the worker."""
+        """The role with a configurable number of processes: the worker."""
         return next(role for role in self._roles.values() if role.count is not None)
 
     @property
     def workers(self) -> list[Process]:
-        """The processes of that role that were not told to end."""
+        """The workers that are not stopping."""
         return [each for each in self.processes if each.role.count is not None and each.ending is None]
 
     def add(self, name: str) -> Process:
-        """One more process of a role, started when `start_due` is called next."""
+        """Add a process of a role. The next `start_due` starts it."""
         role = self._roles[name]
         taken = {process.number for process in self.processes if process.role is role}
         number = next(number for number in count() if number not in taken)
@@ -78,7 +77,7 @@ class Crew:
         return process
 
     def adopt(self, roles: Sequence[Role]) -> None:
-        """From now on, what is started runs these; who waits for a restart is started at once."""
+        """Use these roles for all further starts. A process that waits for a restart is started at once."""
         self.generation += 1
         self._roles = {role.name: role for role in roles}
         for process in self.processes:
@@ -88,76 +87,77 @@ class Crew:
 
     @property
     def due_at(self) -> float | None:
-        """When there is something to do next; None if a signal will tell."""
+        """The time of the next start or kill; None if only a signal can require action."""
         due = [process.start_at for process in self.processes if process.start_at is not None]
         due += [process.kill_at for process in self.processes if process.kill_at is not None]
         return min(due, default=None)
 
     def start_due(self, *, held: Sequence[int]) -> None:
-        """Starts whoever is due.
+        """Start the processes that are due.
 
         Args:
-            held: Descriptors of the parent that no child may hold.
+            held: The parent's file descriptors that a child must close.
         """
         for process in list(self.processes):
             if process.start_at is not None and process.start_at <= time.monotonic():
                 self._start(process, held)
 
     def _start(self, process: Process, held: Sequence[int]) -> None:
-        # What the parent has loaded stays shared memory: the collector never touches it in a child.
+        # Keep the parent's objects in shared memory: the garbage collector never touches frozen objects in a child.
         gc.freeze()
         process.process_slot.begin()
         parent = os.getpid()
-        # A signal to a child that still has our handlers would be noted as ours; it waits until the child has its own.
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)
+        # Until the child has its own handlers, a signal to it would be recorded as the parent's. So signals stay
+        # blocked.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         try:
             pid = os.fork()
         except OSError as error:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
-            # The host is short of processes or memory: the others work on, and this one is tried again.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+            # The host is short of processes or memory. The other processes continue, and this start is retried.
             self._note_end(process, None, f"not forked: {error.strerror}")
             return
         if pid == 0:
             for descriptor in held:
                 os.close(descriptor)
             context = ChildContext(self._lifeline, process.number, process.process_slot, self._process_table)
-            become(process.name, process.role.entry, context, parent)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
-        process.began(pid, time.monotonic(), self.generation)
+            run_child(process.name, process.role.entry, context, parent)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        process.note_start(pid, time.monotonic(), self.generation)
         self._log.info("process.started", role=process.name, pid=pid)
 
-    def ask(self, process: Process, ending: Ending) -> None:
-        """Tells a process to end, and why; it is not started again, unless there must be one and it is reloaded."""
+    def stop(self, process: Process, ending: Ending) -> None:
+        """Stop a process, for the given reason. It is restarted only on a reload of a role with exactly one process."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
             self._remove(process)
             return
-        seconds = LAST_SECONDS if process.role.stops_last else self._drain_seconds + DRAIN_MARGIN_SECONDS
+        seconds = STOP_LAST_SECONDS if process.role.stops_last else self._drain_seconds + DRAIN_MARGIN_SECONDS
         process.kill_by(time.monotonic() + seconds)
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:
-        """Tells everybody to end but those who stop last; from now on, nobody is started."""
+        """Stop all processes, except those that stop last. Nothing is started from now on."""
         self._is_draining = True
         for process in list(self.processes):
             if process.pid is None or (process.ending is None and not process.role.stops_last):
-                self.ask(process, Ending.DRAINED)
+                self.stop(process, Ending.DRAINED)
 
     def drain_last(self) -> None:
-        """Tells those who stop last to end, once they are alone. A second call is harmless."""
+        """Stop the processes that stop last, once all others have ended. Idempotent."""
         if all(process.role.stops_last for process in self.processes):
             for process in list(self.processes):
                 if process.ending is not Ending.DRAINED:
-                    self.ask(process, Ending.DRAINED)
+                    self.stop(process, Ending.DRAINED)
 
     def kill_now(self) -> None:
-        """Gives nobody any more time."""
+        """Make every process overdue, so that the next `kill_overdue` kills it."""
         for process in self.processes:
             process.kill_by(time.monotonic())
 
     def abort(self, process: Process) -> None:
-        """Ends a process that hangs, with a traceback of all its threads on stderr."""
+        """End a process that hangs, with a traceback of all its threads on stderr."""
         assert process.pid is not None
         process.is_hung = True
         process.kill_by(time.monotonic() + ABORT_SECONDS)
@@ -165,33 +165,33 @@ class Crew:
         self._log.error("process.hung", role=process.name, pid=process.pid, silent_seconds=silent_seconds)
         os.kill(process.pid, signal.SIGABRT)
 
-    def kill_late(self) -> int:
-        """Kills who did not end in time; returns how many."""
+    def kill_overdue(self) -> int:
+        """Kill the processes that did not end in time; returns how many."""
         now = time.monotonic()
-        late = [process for process in self.processes if process.kill_at is not None and process.kill_at <= now]
-        for process in late:
+        overdue = [process for process in self.processes if process.kill_at is not None and process.kill_at <= now]
+        for process in overdue:
             assert process.pid is not None
             self._log.error("process.killed", role=process.name, pid=process.pid)
             process.kill_at = now + DRAIN_MARGIN_SECONDS
             os.kill(process.pid, signal.SIGKILL)
-        return len(late)
+        return len(overdue)
 
     def reap(self) -> None:
-        """Notes whoever has ended."""
+        """Record the processes that have ended."""
         for process in list(self.processes):
             if process.pid is not None:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)
                 if pid:
                     exit_code = os.waitstatus_to_exitcode(status)
-                    self._note_end(process, exit_code, words_of(exit_code))
+                    self._note_end(process, exit_code, describe_exit(exit_code))
 
     def _note_end(self, process: Process, exit_code: int | None, how: str) -> None:
         now, pid = time.monotonic(), process.pid
-        reason = process.ending or process.end_of(exit_code)
+        reason = process.ending or process.ending_of(exit_code)
         if exit_code is None or exit_code < 0:
-            process.process_slot.note_reason(f"{how}.")  # else the child has said why
+            process.process_slot.note_reason(f"{how}.")  # otherwise the child has recorded the reason
         error = {"error": process.process_slot.reason} if reason is Ending.COULD_NOT_BOOT else {}
-        process.ended(now)
+        process.note_exit(now)
         if process.ending is None and not self._is_draining:
             metrics.RESTARTS.add(1, process.role.name, reason)
             seconds = round((process.start_at or now) - now, 1)
@@ -205,9 +205,9 @@ class Crew:
                 **error,
             )
             return
-        # A child that had not begun yet ends by the signal itself.
-        tell = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
-        tell("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
+        # A child that had not set its handlers yet is ended by the signal itself.
+        log = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
+        log("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
         if reason in (Ending.RELOADED, Ending.RECYCLED):
             metrics.RESTARTS.add(1, process.role.name, reason)
         if reason is Ending.RELOADED and process.role.count is None and not self._is_draining:

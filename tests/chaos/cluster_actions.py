@@ -1,8 +1,7 @@
-"""What the adversary does to a cluster. Each deed returns when the cluster is whole again.
+"""The adversary's actions on a cluster. Each returns when the cluster is complete again.
 
-What an HA manager has to notice first (a primary that is gone, a standby that hangs), it notices after
-`NOTICE_SECONDS`. A deed that takes RabbitMQ's quorum away returns when the quorum was there again: until then no
-dispatcher can do anything.
+Whatever an HA manager must detect first (an ended primary, a hung standby), it detects after `NOTICE_SECONDS`. An
+action that breaks RabbitMQ's quorum returns when the quorum was restored; until then no dispatcher can do anything.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from tests.chaos.cluster import Cluster
 
 NOTICE_SECONDS: Final = 3.0
 FROZEN_SECONDS: Final = 25.0
-"""Longer than RabbitMQ takes to notice a frozen node (`net_ticktime`), and any heartbeat of ours."""
+"""Longer than RabbitMQ takes to detect a frozen node (`net_ticktime`), and longer than our heartbeats."""
 
-ClusterDeed = Callable[[Cluster, str, Random], float | None]
-"""Of the cluster and its send queue; returns since when the quorum is there again, if it was lost."""
+ClusterAction = Callable[[Cluster, str, Random], float | None]
+"""Takes the cluster and its send queue; returns when the quorum was restored, if it was lost."""
 
 
 def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:
@@ -29,12 +28,12 @@ def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def kill_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to another one."""
+    """SIGKILL to another node."""
     _end_node(cluster, queue, _follower(cluster, queue, random), signal.SIGKILL)
 
 
 def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGTERM to one node after the other, as an upgrade does; each is back before the next one goes."""
+    """SIGTERM to one node after the other, as an upgrade does; each is back before the next one stops."""
     for name in random.sample(list(cluster.nodes), len(cluster.nodes)):
         _end_node(cluster, queue, name, signal.SIGTERM)
 
@@ -42,22 +41,22 @@ def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
 def _end_node(cluster: Cluster, queue: str, name: str, number: signal.Signals) -> None:
     cluster.end(name, number)
     time.sleep(NOTICE_SECONDS)
-    cluster.bring_back(name)
+    cluster.restart(name)
     _await_whole(cluster, queue)
 
 
 def freeze_leader(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP to the node that leads the send queue, and SIGCONT."""
+    """SIGSTOP and SIGCONT to the node that leads the send queue."""
     _freeze_node(cluster, queue, cluster.leader_of(queue))
 
 
 def freeze_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """The same to another one."""
+    """SIGSTOP and SIGCONT to another node."""
     _freeze_node(cluster, queue, _follower(cluster, queue, random))
 
 
 def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
-    """The others drop it meanwhile, and it does not know: it stays partitioned until somebody restarts it."""
+    """The other nodes remove it meanwhile. It does not notice, and stays partitioned until it is restarted."""
     cluster.freeze(name)
     time.sleep(FROZEN_SECONDS)
     cluster.thaw(name)
@@ -66,13 +65,13 @@ def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
 
 
 def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
-    """SIGKILL to two of three nodes, and their return."""
+    """SIGKILL to two of three nodes, then a restart."""
     names = random.sample(list(cluster.nodes), 2)
     for name in names:
         cluster.end(name)
     time.sleep(NOTICE_SECONDS)
     for name in names:
-        cluster.bring_back(name)
+        cluster.restart(name)
     cluster.await_quorum()
     quorum_since = time.time()
     _await_whole(cluster, queue)
@@ -80,7 +79,7 @@ def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
 
 
 def kill_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to the primary; the standby is promoted, and the old primary becomes its standby."""
+    """SIGKILL to the primary. The standby is promoted, and the old primary becomes its standby."""
     cluster.end(cluster.primary)
     time.sleep(NOTICE_SECONDS)
     cluster.promote()
@@ -88,7 +87,7 @@ def kill_primary(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def freeze_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP to the primary; it is fenced by SIGKILL, and then the same."""
+    """SIGSTOP to the primary. It is fenced with SIGKILL, then as in `kill_primary`."""
     cluster.freeze(cluster.primary)
     time.sleep(NOTICE_SECONDS)
     cluster.end(cluster.primary)
@@ -97,31 +96,31 @@ def freeze_primary(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP to the primary, and SIGCONT before anybody promotes the standby."""
+    """SIGSTOP to the primary, and SIGCONT before the standby is promoted."""
     cluster.freeze(cluster.primary)
     time.sleep(random.uniform(1, 2 * NOTICE_SECONDS))
     cluster.thaw(cluster.primary)
 
 
 def switch_over(cluster: Cluster, queue: str, random: Random) -> None:
-    """The primary is stopped in order and the standby promoted, as an upgrade does."""
+    """The primary shuts down cleanly and the standby is promoted, as in an upgrade."""
     cluster.end(cluster.primary, signal.SIGINT)
     cluster.promote()
     cluster.rebuild_standby()
 
 
 def kill_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to the standby: commits hang until it is distrusted; then it comes back and catches up."""
+    """SIGKILL to the standby. Commits hang until they stop waiting for it; then it restarts and catches up."""
     cluster.end(cluster.standby)
     time.sleep(NOTICE_SECONDS)
     cluster.distrust_standby()
     time.sleep(random.uniform(1, NOTICE_SECONDS))
-    cluster.bring_back(cluster.standby)
+    cluster.restart(cluster.standby)
     cluster.trust_standby()
 
 
 def freeze_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """The same by SIGSTOP and SIGCONT."""
+    """As `kill_standby`, with SIGSTOP and SIGCONT."""
     cluster.freeze(cluster.standby)
     time.sleep(NOTICE_SECONDS)
     cluster.distrust_standby()
@@ -140,7 +139,7 @@ def _await_whole(cluster: Cluster, queue: str) -> None:
     cluster.await_replicas(queue)
 
 
-CLUSTER_DEEDS: Final[Mapping[str, ClusterDeed]] = {
+CLUSTER_ACTIONS: Final[Mapping[str, ClusterAction]] = {
     "kill leading node": kill_leader,
     "kill following node": kill_follower,
     "restart nodes in turn": restart_nodes,
@@ -154,4 +153,4 @@ CLUSTER_DEEDS: Final[Mapping[str, ClusterDeed]] = {
     "kill standby": kill_standby,
     "freeze standby": freeze_standby,
 }
-"""Every deed by its name."""
+"""Every action by name."""

@@ -1,4 +1,4 @@
-"""What the adversary does to our processes, to whole hosts and to their ledgers."""
+"""The adversary's actions on our processes, on whole hosts, and on their ledgers."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ import signal
 from contextlib import suppress
 from random import Random
 
-from tests.chaos.deed import short_or_long
-from tests.chaos.stage import Stage
+from tests.chaos.action import short_or_long
+from tests.chaos.stage import StormStage
 from tests.chaos.subject import Subject
 
 
-def kill_worker(stage: Stage, random: Random) -> bool:
-    """SIGKILL."""
+def kill_worker(stage: StormStage, random: Random) -> bool:
+    """SIGKILL to a worker."""
     return _kill(stage, random, stage.find("worker"))
 
 
-def kill_relay(stage: Stage, random: Random) -> bool:
-    """SIGKILL."""
+def kill_relay(stage: StormStage, random: Random) -> bool:
+    """SIGKILL to a relay."""
     return _kill(stage, random, stage.find("relay"))
 
 
-def kill_parent(stage: Stage, random: Random) -> bool:
-    """SIGKILL; its children notice, and the next one starts at once."""
+def kill_parent(stage: StormStage, random: Random) -> bool:
+    """SIGKILL to a parent. Its children notice, and the next parent starts at once."""
     return _kill_parent(random.choice(stage.hosts))
 
 
-def kill_host(stage: Stage, random: Random) -> bool:
-    """SIGKILL to the parent and all of its children, within a moment."""
+def kill_host(stage: StormStage, random: Random) -> bool:
+    """SIGKILL to a parent and all of its children, within a moment."""
     host = random.choice(stage.hosts)
     children = host.find("")
     if not _kill_parent(host):
@@ -46,29 +46,29 @@ def _kill_parent(host: Subject) -> bool:
     return True
 
 
-def kill_producer(stage: Stage, random: Random) -> bool:
-    """SIGKILL, perhaps between its commit and its being told."""
+def kill_producer(stage: StormStage, random: Random) -> bool:
+    """SIGKILL to a producer, possibly between its commit and its answer."""
     return _kill(stage, random, stage.producers.pids())
 
 
-def _kill(stage: Stage, random: Random, pids: list[int]) -> bool:
+def _kill(stage: StormStage, random: Random, pids: list[int]) -> bool:
     with suppress(ProcessLookupError, IndexError):
         stage.diary.kill(random.choice(pids))
         return True
     return False
 
 
-def freeze_worker(stage: Stage, random: Random) -> bool:
-    """SIGSTOP, and SIGCONT when its leases are over."""
+def freeze_worker(stage: StormStage, random: Random) -> bool:
+    """SIGSTOP to a worker, and SIGCONT after its leases have expired."""
     return _freeze(stage, random, "worker")
 
 
-def freeze_relay(stage: Stage, random: Random) -> bool:
-    """The same to the relay."""
+def freeze_relay(stage: StormStage, random: Random) -> bool:
+    """SIGSTOP to a relay, and SIGCONT later."""
     return _freeze(stage, random, "relay")
 
 
-def _freeze(stage: Stage, random: Random, role: str) -> bool:
+def _freeze(stage: StormStage, random: Random, role: str) -> bool:
     awake = [pid for pid in stage.find(role) if pid not in stage.diary.frozen]
     with suppress(ProcessLookupError, IndexError):
         _freeze_one(stage, random.choice(awake), stage.lease_seconds * random.uniform(1.1, 2.0))
@@ -76,8 +76,9 @@ def _freeze(stage: Stage, random: Random, role: str) -> bool:
     return False
 
 
-def freeze_host(stage: Stage, random: Random) -> bool:
-    """SIGSTOP to everybody of a host, and SIGCONT after a moment, or when others have judged its leases."""
+def freeze_host(stage: StormStage, random: Random) -> bool:
+    """SIGSTOP to all processes of a host, and SIGCONT after a moment, or after other hosts have recovered its
+    leases."""
     host = random.choice(stage.hosts)
     seconds = short_or_long(stage, random)
     awake = [pid for pid in host.members() if pid not in stage.diary.frozen]
@@ -87,35 +88,35 @@ def freeze_host(stage: Stage, random: Random) -> bool:
     return bool(awake)
 
 
-def _freeze_one(stage: Stage, pid: int, seconds: float) -> None:
+def _freeze_one(stage: StormStage, pid: int, seconds: float) -> None:
     stage.diary.freeze(pid)
     stage.later(seconds, lambda: stage.diary.thaw(pid))
 
 
-def end_worker(stage: Stage, random: Random) -> bool:
-    """SIGTERM to one worker: it drains, and is replaced."""
+def end_worker(stage: StormStage, random: Random) -> bool:
+    """SIGTERM to one worker: it drains and is replaced."""
     with suppress(ProcessLookupError, IndexError):
         os.kill(random.choice(stage.find("worker")), signal.SIGTERM)
         return True
     return False
 
 
-def restart_run(stage: Stage, random: Random) -> bool:
-    """SIGTERM to the parent: everything drains, and the next one starts."""
+def restart_run(stage: StormStage, random: Random) -> bool:
+    """SIGTERM to the parent: everything drains, and the next parent starts."""
     host = random.choice(stage.hosts)
-    if not host.is_running or host.was_asked_to_end:
+    if not host.is_running or host.is_stopping:
         return False
-    host.ask_to_end()
+    host.begin_stop()
     return True
 
 
-def reload_run(stage: Stage, random: Random) -> bool:
+def reload_run(stage: StormStage, random: Random) -> bool:
     """SIGHUP to the parent: every process is replaced, one after the other."""
     return random.choice(stage.hosts).send(signal.SIGHUP)
 
 
-def add_worker(stage: Stage, random: Random) -> bool:
-    """SIGTTIN to the parent, and SIGTTOU after a while: one worker more, and one less."""
+def add_worker(stage: StormStage, random: Random) -> bool:
+    """SIGTTIN to the parent, and SIGTTOU after a while: one more worker, then one fewer."""
     host = random.choice(stage.hosts)
     if not host.send(signal.SIGTTIN):
         return False
@@ -123,8 +124,8 @@ def add_worker(stage: Stage, random: Random) -> bool:
     return True
 
 
-def delete_ledger(stage: Stage, random: Random) -> bool:
-    """The ledger of a living worker is gone; then its worker, soon, or when something else strikes it."""
+def delete_ledger(stage: StormStage, random: Random) -> bool:
+    """Delete the ledger of a living worker. Its worker is killed soon after, or by another action."""
     host = random.choice(stage.hosts)
     workers = host.workers()
     seconds = random.choice([0.0, random.uniform(0.0, 2.0), None])
