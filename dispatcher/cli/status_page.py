@@ -33,7 +33,7 @@ class Snapshot:
         troubles: Providers that at least one worker cannot use now.
         silent_seconds: By host, for how long its monitor has not reported. Only hosts above the alert's limit.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
-        rescue_seconds: At most this long after its expiry, a vanished host's lease is settled.
+        recovery_seconds: At most this long after its expiry, a vanished host's lease is settled.
         queues: Ready messages by queue, the DLQ last; None if RabbitMQ could not be read.
         queues_fault: Why RabbitMQ could not be read; None if it was.
         taken_at: Seconds of the steady clock, to compute rates from two snapshots.
