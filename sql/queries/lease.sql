@@ -8,8 +8,8 @@
 -- every row between the oldest and the newest. So emails are looked up with `= any`, here and below. The other
 -- conditions are wrapped in `… is true`, which neither a join nor another index can start from.
 -- A statement that locks or changes rows of a partitioned table finds them by `= any`, never laterally, by a join or by
--- `= (select …)`. Those select partitions at run time. PostgreSQL 18 up to 18.5 then reads freed memory and crashes if
--- another transaction has changed such a row meanwhile. test_plans.py checks every statement.
+-- `= (select …)`, because these prune partitions at run time. If another transaction has changed such a row meanwhile,
+-- PostgreSQL 18 before commit 1b5dd3a (October 2026) reads freed memory and crashes. test_plans.py checks every statement.
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.

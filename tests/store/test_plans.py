@@ -222,7 +222,7 @@ def prunes_partitions_at_run_time(plan: dict[str, Any], *, locks: bool = False) 
 
 @pytest.mark.parametrize("name", [name for name, text in all_queries().items() if LOCKING.search(text.decode())])
 def test_a_statement_that_changes_emails_prunes_no_partitions_at_run_time(database_url: str, name: str) -> None:
-    """PostgreSQL 18 up to 18.5 crashes in such a statement if another transaction has changed one of its rows."""
+    """PostgreSQL 18 before commit 1b5dd3a crashes if another transaction has changed one of the statement's rows."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         connection.execute("set plan_cache_mode = force_generic_plan")
         assert not prunes_partitions_at_run_time(plan_of(connection, all_queries()[name].decode()))
