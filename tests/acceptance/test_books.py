@@ -22,7 +22,7 @@ def dead_letter(*, was_rejected: bool = False) -> QueueMessage:
 
 
 @pytest.mark.parametrize(
-    ("rows", "delivered", "letters"),
+    ("rows", "delivered", "dead_letters"),
     [
         pytest.param({A: SENT}, {A: 1}, [], id="sent and delivered"),
         pytest.param({A: FAILED}, {}, [dead_letter()], id="failed and announced"),
@@ -40,7 +40,7 @@ def test_books_that_balance(
 
 
 @pytest.mark.parametrize(
-    ("rows", "delivered", "letters", "complaint"),
+    ("rows", "delivered", "dead_letters", "complaint"),
     [
         pytest.param({}, {}, [], "lost", id="no row"),
         pytest.param({A: SENT}, {}, [], "lost", id="sent and never delivered"),

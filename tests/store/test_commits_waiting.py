@@ -73,4 +73,4 @@ async def test_rows_locked_by_a_commit_that_waits_for_a_standby_are_reported_as_
     told = capsys.readouterr().out
     assert "store.commits_waiting" in told
     assert "email.locked" not in told
-    assert "its commit waits for a synchronous standby" in told
+    assert "waiting for a synchronous standby to confirm its commit" in told
