@@ -1,5 +1,5 @@
-"""Shared by the processes of one host.
+"""What the processes of one host share.
 
-The in-flight ledger, the process table, the steady clock, stop signals, the web server for status pages, batch queues,
-and the runner of periodic services.
+The in-flight ledger, the process table, the monotonic clock, stop signals, the web server for status pages, batch
+queues, and the runner of periodic services.
 """

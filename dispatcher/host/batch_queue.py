@@ -1,8 +1,8 @@
 """A stage's inbox. The items that arrive while a batch is handled form the next batch.
 
-After a batch, the queue lingers for a moment so that the next one fills. A statement costs about the same for one email
-as for ten, and an email in a batch of a hundred costs half as much as in a batch of thirty. A single item on an idle
-queue is handled at once.
+After a batch, the queue waits for a moment, and more items join the next batch. A statement for ten emails costs about
+the same as a statement for one, and an email in a batch of a hundred costs half of an email in a batch of thirty. A
+single item on an idle queue is handled immediately.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_BATCH: Final = 512
-"""Ids per statement. Beyond some hundreds, throughput stops growing and row locks are held longer."""
+"""Items per batch, and so ids per statement. Above some hundreds, throughput no longer grows, and rows stay locked
+longer."""
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""After a batch at least a quarter full, linger for more even if the next batch is urgent: it fills soon."""
+"""If the last batch was at least a quarter full, the next one fills soon: wait for it even if it is urgent."""
 
 
 class BatchQueue(Generic[T]):
@@ -43,7 +44,7 @@ class BatchQueue(Generic[T]):
             self._filled.set()
 
     def add_later(self, item: T, seconds: float) -> None:
-        """Queues an item after a delay. `finish` waits for it."""
+        """Queues an item after a delay. `finish` waits for this item."""
         self._later_count += 1
         self._idle.clear()
         asyncio.get_running_loop().call_later(seconds, self._add_now, item)
@@ -75,11 +76,11 @@ class BatchQueue(Generic[T]):
 
         Args:
             handle: Handles a batch; must not raise.
-            room: How many items may be handled now; call `wake` when the number grows.
-            full: The size of a full batch; None: never linger.
+            room: How many items may be handled now. Call `wake` when the number grows.
+            full: The size of a full batch. None: never wait for a full batch.
             linger_seconds: The longest wait for a full batch, after the previous batch.
-            is_urgent: Whether other work waits for the next batch: then do not linger.
-            is_any_order: Whether items may be handled in any order: then a batch starts at a random item.
+            is_urgent: Whether other work waits for the next batch. If so, the queue does not wait for a full batch.
+            is_any_order: Whether items may be handled in any order. If so, a batch starts at a random item.
         """
         self._full = full
         while True:
@@ -93,7 +94,7 @@ class BatchQueue(Generic[T]):
                 self._idle.set()
 
     async def _linger(self, full: int, seconds: float) -> None:
-        """Returns once a full batch is queued, or after this time."""
+        """Returns when a full batch is queued, or after this time."""
         if len(self._items) >= full:
             return
         self._filled = asyncio.Event()
@@ -105,7 +106,7 @@ class BatchQueue(Generic[T]):
             self._filled = None
 
     async def finish(self) -> None:
-        """Returns once all items are handled."""
+        """Returns when all items are handled."""
         await self._idle.wait()
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:

@@ -1,4 +1,4 @@
-"""The host's steady clock, and the id of its last boot."""
+"""The host's monotonic clock, and the id of the host's last boot."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 def steady_clock() -> float:
     """CLOCK_BOOTTIME in seconds, the same for all processes of the host.
 
-    It also advances while the host is suspended, so a lease never looks younger than it is.
+    The clock also advances while the host is suspended, so a lease never looks younger than it is.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot; empty if the kernel has none. Then no ledger counts as complete."""
+    """The kernel's id of the last boot. Empty if the kernel has no such id; then no ledger counts as complete."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

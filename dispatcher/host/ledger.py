@@ -1,35 +1,35 @@
 """The in-flight ledger: which emails of a worker were on the wire, readable after the worker has died.
 
 Each worker owns one small memory-mapped file in the run directory. Before it sends the first byte that could cause
-acceptance, the worker marks a slot *on the wire*. When the answer arrives, it stores the answer and marks the slot
-*answered*. Once the result is recorded in the database, it clears the slot. Each write costs a few microseconds. The
-file survives the process, but not the host.
+acceptance, the worker marks a slot *on the wire*. When the answer arrives, the worker stores the answer and marks the
+slot *answered*. When the result is recorded in the database, the worker clears the slot. Each write costs a few
+microseconds. The file survives the process, but not the host.
 
     empty ──mark_on_wire──▶ on the wire ──mark_answered──▶ answered ──clear──▶ empty
       ▲                          │
       └─────── torn write ───────┘ (The state byte is written last, and each part has a checksum. A torn *on the wire*
                                     means not sent; a torn *answered* means still on the wire.)
 
-An unlocked ledger belongs to a dead worker. The relay settles it: *answered* slots are recorded, *on the wire* slots
-are uncertain and judged by policy, and all other leases of the worker are released, because their emails were not sent.
-A ledger from before the host's last boot may lack the last writes, so it proves nothing about emails that it does not
-name; `recovery.lost_host` judges those leases. A ledger also names its database. If the host's settings later name
-another database, the relay neither settles nor deletes the ledger.
+An unlocked ledger belongs to a dead worker. The relay ends the worker's leases: it records the answers of *answered*
+slots, applies DISPATCHER_ON_UNCERTAIN to *on the wire* slots, and releases all other leases, because their emails were
+not sent. A ledger from before the host's last boot may lack the last writes, so it proves nothing about emails that it
+does not contain; `recovery.lost_host` recovers them. A ledger also contains the id of its database. If the host's
+settings later point to a different database, the relay neither processes nor deletes the ledger.
 
 A locked ledger belongs to a live worker, which may be frozen (stopped, swapped out) while its leases expire. Before the
 relay releases such a lease, it must be certain that the email was not sent and will not be. Each side writes before it
-reads, so that no clock has to be trusted:
+reads, so correctness does not depend on a clock:
 
     worker   1 marks the slot *on the wire*   2 reads `voided_at`: a lease last confirmed before it is void; then the
                worker clears the slot and sends nothing   3 sends the first byte
     relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can see it   4 reads the slots
-               5 releases the leases that no slot names, unless they were renewed since 1
+               5 releases the leases that are in no slot, unless they were renewed since step 1
 
 If the relay does not see the slot in its step 4, the worker's step 2 comes after the relay's step 2 and finds the lease
-void. A worker that wakes in between loses its lease safely, in its step 2 or by the lease token. If it was frozen after
-its step 2, the slot shows it.
+void. A worker that continues between these steps loses its lease safely, in the worker's step 2 or by the lease token.
+If the worker was frozen after its step 2, the relay sees the slot.
 
-Rendering an email can crash the worker, in native code or by running out of memory. The ledger therefore also names the
+Rendering an email can crash the worker, in native code or because memory runs out. The ledger therefore also lists the
 emails that are being rendered.
 """
 
@@ -78,7 +78,7 @@ class Ledger:
     """A worker's own ledger. Only `begin_rendering` and `end_rendering` are thread-safe.
 
     Attributes:
-        has_database: Whether it names its database.
+        has_database: Whether the ledger contains the id of its database.
     """
 
     def __init__(self, folder: Path, *, worker: str, slot: str, slots: int, boot: str | None = None) -> None:
@@ -86,8 +86,8 @@ class Ledger:
 
         Args:
             folder: The run directory; created if it does not exist.
-            slots: How many attempts may be in flight at once.
-            boot: The boot id to write; None for the current one.
+            slots: How many attempts may be in flight at the same time.
+            boot: The boot id to write; None for the current boot id.
 
         Raises:
             DispatcherError: The file cannot be created, for example on a full disk.
@@ -109,7 +109,7 @@ class Ledger:
         self.has_database = False
 
     def set_database(self, database_id: UUID) -> None:
-        """Writes the id of the database of the leases. Call this before the first lease."""
+        """Writes the id of the database in which the worker leases emails. Call this before the first lease."""
         self._write(DATABASE_AT, database_id.bytes)
         self.has_database = True
 
@@ -140,14 +140,14 @@ class Ledger:
     def mark_answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
         """Stores the answer of the attempt in this slot."""
         at = HEADER_BYTES + slot * SLOT_BYTES
-        # The answer's checksum continues the attempt's. The relay may read while a slot passes from one email to the
-        # next, and must not combine the answer of one with the attempt of the other.
+        # The answer's checksum includes the attempt's checksum. The relay may read a slot while the worker reuses it
+        # for the next email, and must not combine one email's answer with another email's attempt.
         (wire_checksum,) = CHECKSUM.unpack_from(self._map, at + WIRE_AT + WIRE.size)
         self._write(at + ANSWER_AT, pack_answer(outcome, finished_at), begun=wire_checksum)
         self._map[at] = ANSWERED
 
     def clear(self, slot: int) -> None:
-        """Frees the slot. Call this once the result is recorded in the database, or if the email was not sent."""
+        """Frees the slot. Call this after the result is recorded in the database, or if the email was not sent."""
         self._map[HEADER_BYTES + slot * SLOT_BYTES] = EMPTY
         self._free.append(slot)
 
@@ -165,7 +165,7 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Names the email as the suspect if this process dies now; None if too many are being rendered at once."""
+        """Marks the email as the suspect in case this process dies now. None if too many emails are being rendered."""
         try:
             index = self._renderings.pop()
         except IndexError:
@@ -181,15 +181,15 @@ class Ledger:
             self._renderings.append(index)
 
     def keep_file(self) -> None:
-        """Keeps the file when the worker exits, so that the relay settles it.
+        """Keeps the file when the worker exits. The relay then ends the worker's leases.
 
-        PostgreSQL may still commit a lease whose reply was lost. The relay ends the worker's sessions and releases the
-        leases that the ledger does not name.
+        Call this if the reply to a lease statement was lost: PostgreSQL may still commit the leases. The relay ends the
+        worker's sessions and releases the leases that are not in the ledger.
         """
         self._is_file_kept = True
 
     def close(self) -> None:
-        """Deletes the file, unless the relay must settle it."""
+        """Deletes the file, unless the relay still needs it to end the worker's leases."""
         if len(self._free) == self._slots and not self._is_file_kept:
             self.path.unlink(missing_ok=True)
         self._map.close()
@@ -200,12 +200,13 @@ class Ledger:
 
 def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
     # Locked before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live worker.
-    # The descriptor stays open, and with it the lock, until the process exits.
+    # The descriptor stays open until the process exits, and so the file stays locked.
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     whole = header.ljust(INODE_AT, b"\0") + INODE.pack(os.fstat(descriptor).st_ino)
-    # Written, not only truncated to size: a full filesystem then fails here with an error, and not later with SIGBUS.
+    # Write the whole file instead of only setting its size: a full filesystem then causes an error here, and not SIGBUS
+    # later.
     try:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(whole.ljust(HEADER_BYTES, b"\0") + bytes(slots * SLOT_BYTES))

@@ -22,7 +22,7 @@ MAGIC: Final = b"EDLEDGER"
 HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
-# the file's own inode number: it differs in a copy, which is outdated and not locked
+# the file's inode number: a copy of the file, which is outdated and not locked, has a different one
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
 # when the relay last voided leases (`steady_clock`)
@@ -55,7 +55,7 @@ POLICIES: Final = tuple(OnUncertain)
 
 
 class LedgerUnreadable(DispatcherError):
-    """A file in the run directory is not a ledger that this release can read. Keep the file."""
+    """A file in the run directory is not a ledger that this release can read. The caller must keep the file."""
 
 
 class InFlightAttempt(NamedTuple):
@@ -80,7 +80,7 @@ class InFlightAttempt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RenderSuspect:
-    """An email that was being rendered when its worker died: possibly the cause."""
+    """An email that was being rendered when its worker died, and that may have killed the worker."""
 
     email_id: UUID
     lease_token: int

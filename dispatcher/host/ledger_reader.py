@@ -30,7 +30,7 @@ from dispatcher.host.ledger_format import (
 )
 
 MAX_BYTES: Final = 64 * 1024 * 1024
-"""Larger than any ledger. A larger file may be a database dump, and is not read into memory."""
+"""No ledger is this large. A larger file may be a database dump, and is not read into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class DeadLedger:
     Attributes:
         worker: The worker's name, as in `email_log.locked_by`.
         slot: The worker's slot, as in `email_hourly.slot`.
-        database_id: The database of its leases; None if it never leased.
+        database_id: The database of the leases; None if the worker never leased an email.
         attempts: Attempts that were on the wire or answered, and not yet recorded.
         suspects: Emails that were being rendered.
-        is_complete: Whether no other email can have been sent; False after the host has rebooted.
+        is_complete: Whether no email outside `attempts` can be on the wire; False after the host has rebooted.
     """
 
     path: Path
@@ -62,7 +62,7 @@ class LivingLedger:
     Attributes:
         worker: The worker's name, as in `email_log.locked_by`.
         slot: The worker's slot.
-        database_id: The database of its leases; None before the first lease.
+        database_id: The database of the leases; None before the first lease.
     """
 
     path: Path
@@ -71,12 +71,12 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids all leases that were last confirmed at or before `at`: their emails are not sent any more.
+        """Voids every lease that was confirmed so far. The worker no longer sends these emails.
 
-        The worker sees this after a moment, not at once.
+        The worker sees the change after a moment, not immediately.
 
         Args:
-            at: Now (`steady_clock`).
+            at: The current time (`steady_clock`). A lease that is confirmed after this time stays valid.
 
         Raises:
             LedgerUnreadable: The file cannot be written.
@@ -93,10 +93,10 @@ class LivingLedger:
     def attempts(self) -> tuple[InFlightAttempt, ...]:
         """Reads the attempts that are on the wire or answered.
 
-        May miss an attempt that begins meanwhile, unless its lease was voided before.
+        May miss an attempt that begins during the call, unless its lease was voided before.
 
         Raises:
-            LedgerUnreadable: The file cannot be read any more.
+            LedgerUnreadable: The file can no longer be read.
         """
         with _opened(self.path) as descriptor:
             if descriptor is None:
@@ -109,7 +109,7 @@ def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
     """Locks and reads the ledger of a dead worker; None if its worker is alive or the file was deleted.
 
     Raises:
-        LedgerUnreadable: The file is not a ledger, newer than this release, truncated, or cannot be read at all.
+        LedgerUnreadable: The file is not a ledger, is newer than this release, is truncated, or cannot be read.
     """
     with _opened(path) as descriptor:
         yield None if descriptor is None or not _lock(descriptor) else _read(path, _content(descriptor))

@@ -1,4 +1,4 @@
-"""Stop a process on a signal or when its parent exits, and detect tasks that end before that."""
+"""Stops a process on a signal or when its parent exits, and detects tasks that end before the process stops."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task was cancelled although nothing stopped the process: something that it was waiting for was cancelled."""
+    """A task was cancelled although nothing stopped the process: something that the task awaited was cancelled."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:
@@ -64,7 +64,7 @@ async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *give
     """Awaits `work(*given, **named)`; turns a cancellation that did not target this task into an exception.
 
     If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
-    A task group would then continue without it, and report no error.
+    A task group would then continue without the task, and report no error.
 
     Raises:
         StrayCancel: The work was cancelled from inside.

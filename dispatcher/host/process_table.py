@@ -1,16 +1,16 @@
 """The process table of a host: shared memory with one row per process (a scoreboard).
 
     parent   creates the table before the first fork, gives each child a row, and reads what the children write
-    child    writes into its row: that it is up, a heartbeat, a request to be replaced, since when it has waited for a
-             commit or for RabbitMQ's confirms, when RabbitMQ last served it, and why it failed to start
+    child    writes into its row: that it is up, a heartbeat, a request for a replacement, since when it has waited for
+             a commit or for RabbitMQ's confirms, when RabbitMQ last served it, and why it failed to start
     monitor  reads all rows: `unready` describes problems in sentences, `statuses` returns the figures
 
-A process is up once it has its own resources (settings, files, providers), handles stop signals, and has tried to
-connect to its server. An unreachable RabbitMQ or PostgreSQL does not prevent this; a refused login does. A process that
-exits before it is up counts as a failed boot.
+A process is up when it has its resources (settings, files, providers), handles stop signals, and has tried to connect
+to its server. An unreachable RabbitMQ or PostgreSQL does not keep it from being up; a refused login does. A process
+that exits before it is up counts as a failed boot.
 
-There are no locks: each 64-bit cell has one writer at a time and is written atomically. The failure reason is text; a
-reader may see it half written.
+There are no locks: each 64-bit cell has one writer at a time and is written atomically. The failure reason is a text,
+and a reader may see it half written.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ MAX_PROCESSES: Final = 1024
 
 
 class _Field(IntEnum):
-    """The cells of a row. The parent writes the first line, the child the others."""
+    """The cells of a row. The parent writes the cells of the first line, the child the others."""
 
     TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
     IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
     AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(9, 12)
-    """Times of `_now`; 0: never, or not waiting."""
+    """Times from `_now`. 0: never, or not waiting."""
 
 
 _FIELDS: Final = len(_Field)
@@ -51,13 +51,13 @@ class ProcessStatus:
     Attributes:
         role: `worker`, `relay` or `monitor`.
         number: The slot number within the role.
-        pid: None while it waits to be started.
-        is_ending: The parent is stopping it: to replace it, to remove it, or to stop everything.
-        failed_boots: How many times in a row it exited before it was up.
-        reason: Why its last start failed; nothing private.
-        beats: Grows while its event loop runs.
-        commit_wait_seconds: How long it has waited for a commit; None if it is not waiting.
-        confirm_wait_seconds: How long it has waited for RabbitMQ's confirms; None if it is not waiting.
+        pid: None while the process waits to be started.
+        is_ending: The parent is stopping the process: to replace it, to remove it, or to stop everything.
+        failed_boots: How many times in a row the process exited before it was up.
+        reason: Why the last start failed; contains nothing private.
+        beats: Grows while the event loop runs.
+        commit_wait_seconds: How long the process has waited for a commit; None if it is not waiting.
+        confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
     """
 
@@ -75,7 +75,7 @@ class ProcessStatus:
 
 
 class ProcessTable:
-    """All rows. The parent creates one table."""
+    """All rows. The parent creates one table for the host's processes."""
 
     def __init__(self, roles: Sequence[str]) -> None:
         self._roles = tuple(roles)
@@ -103,7 +103,7 @@ class ProcessTable:
         return [self._status(at) for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if self._cells[at + _Field.TAKEN]]
 
     def unready(self) -> list[str]:
-        """A sentence for each process that is not up and should be; empty if there is none."""
+        """A sentence for each process that should be up but is not; empty if there is none."""
         return [_problem(each) for each in self.statuses() if not each.is_up and not each.is_ending]
 
     def _status(self, at: int) -> ProcessStatus:
@@ -132,20 +132,20 @@ def _seconds_since(instant: int) -> float | None:
 
 
 class Wait:
-    """Measures how long a process waits, in a cell of its row. `begin` keeps the first start time until `end`."""
+    """Measures how long a process waits, in a cell of the process's row."""
 
     def __init__(self, cells: memoryview[int], at: int) -> None:
         self._cells = cells
         self._at = at
 
     def begin(self) -> None:
-        """Starts the wait, unless it has started already."""
+        """Starts the wait. If it has already started, keeps the first start time."""
         if not self._cells[self._at]:
             self._cells[self._at] = _now()
 
     @property
     def seconds(self) -> float | None:
-        """How long the wait has lasted; None if there is none."""
+        """How long the wait has lasted; None if the process is not waiting."""
         return _seconds_since(self._cells[self._at])
 
     def end(self) -> None:
@@ -185,22 +185,22 @@ class ProcessSlot:
         self._cells[self._at + _Field.BEATS] += 1
 
     def note_served(self) -> None:
-        """Notes that RabbitMQ has just confirmed messages or taken acks of this process."""
+        """Notes that RabbitMQ has just confirmed messages of this process, or that the process has just sent acks."""
         self._cells[self._at + _Field.SERVED] = _now()
 
     def ask_for_successor(self) -> None:
-        """Asks the parent for a replacement. The process keeps running until the parent stops it."""
+        """Requests a replacement from the parent. The process keeps running until the parent stops it."""
         self._cells[self._at + _Field.WANTS_SUCCESSOR] = 1
 
     def note_reason(self, words: str) -> None:
-        """Stores why the process failed to start. Status pages show this sentence, so it must hold nothing private."""
+        """Stores why the process failed to start. Status pages show this text: it must contain nothing private."""
         octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
         self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
 
     # For the parent.
 
     def begin(self) -> None:
-        """Resets the row before a fork: the values of the previous process do not apply to the next."""
+        """Resets the row before a fork: the previous process's values do not apply to the new process."""
         for cell in (_Field.IS_ENDING, *range(_Field.IS_UP, _FIELDS)):
             self._cells[self._at + cell] = 0
 
@@ -241,7 +241,7 @@ class ProcessSlot:
 
     @property
     def wants_successor(self) -> bool:
-        """Whether the process has asked for a replacement."""
+        """Whether the process has requested a replacement."""
         return bool(self._cells[self._at + _Field.WANTS_SUCCESSOR])
 
 
@@ -250,7 +250,7 @@ class ChildContext:
     """What the parent passes to a forked child.
 
     Attributes:
-        lifeline: A pipe whose other end the parent holds; EOF means that the parent has exited.
+        lifeline: A pipe whose write end the parent keeps open. EOF means that the parent has exited.
         number: The slot number: unique among the live children of a parent, and kept across restarts.
         process_slot: The child's row in the table.
         process_table: The whole table.

@@ -27,7 +27,7 @@ class Service(Protocol):
 
     @property
     def interval_seconds(self) -> float:
-        """From the end of one round to the start of the next, also after a failed round."""
+        """The time from the end of one round, even a failed one, to the start of the next."""
         ...
 
     async def run_once(self) -> float | None:
@@ -44,7 +44,7 @@ class Periodic:
         self._is_failing = False
 
     async def run_if_due(self) -> None:
-        """Runs a round if it is due. Raises what the round raises; the next round still runs after the interval."""
+        """Runs a round if it is due. Raises the round's exception. The next round runs after the interval anyway."""
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
             seconds = await self.service.run_once()
@@ -79,7 +79,7 @@ async def run_tasks(
 
     Args:
         process: The name of the process, for the log.
-        first_wait_seconds: The wait before a failed task is run again; doubles with each failure.
+        first_wait_seconds: The wait before a failed task runs again. It doubles with each failure.
     """
     running = [asyncio.create_task(_run_task(task, process, first_wait_seconds)) for task in tasks]
     try:
@@ -104,12 +104,12 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
             backoff.reset()
-        # At least half of the wait: jitter down to zero would fill the log.
+        # Wait at least half of the time: jitter down to zero would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 
 
 def _described(error: Exception) -> str:
-    """The message of our own exceptions; only type and location of others, whose text may hold private values."""
+    """The message of our own exceptions. For others, only type and location: their text may contain private values."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,7 +1,7 @@
 """A small web server for status pages: asyncio for sockets, h11 for parsing.
 
-A client can occupy at most one of a few slots, for a few seconds. Each connection serves one request without a body,
-with one deadline for reading it. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
+Each connection occupies one of a few slots, for a few seconds at most. It serves one request without a body, with one
+deadline for reading it. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
 If all slots are taken, a new connection replaces the oldest one that has not sent a whole request.
 """
 
@@ -24,7 +24,7 @@ CONNECTIONS: Final = 32
 REQUEST_SECONDS: Final = 5.0
 REPLY_SECONDS: Final = 10.0
 LINGER_SECONDS: Final = 1.0
-"""How long to wait for the client to close the connection."""
+"""The longest wait for the client to close the connection."""
 HEAD_OCTETS: Final = 8192
 RETRY_SECONDS: Final = 2.0
 LONGEST_RETRY_SECONDS: Final = 60.0
@@ -63,10 +63,10 @@ class WebServer:
         """
         Args:
             pages: Pages by path.
-            setting: The setting of the address, named in the error's remedy.
+            setting: The setting that contains the address. The error's remedy mentions this setting.
             shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
             request_seconds: The deadline for reading a request.
-            retry_seconds: The first wait before binding again; grows.
+            retry_seconds: The first wait before binding again. Later waits are longer.
         """
         self.address: Listener | None = None
         self._listener = listener
@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # asyncio prefixes the system's text, such as "address already in use", with its own, ending in a colon.
+        # asyncio writes a text and a colon before the system's text, such as "address already in use".
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",
@@ -133,7 +133,7 @@ class WebServer:
         writer.close()
 
     def _end_oldest(self) -> bool:
-        """Ends the oldest connection that has not sent a whole request; returns whether there was one."""
+        """Ends the oldest connection that has not sent a whole request. Returns whether there was such a connection."""
         if (oldest := next(iter(self._reading), None)) is None:
             return False
         del self._reading[oldest]
@@ -184,7 +184,7 @@ class WebServer:
 
 
 async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
-    """Reads the head of a request; None if the client closed the connection before its end."""
+    """Reads the head of a request; None if the client closed the connection before the end of the head."""
     connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_OCTETS)
     while True:
         event = connection.next_event()
@@ -199,7 +199,7 @@ async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Waits for the client to close first: closing while it sends would reset the connection and lose the response."""
+    """Waits until the client closes the connection. If we closed it first, a reset could destroy the response."""
     async with asyncio.timeout(LINGER_SECONDS):
         while await reader.read(_READ_OCTETS):
             pass

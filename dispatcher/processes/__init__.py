@@ -1,4 +1,4 @@
-"""The relay process and the monitor process: what each opens, runs, and closes.
+"""The relay process and the monitor process: what each process opens, runs, and closes.
 
 relay    publishes for the database while it leads; recovers the emails of this host's workers
 monitor  serves status pages, alerts and prunes

@@ -25,7 +25,7 @@ from dispatcher.store.retention import Retention
 from dispatcher.telemetry import log
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""In addition to two probe intervals. A monitor whose session is idle for longer loses the turn to alert."""
+"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor may alert."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:
@@ -39,7 +39,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     stop = stop_event(context)
     retention = Retention.of(settings)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
-    # Does not wait for a connection: the monitor must also run, and alert, while PostgreSQL is unreachable.
+    # Does not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
     alert_store = AlertStore(
         settings.database_url,
@@ -65,7 +65,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
-    """The DLQ probe, and one announcer per channel; the log is a channel."""
+    """The DLQ probe, and one alert sender per channel. The log is also a channel."""
     book = AlertState(store)
     watch = AlertChecks(
         settings.dlq,

@@ -27,9 +27,9 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
-"""The longest last round, for rows that the workers' last results made due. The next relay publishes the others."""
+"""The longest last round. It publishes emails that the exiting workers made due; the next relay publishes the rest."""
 CLOSE_SECONDS: Final = 1.0
-"""The longest wait to close the connection to a hanging RabbitMQ. All messages are confirmed by then, or still due."""
+"""The longest wait to close the connection to a hanging RabbitMQ. By then, a message is confirmed or still due."""
 
 
 def run_relay(settings: Settings, context: ChildContext) -> int:

@@ -1,20 +1,20 @@
 """Settles the ledger of a dead worker. The relay on the same host does this within moments.
 
-    answered       → recorded as answered
-    on the wire    → uncertain, judged by the policy in the ledger
+    answered       → the answer is recorded
+    on the wire    → uncertain: held or resent, by the policy in the ledger
     being rendered → released, and one crash counted: rendering may have killed the worker. Failed at three crashes
-    not named      → released. If another host has recovered the lease meanwhile, that is undone: a held email that has
-                     not changed since becomes pending again
-    the host has rebooted since → emails that the ledger does not name are left to `lost_host`: the last writes may not
+    not in it      → released. If another host has recovered the email in the meantime, that recovery is undone: a held
+                     email that has not changed since becomes pending again
+    the host has rebooted since → emails that are not in the ledger are left to `lost_host`: the last writes may not
                      have reached the disk
 
-The order matters. First the worker's database sessions are ended, so that it can commit nothing more. Then results are
-recorded, unless the worker or an earlier settlement has recorded them. Then leases are released. Last, the file is
-deleted. A settlement that is interrupted, or had to skip emails, runs again.
+The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then it
+records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it deletes
+the file. A settlement that was interrupted, or had to skip emails, runs again.
 
 If PostgreSQL cannot end a session (its process is stopped, or waits for a dead disk), only this ledger is delayed.
-Until the session has ended, the worker counts as live: `frozen_worker` settles its leases as they expire, fenced
-against anything that the session may still commit.
+Until the session has ended, the worker counts as live: `frozen_worker` settles the worker's leases as they expire,
+fenced against anything that the session may still commit.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ from dispatcher.store.settlement import (
 from dispatcher.telemetry.log import get_log
 
 MAX_CRASHES: Final = 3
-"""An email fails after this many workers died while rendering it. Rendering takes a fraction of a millisecond, so an
-innocent email hardly ever reaches this number."""
+"""An email fails after this many workers died while they rendered it. Rendering takes a fraction of a millisecond, so
+a harmless email hardly ever reaches this number."""
 SESSIONS_GONE_SECONDS: Final = 1.0
-"""PostgreSQL ends a session within milliseconds. After this time, the other ledgers are settled first."""
+"""PostgreSQL ends a session within milliseconds. After this time, the relay settles the other ledgers first."""
 
 
 class DeadWorkers:
@@ -101,7 +101,7 @@ class DeadWorkers:
         """Ends the worker's sessions, so that it can commit nothing more.
 
         Raises:
-            StoreBusy: A session does not end. A later call only checks, and does not wait.
+            StoreBusy: A session does not end. A later call checks only once, and does not wait.
         """
         give_up_at = time.monotonic() + (0.0 if ledger.path in self._delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:
@@ -111,11 +111,12 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # PostgreSQL does not report the end of a session
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records the results that the ledger names; returns them, and the ids of the emails that had to be skipped."""
+        """Records the results in the ledger. Returns what it recorded, and the ids of the emails that it skipped."""
         async with session(self._pool) as connection:
             bases = await find_attempt_bases(connection, [attempt.email_id for attempt in ledger.attempts])
         results = [self._settlement.judge(attempt, bases.get(attempt.email_id, 0)) for attempt in ledger.attempts]
-        # The worker, or an earlier settlement, may have recorded some and died before it could clear the slots.
+        # The worker or an earlier settlement may have recorded some of these results, and died before the slots were
+        # cleared.
         missing = [result for result in results if not await store.is_recorded(result)]
         if not missing:
             return [], set()
@@ -124,7 +125,7 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Releases leases without a result; returns how many, and whether none was skipped."""
+        """Releases the leases that have no result. Returns how many, and whether no lease was skipped."""
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
@@ -139,7 +140,7 @@ class DeadWorkers:
         return released + sum(map(len, outcome.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Counts a crash for each email that was being rendered, and releases it; returns how many were released."""
+        """Counts a crash for each email that was being rendered, and releases it. Returns how many were released."""
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(
@@ -153,7 +154,7 @@ class DeadWorkers:
         return sum(email.status is Status.PENDING for email in crashed)
 
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
-        """Undoes other hosts' recovery of emails that this worker had not sent; returns whether none was skipped.
+        """Undoes other hosts' recovery of emails that this worker had not sent. Returns whether no email was skipped.
 
         Recording an uncertain result has already confirmed the recovery of that email.
         """

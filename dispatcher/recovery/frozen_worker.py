@@ -1,14 +1,15 @@
 """Settles the expired leases of a frozen worker (stopped, swapped out). The relay on the same host does this.
 
-    not named in its ledger → released: the email was not sent and will not be (see `host.ledger`)
-    answered                → recorded as answered
-    on the wire             → uncertain, judged by the ledger's policy after a wait: the worker may wake and record
+    not in its ledger → released: the email was not sent and will not be (see `host.ledger`)
+    answered          → the answer is recorded
+    on the wire       → after a wait, uncertain: held or resent, by the policy in the ledger. During the wait, the
+                        worker may continue and record the answer
 
-A lease has expired if PostgreSQL says so and `unrenewed` agrees.
+A lease has expired if it has expired by PostgreSQL's clock and by `unrenewed`.
 
-The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. Whatever the
-worker commits in between, even a renewal, makes the relay's write find no row. The worker may wake at any point: its
-own writes find a different token, an acceptance still proves `sent`, and it sends nothing that it has not begun.
+The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. If the
+worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time:
+its writes find a different token, an acceptance that it records still proves `sent`, and it begins to send nothing new.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
-"""Until every CPU sees the write of `voided_at`, and this process sees earlier writes. It takes nanoseconds."""
+"""The wait until every CPU sees the write of `voided_at`, and this process sees earlier writes. Nanoseconds would do."""
 GRACE_SHARE: Final = 3.0
-"""A worker with an email on the wire gets another third of a lease to record the answer: time for two renewals."""
+"""A worker with an email on the wire gets a further third of a lease to record the answer."""
 
 
 class FrozenWorkers:
@@ -91,7 +92,7 @@ class FrozenWorkers:
                 result = self._settlement.judge(attempt, lease.attempt_base)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Record under another name: the worker may record the same attempts when it wakes, and count them itself.
+        # Record under a different worker name: the worker may continue, record the same attempts, and count them itself.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

@@ -1,6 +1,7 @@
-"""Finds the in-flight ledgers in a host's run directory; settles dead workers first, then expired leases of live ones.
+"""Finds the in-flight ledgers in a host's run directory, and settles them: first those of dead workers.
 
-Each relay settles the ledgers of its own host, because only processes of that host can read them.
+Then come the expired leases of live workers. Each relay settles the ledgers of its own host, because only processes of
+that host can read them.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class LedgerRecovery:
 
     @property
     def workers_here(self) -> Collection[str] | None:
-        """The workers whose leases only this relay settles; None before the first round has ended."""
+        """The workers whose leases only this relay may settle; None before the first round has ended."""
         return self._workers_here
 
     async def run_once(self) -> None:
@@ -63,7 +64,7 @@ class LedgerRecovery:
         return self._database_id
 
     def _read(self, path: Path, database_id: UUID) -> LivingLedger | None:
-        """Reads the header of a ledger of this database; None if it cannot be settled."""
+        """Reads the header of a ledger of this database; None if the ledger cannot be settled."""
         try:
             found = living_ledger(path)
         except LedgerUnreadable as error:

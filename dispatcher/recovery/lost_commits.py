@@ -1,7 +1,7 @@
 """Marks emails as in doubt after the promotion of a standby that lacks the old primary's last commits.
 
-The leading relay records PostgreSQL's timeline each second, and detects the promotion when it has reconnected.
-`lost_host` and `lost_message` then judge the leases and messages in doubt by policy (docs/protocol.md).
+The leading relay records PostgreSQL's timeline each second, and detects the promotion after it has reconnected.
+`lost_host` and `lost_message` then recover the leases and messages in doubt, by policy (docs/protocol.md).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Judges the leases of a lost host, after they have expired and a grace period has passed.
+"""Recovers the emails of a lost host, after their leases have expired and a grace period has passed.
 
-The leading relay does this. The host's ledgers are lost, too. Which emails were sent is unknown, so each is uncertain:
-held, or due again under the policy `resend`. The relay skips leases of its own host's workers, whose ledgers it can
-read, and leases that have not expired by a steady clock. When the host comes back, its workers or its ledgers correct
-the judgement (docs/protocol.md).
+The leading relay does this. The host's ledgers are lost, too, so nobody knows which emails were sent. Each email is
+uncertain: held, or due again under the policy `resend`. The relay skips leases of workers on its own host, whose
+ledgers it can read, and leases that have not expired by the monotonic clock. If the lost host returns, its workers or
+its ledgers correct the recovery (docs/protocol.md).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ BATCH: Final = 500
 
 
 class LostHosts:
-    """A service of the leading relay, created each time it takes the lead.
+    """A service of the leading relay, created each time the relay takes the lead.
 
-    If PostgreSQL was unreachable for longer than a lease, live workers can renew before anything is judged.
+    If PostgreSQL was unreachable for longer than a lease, live workers can therefore renew before an email is recovered.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:
         """
         Args:
-            workers_here: The workers whose leases this host's ledgers decide; None while unknown.
+            workers_here: The workers whose leases this host's relay settles by their ledgers; None while unknown.
         """
         self.interval_seconds = recovery_interval_seconds(settings.lease_seconds)
         self._settings = settings
@@ -40,7 +40,7 @@ class LostHosts:
         self._unrenewed = UnrenewedLeases(settings.lease_seconds)
 
     async def run_once(self) -> None:
-        """Judges a batch of expired leases."""
+        """Recovers a batch of emails whose leases have expired."""
         workers_here = self._workers_here()
         if workers_here is None:
             return

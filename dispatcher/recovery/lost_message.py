@@ -1,12 +1,13 @@
 """Makes an email due again after RabbitMQ has lost its message.
 
-The leading relay does this. A message counts as lost if its email is still pending long after it was published, and
-either the send queue is empty, or emails that were published long after it are being sent.
+The leading relay does this. A message counts as lost if its email is still pending long after the message was
+published, and one more condition is true: the send queue is empty, or emails are being sent whose messages were
+published long after this message.
 
-An unleased message in a worker's prefetch window looks the same. Publishing it a second time is harmless, and
-duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a
-window holds several times as many emails, so a slow provider's workers may get duplicates, which are counted as lost
-messages here.
+An unleased message in a worker's prefetch window meets the same conditions. A second message for its email is harmless,
+and duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a
+window contains several times as many emails. The workers of a slow provider may then get duplicates; this module counts
+them as lost messages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dispatcher.telemetry.log import get_log
 POLL_SECONDS: Final = 10.0
 BATCH: Final = 500
 MAX_OVERTAKEN: Final = 100
-"""Per round. Caps republishing, so that a false alarm cannot flood the queue."""
+"""The most emails per round. Caps republishing, so that a false alarm cannot flood the queue."""
 
 
 class LostMessages:
@@ -58,7 +59,10 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_lost")
 
     async def _republish_all(self) -> int:
-        """Makes vanished emails due; judges those in doubt after a promotion by policy. Returns how many became due."""
+        """Makes emails with lost messages due. After a promotion, holds or resends emails in doubt, by policy.
+
+        Returns how many emails became due.
+        """
         settings = self._settings
         count = 0
         while True:

@@ -34,14 +34,14 @@ class Settlement:
     """Records results and releases leases.
 
     Attributes:
-        locked: The emails that are skipped for now.
+        locked: The emails that are skipped for now, because their rows are locked.
         reason: The reason in metrics and log events.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
         """
         Args:
-            fate: What happened to the worker, such as "The worker died"; starts the detail of uncertain outcomes.
+            fate: What happened to the worker, such as "The worker died". The detail of uncertain outcomes begins so.
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -54,16 +54,16 @@ class Settlement:
         """Decides the result of an attempt that was answered or on the wire.
 
         Args:
-            attempt_base: How many attempts the email had used before its last replay.
+            attempt_base: How many attempts the email had used before the last replay.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         decision = decide(outcome, attempt.attempt_number - attempt_base, attempt.policy, self._policy, random.random)
         return result_of(attempt, outcome, decision)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results; the answers are the ids whose lease was still held.
+        """Records results. The answers are the ids of emails whose lease was still valid.
 
-        A result that PostgreSQL refuses is tried again without the provider's text, then reported.
+        If PostgreSQL refuses a result, records it without the provider's text. If that fails, too, reports the error.
         """
         by_id = {result.email_id: result for result in results}
 
@@ -78,7 +78,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
-        """Releases leases that have not changed since they were found; the answers are their ids."""
+        """Releases leases that have not changed since they were found. The answers are the ids of their emails."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:
@@ -88,7 +88,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports what PostgreSQL refused; returns its argument."""
+        """Reports what PostgreSQL refused; returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome

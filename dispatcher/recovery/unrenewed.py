@@ -1,9 +1,9 @@
-"""Which leases have not been renewed for most of their length, by this host's steady clock.
+"""Which leases have not been renewed for most of their length, by this host's monotonic clock.
 
 PostgreSQL's clock defines the end of a lease, but that clock can be set: after a jump forward, every live lease looks
-expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the end. So a
-lease counts as expired only if its end has also stayed the same for `SHARE` of a lease by the steady clock. Observation
-starts before the end, so it causes no delay while the clocks are right.
+expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the lease's end.
+So a lease counts as expired only if its end has also stayed the same for `SHARE` of a lease by the monotonic clock. The
+observation starts before the end of the lease, so it causes no delay while the clocks are right.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""The share of a lease. A worker renews after a half at the latest, or a sixth later after a failed statement."""
+"""The share of a lease. A worker renews after half of a lease at the latest; after a failed statement, a sixth later."""
 LONGEST_GAP_SECONDS: Final = 12.0
 """The longest gap between observations, or a sixth of a lease if that is longer. A relay without RabbitMQ observes
 every
@@ -38,7 +38,7 @@ class UnrenewedLeases:
         self._same_end_since: dict[_End, float] = {}
 
     def observe(self, leases: Iterable[FoundLease]) -> None:
-        """Takes all leases that end within `within_seconds`, as just read from PostgreSQL."""
+        """Observes leases: all that end within `within_seconds`, as just read from PostgreSQL."""
         now = self._clock()
         if now - self._observed_at > self._longest_gap_seconds:
             self._same_end_since.clear()
@@ -46,10 +46,10 @@ class UnrenewedLeases:
         self._same_end_since = {end: self._same_end_since.get(end, now) for end in map(_end, leases)}
 
     def has_expired(self, lease: FoundLease, *, grace_seconds: float = 0.0) -> bool:
-        """Whether a lease of the last observation has expired by PostgreSQL's clock and by the steady clock.
+        """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
 
         Args:
-            grace_seconds: How much longer it must have kept its end.
+            grace_seconds: How much longer the lease must have kept its end.
         """
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds

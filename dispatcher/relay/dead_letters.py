@@ -16,7 +16,7 @@ POLL_SECONDS: Final = 0.25
 
 
 class DeadLetterPublisher:
-    """Publishes due dead letters in batches, and clears the due marks of confirmed ones."""
+    """Publishes due dead letters in batches, and clears the due marks of confirmed dead letters."""
 
     def __init__(self, writer: QueueWriter, dlq: str) -> None:
         self._writer = writer
@@ -24,12 +24,12 @@ class DeadLetterPublisher:
         self._next_poll_at = 0.0
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool) -> bool:
-        """Publishes a batch of due dead letters. Returns whether it found some and published all of them.
+        """Publishes a batch of due dead letters. Returns whether there were due dead letters and all were published.
 
         After an empty round, does nothing for POLL_SECONDS.
 
         Args:
-            is_last: Publish now, also within POLL_SECONDS.
+            is_last: Publish now, even within POLL_SECONDS.
 
         Raises:
             BrokerUnavailable: All dead letters are still due.
@@ -54,6 +54,6 @@ class DeadLetterPublisher:
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out locked rows: their due mark could not be cleared, so every round would publish another copy."""
+    """Leaves out locked rows: their due mark could not be cleared, so every round would publish a new copy."""
     locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -1,12 +1,13 @@
-"""Elects the relay that publishes for the database: one that is connected to RabbitMQ, if there is any.
+"""Elects the relay that publishes for the database: a relay that is connected to RabbitMQ, if there is any.
 
-    standby ──the lock is free; this publisher is connected, or no other is──▶ leader
+    standby ──the lock is free; this relay is ready, or no other relay is ───▶ leader
         ▲                                                                        │
         └── disconnected for GIVE_UP_SECONDS, and another relay is ready ────────┘
 
-The leader holds an advisory lock (`store.named_locks`). Every relay whose publisher is connected also holds a second,
-shared lock, which marks it as ready. A leader without RabbitMQ ends its session only if another relay is ready. If no
-relay reaches RabbitMQ, the leader stays: it still recovers expired leases, and the lock does not move back and forth.
+The leader holds an advisory lock (`store.named_locks`). Every relay that is connected to RabbitMQ also holds a second,
+shared lock, which marks the relay as ready. A leader that cannot reach RabbitMQ ends its session only if another relay
+is ready. If no relay can reach RabbitMQ, the leader stays: it still recovers expired leases, and the lock does not move
+back and forth.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from dispatcher.store.connections import AsyncSession
 LEADER: Final = "relay"
 READY: Final = "relay_ready"
 IDLE_SECONDS: Final = 60.0
-"""PostgreSQL ends a leader's session that is idle for longer. A working relay sends a query four times a second, and a
-relay that waits for RabbitMQ does so within half a minute. A frozen relay must compete again with a new session."""
+"""PostgreSQL ends a leader's session that is idle for longer. A working relay sends four queries per second, and a
+relay that waits for RabbitMQ sends one within half a minute. A frozen relay must compete again with a new session."""
 GIVE_UP_SECONDS: Final = 3.0
 """Longer than a reconnect takes after a RabbitMQ node restarts."""
 CONNECT_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 1.0
-"""Between two queries for another ready relay, while this publisher is disconnected."""
+"""The interval of the queries for another ready relay, while this publisher is disconnected."""
 
 
 class Leadership:
@@ -59,7 +60,7 @@ class Leadership:
         return await named_locks.acquire(self._session, LEADER, idle_seconds=self._idle_seconds)
 
     async def must_release(self) -> bool:
-        """Whether RabbitMQ is unreachable from here and another relay is ready. Sends no query while connected.
+        """Whether this relay cannot reach RabbitMQ and another relay is ready. Sends no query while connected.
 
         Raises:
             StoreUnavailable: The session is closed.

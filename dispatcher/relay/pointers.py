@@ -1,24 +1,24 @@
 """Publishes the messages of due emails, and later clears the due marks that no lease has cleared.
 
     due ─scan─▶ unconfirmed ─▶ confirmed ─▶ a lease has cleared the due mark: forgotten
-                    │                  └─▶ no lease has, for a while, or too many are remembered: the relay clears it, a
-                    │                      batch per round
+                    │                  └─▶ no lease has cleared it for a while, or too many emails are remembered: the
+                    │                      relay clears it, a batch per round
                     └ not confirmed: still due
 
-A lease clears the due mark in a write that it makes anyway: milliseconds after the confirm while workers keep up, some
-seconds after it during a burst. If the relay cleared the marks first, each row would be written twice, and the lease
-would wait for row locks. So the relay remembers each confirmed email with its due time, and skips the email while the
-due time is unchanged. If the email becomes due again, its due time differs.
+A worker's lease statement writes the row anyway, and clears the due mark in the same write: milliseconds after the
+confirm while workers keep up, some seconds later during a burst. If the relay cleared the marks first, each row would
+be written twice, and the lease statement would wait for row locks. So the relay remembers each confirmed email with its
+due time, and skips the email while the due time is unchanged. If the email becomes due again, its due time differs.
 
 While few emails are remembered, each round scans all due rows from the start, and forgets emails that are no longer
 due. During a burst, such a scan would read thousands of known rows. The relay then continues at the due time where the
 last scan ended. A full scan still runs at intervals, limited to a share of the relay's time. It finds rows that were
-committed late, with an earlier due time. The more emails are remembered, the later it comes: after about the time that
-two workers need for as many emails.
+committed late, with an earlier due time. The more emails are remembered, the longer the interval: about the time that
+two workers need for that number of emails.
 
-The memory outlives the database session, but not the process. If a relay exits without clearing its last marks, its
-successor publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease, `find_unleased`
-shows why, and the worker acks it. That costs a worker and PostgreSQL about 50 µs each per message.
+The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
+all marks, the next relay publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease,
+`find_unleased` shows why, and the worker acks it. That costs a worker and PostgreSQL about 50 µs each per message.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
-"""Messages per round, and marks per statement. If more emails are remembered, not every scan is a full one."""
+"""Emails per round, and marks per statement. If more emails are remembered, not every scan is a full scan."""
 MARK_AFTER_SECONDS: Final = 5.0
-"""Later than the leases of a burst that workers keep up with; far below the alarm threshold (60 s)."""
+"""If workers keep up with a burst, they lease its emails sooner. Far below the alarm threshold (60 s)."""
 MAX_UNMARKED: Final = 30_000
-"""About 10 MB. Also the most duplicate messages after a relay dies: one or two seconds of one worker's time."""
+"""About 10 MB. Also the most duplicate messages after a relay dies: they cost a worker one or two seconds."""
 FULL_SCAN_SHARE: Final = 1 / 50
 """The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
 `mark_after_seconds`."""
@@ -60,7 +60,7 @@ class PointerPublisher:
         """
         Args:
             publish: Publishes a batch; returns which emails were confirmed, or raises BrokerUnavailable if none was.
-            mark_after_seconds: How long to leave the due mark to a lease.
+            mark_after_seconds: How long to wait for a lease to clear the due mark.
             max_unmarked: If more emails are remembered, the oldest are marked sooner. Locked rows do not count.
             full_scan_share: The share of time for full scans while many emails are remembered.
         """
@@ -101,15 +101,15 @@ class PointerPublisher:
         if new:
             self._unconfirmed |= {row.email_id: row.due_at for row in new}
             self._calls.add(asyncio.create_task(self._publish_batch(new)))
-        # Clears marks that no lease has cleared, a batch at most, so that neither a scan nor a lease waits longer. Only
-        # emails that a full scan has found still due: otherwise most of them might be leased already.
+        # Clear marks that no lease has cleared: a batch at most, so that neither a scan nor a lease waits longer. Clear
+        # only the marks of emails that a full scan has found still due: most of the others may be leased already.
         before = self._full_scan_began_at - self._mark_after_seconds
         if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._max_unmarked):
             await self._mark(outbox, due)
         return len(new)
 
     async def wait_confirmed(self) -> None:
-        """Returns once RabbitMQ has confirmed or refused every message; raises as `publish_due` does."""
+        """Returns when RabbitMQ has confirmed or refused every message. Raises the same errors as `publish_due`."""
         if self._calls:
             await asyncio.wait(self._calls)
         self._note_ended()
@@ -131,7 +131,7 @@ class PointerPublisher:
             most = BATCH + self._rows_at_resume
             rows = await outbox.find_publish_due(most, since=self._resume_from)
             new = self._leave_out_known(rows)
-            # All rows are known: the last full scan found more than a batch beyond them. Continue.
+            # All these rows are known: the last full scan read further than this one. Continue.
             if new or len(rows) < most:
                 return new
 
@@ -148,7 +148,7 @@ class PointerPublisher:
         return new
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
-        """The new rows of a scan, a batch at most. The next scan continues at the last of them, or of all rows."""
+        """The new rows of a scan, at most a batch. The next scan continues at the last row that was read and handled."""
         new = [
             row
             for row in rows
@@ -173,7 +173,7 @@ class PointerPublisher:
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
-                self._full_scan_due_at = 0.0  # the unconfirmed ones are still due, with earlier due times
+                self._full_scan_due_at = 0.0  # unconfirmed emails are still due, with earlier due times
 
     def _note_ended(self) -> None:
         ended = [call for call in self._calls if call.done()]

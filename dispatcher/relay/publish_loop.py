@@ -24,12 +24,12 @@ from dispatcher.store.outbox import DuePointer, Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""Polling interval in addition to LISTEN/NOTIFY: finds due rows without a notification."""
+"""The polling interval, in addition to LISTEN/NOTIFY. Polling finds due rows that no notification announced."""
 PACE_SECONDS: Final = 0.005
-"""Pause after a round that found rows. Rows committed meanwhile share one query, one write and one lease batch."""
+"""Pause after a round that found rows. Rows that are committed in the pause share a query, a write and a lease batch."""
 STANDBY_SECONDS: Final = 1.0
 NOTIFICATIONS_SECONDS: Final = 10.0
-"""Read notifications at least this often: while every round finds rows, the loop never waits for them."""
+"""Read notifications at least this often: while every round finds rows, the loop never waits for notifications."""
 
 
 class PublishLoop:
@@ -68,7 +68,7 @@ class PublishLoop:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Makes `run` return once no row is due."""
+        """Makes `run` return when no row is due."""
         self._is_stopping = True
 
     async def run(self) -> None:
@@ -94,9 +94,9 @@ class PublishLoop:
             await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Waits for the lead, then publishes until stopped, or until RabbitMQ is unreachable and another is ready.
+        """Waits for the lead, then publishes until stopped, or until another relay must take over.
 
-        The lead ends with the session.
+        That is the case if this relay cannot reach RabbitMQ and another relay is ready. The lead ends with the session.
         """
         outbox = Outbox(session)
         self._process_slot.confirm.end()
@@ -116,7 +116,7 @@ class PublishLoop:
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # The workers' last results became due since the last round.
+            # Since the previous round, the exiting workers may have made emails due, such as released emails.
             while await self._publish_round(outbox, services):
                 pass
             await self._pointers.mark_all(outbox)
@@ -124,7 +124,7 @@ class PublishLoop:
             await leadership.close()
 
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
-        """Runs due services, publishes a batch, and waits if nothing was due; returns whether rows were due."""
+        """Runs due services, publishes a batch, and waits if nothing was due. Returns whether rows were due."""
         try:
             for service in services:
                 await service.run_if_due()

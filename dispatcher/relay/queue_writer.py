@@ -41,11 +41,11 @@ class QueueWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether the queue may be published to: no pause is running."""
+        """Whether messages may be published to the queue now: no pause is running."""
         return time.monotonic() >= self._opens_at
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publishes messages; returns which of them were confirmed.
+        """Publishes messages; returns which messages were confirmed.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message.
@@ -65,7 +65,7 @@ class QueueWriter:
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Counts emails by whether their messages were confirmed; returns the number of confirmed ones."""
+        """Counts emails by whether their messages were confirmed. Returns the number of confirmed emails."""
         published = confirmed.count(True)
         metrics.PUBLISHED_EMAILS.add(published, self._kind)
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)

@@ -2,7 +2,7 @@
 
     breaker   whether one provider may be tried now
     evidence  whether refusals count against the provider or the email
-    rate      a provider's ceiling, over all hosts
+    rate      a provider's rate ceiling, over all hosts
     routes    the providers in order, each with its breaker and rate limit
 
 This package only decides. The worker sends and records.

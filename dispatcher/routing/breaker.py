@@ -5,16 +5,16 @@
       │  └──throttled──▶ paused                └──probes fail───┘ (and waits twice as long)
       └───────time──────────┘
 
-`TRANSITIONS` holds every transition. An event without a transition for the current state changes nothing.
+`TRANSITIONS` contains every transition. An event without a transition for the current state changes nothing.
 
 A failure counts if it may concern the provider as a whole: a failed connection, a timeout, a server error. Failures
 count only if they come from different emails and domains (see `evidence`). A failed connection concerns no email and
-always counts. Missing answers count too, but only a whole window of them opens the breaker, because one restart of the
-provider cuts off every email on the wire. Any answer about an email counts as a success, even a rejection, because it
-shows that the provider works.
+always counts. Missing answers count, too, but only a whole window of missing answers opens the breaker, because one
+restart of the provider interrupts every email on the wire. Any answer about an email counts as a success, even a
+rejection, because an answer shows that the provider works.
 
-While half open, an email is suspect if it was refused before, or if other emails to all of its domains were. Suspect
-emails are not used as probes while there may be others.
+While the breaker is half open, an email is suspect if it was refused before, or if emails to each of its domains were
+refused. Suspect emails are not used as probes while there may be other emails.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.routing.evidence import Blame, Refusals, SuspectEmails
 
 FAILURES_IN_A_ROW: Final = 8
-"""Fewer failures are normal at a busy provider. A higher limit would waste attempts on a failed one."""
+"""Fewer failures are normal at a busy provider. A higher limit would waste attempts on a failed provider."""
 UNREACHED_IN_A_ROW: Final = 3
 """An unreachable provider is no email's fault. The breaker opens before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
-"""Throttled emails without a wait time. A single one may concern only its recipient."""
+"""Throttled emails for which the provider gave no wait time. A single refusal may concern only the recipient."""
 PROBES: Final = 3
 """How many unsuspected emails must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
@@ -42,7 +42,7 @@ SUSPECT_SECONDS: Final = 1.0
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
-"""The first pause if a throttling provider names no time, or a shorter one; doubles while throttling continues."""
+"""The first pause if a throttling provider gives no wait time, or a shorter one. Doubles while throttling continues."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
 """Trying once an hour harms no provider. A reset time in the year 30000 would stop sending for good."""
 _MOST_DOUBLINGS: Final = 6
@@ -70,7 +70,7 @@ class BreakerEvent(Enum):
     FAILED = auto()
     """The provider failed as a whole."""
     THROTTLED = auto()
-    """The provider asked to slow down, and not for one email only."""
+    """The provider throttled us, and not for one email only."""
 
 
 TRANSITIONS: Final = MappingProxyType(
@@ -106,9 +106,9 @@ class CircuitBreaker:
     ) -> None:
         """
         Args:
-            clock: Seconds of a steady clock.
-            on_change: Called with each change: the state, the reason, and its least duration in seconds.
-            window: How many emails may be on the wire at once.
+            clock: Returns the seconds of a monotonic clock.
+            on_change: Called with each change: the state, the reason, and the state's least duration in seconds.
+            window: How many emails may be on the wire at the same time.
             jitter: From 0 to 1; spreads the probes of many workers.
         """
         self._clock = clock
@@ -138,7 +138,7 @@ class CircuitBreaker:
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until the provider may be tried; 0 if now. When it returns 0, `on_change` has been called."""
+        """Seconds until the provider may be tried; 0 if now. Calls `on_change` before it first returns 0."""
         return self._update()
 
     @property
@@ -161,7 +161,7 @@ class CircuitBreaker:
         return self.room != 0 and not self.suspect_wait_seconds(email)
 
     def suspect_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How long this email must wait while other emails probe the provider; 0 if it is not suspect."""
+        """How many seconds this email must wait while other emails probe the provider; 0 if it is not suspect."""
         if not self._is_half_open or not self._is_suspect(email):
             return 0.0
         if self._probe is not None:
@@ -169,28 +169,28 @@ class CircuitBreaker:
         return max(0.0, self._until + SUSPECT_SECONDS - self._clock())
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
-        """How long to wait after a refusal of this email alone; doubles with each refusal."""
+        """How many seconds to wait after a refusal of this email alone. Doubles with each refusal."""
         doublings = min(max(self._suspects.times(email) - 1, 0), _MOST_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:
-        """Starts a trial, and returns its number. While half open, the trial is the probe."""
+        """Notes the start of an attempt, and returns its number. While half open, the attempt is the probe."""
         self._trials += 1
         if self._is_half_open:
             self._probe = self._trials
         return self._trials
 
     def may_proceed(self, trial: int) -> bool:
-        """Whether a trial that has sent nothing may still send: the breaker is closed, or the trial is the probe."""
+        """Whether an attempt that has sent nothing may send: the breaker is closed, or the attempt is the probe."""
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
-        """Ends a trial that never reached the provider."""
+        """Notes that an attempt ended before it reached the provider."""
         if trial == self._probe:
             self._probe = None
 
     def succeed(self, trial: int) -> None:
-        """Ends a trial: the provider answered about the email."""
+        """Notes that the provider answered about the email."""
         self.abandon(trial)
         self._successes += 1
         self._silences = 0
@@ -211,13 +211,13 @@ class CircuitBreaker:
         in_a_row: int = FAILURES_IN_A_ROW,
         by_recipient: bool = False,
     ) -> Blame:
-        """Ends a trial that failed, perhaps because the whole provider has failed. Returns what is to blame.
+        """Notes that an attempt failed. Returns whether the email or the provider is at fault.
 
         Args:
             email: None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: The refusal concerns the recipients. Emails to the same recipients then count once, and an
-                email that was refused before, while others succeeded since, does not count.
+            by_recipient: The refusal concerns the recipients. Emails to the same recipients then count once. An email
+                that was refused before does not count if other emails have succeeded since.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -237,7 +237,7 @@ class CircuitBreaker:
         return Blame.EMAIL if self.state is BreakerState.CLOSED else Blame.PROVIDER
 
     def time_out(self, trial: int, reason: str) -> None:
-        """Ends a trial: the email was sent, and no answer arrived in time."""
+        """Notes that the email was sent, and that no answer arrived in time."""
         self.abandon(trial)
         if self._is_old(trial):
             return
@@ -246,7 +246,9 @@ class CircuitBreaker:
             self._open(reason)
 
     def open(self, trial: int, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Ends a trial: the provider cannot be used, because of credentials for example. Returns what is to blame.
+        """Opens the breaker, because the provider cannot be used (invalid credentials, for example).
+
+        Returns whether the provider or the email is at fault. If this email alone is refused, the breaker stays closed.
 
         Args:
             email: The refused email; None if the provider has not seen it.
@@ -261,10 +263,12 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Ends a trial: the provider asked to slow down. Returns what is to blame.
+        """Pauses the provider, because it throttled this email. Returns whether the provider or the email is at fault.
+
+        The provider is paused only if the provider is at fault.
 
         Args:
-            seconds: The wait that the provider asked for; None if it named none.
+            seconds: The wait that the provider asked for; None if it gave no time.
             email: None if the provider has not seen the email.
         """
         self.abandon(trial)
@@ -275,7 +279,7 @@ class CircuitBreaker:
             if blame is not Blame.PROVIDER:
                 return blame
         if asked < DEFAULT_PAUSE_SECONDS and not is_waiting:
-            # Hundreds of emails may get the same refusal at once; count it once.
+            # Hundreds of emails may get the same refusal at the same time. Count it once.
             asked = max(asked, self._pauses.next_wait(lambda: 1.0))
         self._until = max(self._until, self._clock() + min(asked, LONGEST_PAUSE_SECONDS))
         if self._until <= self._reported_until + (_REPORT_SECONDS if is_waiting else 0.0):
@@ -285,7 +289,7 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def _blame(self, email: OutgoingEmail, *, names_time: bool) -> Blame:
-        """What is to blame for a throttled email. The same email never pauses the provider twice."""
+        """Whether the provider or the email is at fault for throttling. An email never pauses the provider twice."""
         others_succeeded = self._suspects.note(email, self._successes)
         if others_succeeded is not None:
             return Blame.EMAIL if others_succeeded else Blame.UNKNOWN
@@ -299,11 +303,11 @@ class CircuitBreaker:
         return self._state is not BreakerState.CLOSED and self.state is BreakerState.HALF_OPEN
 
     def _is_suspect(self, email: OutgoingEmail) -> bool:
-        """Whether the refusals may concern this email, and not the provider."""
+        """Whether the past refusals may concern this email rather than the provider."""
         return self._suspects.times(email) > 0 or self._refusals.include(email)
 
     def _update(self) -> float:
-        """Ends a wait whose time is over; returns the remaining seconds."""
+        """Ends the wait if its time is over. Returns the remaining seconds."""
         if self._state not in (BreakerState.PAUSED, BreakerState.OPEN):
             return 0.0
         # Read the clock once. Between two reads the wait could end, and `on_change` would not be called.
@@ -314,7 +318,7 @@ class CircuitBreaker:
         return 0.0
 
     def _is_old(self, trial: int) -> bool:
-        """Whether the trial began before the breaker last opened. Its result then says nothing about the present."""
+        """Whether the attempt began before the breaker last opened. If so, its result is outdated."""
         return trial <= self._old_trials
 
     def _open(self, reason: str, *, for_longer: bool = True) -> None:

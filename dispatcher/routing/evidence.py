@@ -1,8 +1,8 @@
 """Whether a refusal counts against the provider or only against the email.
 
-A refusal may concern either. It counts against the provider only together with refusals of other emails, to several
-domains, without a success in between. If an email is refused again after other emails succeeded, the refusal counts
-against that email alone.
+A refusal may concern the provider or the email. It counts against the provider only together with refusals of other
+emails, to several domains, without a success in between. If an email is refused again after other emails succeeded, the
+refusal counts against that email alone.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from uuid import UUID
 from dispatcher.domain.outgoing import OutgoingEmail
 
 SEVERAL_DOMAINS: Final = 3
-"""Refusals of emails to fewer domains are first attributed to these domains."""
+"""If the refused emails have fewer domains, the refusals do not yet count against the provider."""
 ALIKE_FACTOR: Final = 4
-"""Four times as many refusals count even if all concern one domain: the queue may hold no other domain."""
+"""Four times as many refusals count even if all concern one domain: the queue may contain no other domain."""
 MAX_REMEMBERED: Final = 1024
 """How many refused emails a worker remembers per provider."""
 
 
 class Blame(Enum):
-    """What is to blame for a refusal."""
+    """What caused a refusal."""
 
     EMAIL = auto()
     """The email. Its attempt is used."""
@@ -74,7 +74,7 @@ class Refusals:
         return self.certain >= needed or (count >= needed and has_several) or count >= needed * ALIKE_FACTOR
 
     def include(self, email: OutgoingEmail) -> bool:
-        """Whether this email was refused, or emails to each of its domains were."""
+        """Whether this email was refused, or emails to each of its domains were refused."""
         return email.email_id in self._email_ids or (bool(self._domains) and domains_of(email) <= self._domains)
 
     def clear(self) -> None:
@@ -86,7 +86,7 @@ class Refusals:
 
 
 class SuspectEmails:
-    """Emails whose refusal was enough to stop a provider, or would have been."""
+    """Emails that were refused, and whether other emails have succeeded since."""
 
     def __init__(self) -> None:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()

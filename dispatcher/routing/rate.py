@@ -1,7 +1,7 @@
 """A token bucket: a provider's ceiling in emails per second, over all workers and hosts.
 
-The bucket is a row in PostgreSQL. A worker takes the tokens for a tenth of a second at once, so the ceiling costs one
-statement per chunk and not per email. While PostgreSQL is unreachable, nothing is sent; nothing can be leased either.
+The bucket is a row in PostgreSQL. One statement takes a worker's tokens for a tenth of a second, so the ceiling does
+not cost a statement per email. While PostgreSQL is unreachable, nothing is sent; nothing can be leased either.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dispatcher.telemetry.log import get_log
 
 CHUNK_SECONDS: Final = 0.1
 BURST_SECONDS: Final = 0.25
-"""The size of the bucket. Workers that take tokens ten times a second lose none."""
+"""The size of the bucket, in seconds. Workers that take tokens ten times a second lose no tokens."""
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
@@ -45,11 +45,11 @@ class RateLimit:
         return self._ceiling
 
     async def take(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
-        """Takes a token: returns True when one email may be sent, False once `is_wanted` returns False.
+        """Waits for a token. Returns True when one email may be sent, or False if `is_wanted` returns False first.
 
         Args:
             is_wanted: Whether the provider may still be tried. Without this check, 256 waiting emails would need 256
-                tokens to find out that its breaker has opened.
+                tokens to find out that the provider's breaker has opened.
         """
         async with self._turn:
             while is_wanted():
@@ -60,15 +60,15 @@ class RateLimit:
         return False
 
     def slow_down(self) -> None:
-        """Halves the rate for all hosts at the next refill; the rate recovers by itself.
+        """Halves the rate for all hosts at the next refill. The rate recovers by itself.
 
-        Not at once: the rate would recover before the provider's pause is over.
+        Halved immediately, the rate would recover before the provider's pause is over.
         """
         self._tokens = 0
         self._is_throttled = True
 
     async def _refill(self) -> None:
-        """Takes tokens from the bucket. If it is empty, waits until there may be some."""
+        """Takes tokens from the bucket. If the bucket is empty, waits until it may contain tokens."""
         wanted = max(1, math.ceil(self._ceiling * CHUNK_SECONDS))
         burst = max(1.0, self._ceiling * BURST_SECONDS)
         try:

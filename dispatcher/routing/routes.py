@@ -1,8 +1,8 @@
 """The providers in the operator's order, and the choice of one for the next attempt.
 
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
-concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous adapter found that it cannot
-send the email. It is never tried after a missing answer.
+concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found
+that its provider cannot send the email. No other provider is tried after a missing answer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
 MIN_DELAY_SECONDS: Final = 1.0
-"""The shortest delay of an email whose provider is being probed. The probe usually has an answer by then."""
+"""The shortest delay of an email whose provider is being probed. The probe usually gets its answer within this time."""
 DELAY_SPREAD: Final = 0.5
 """Adds up to 50 % at random, so that emails that wait for one provider become due one after another."""
 
@@ -82,12 +82,12 @@ class Route:
     def record_outcome(
         self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_already_counted: bool = False
     ) -> Blame:
-        """Updates the breaker with an outcome. Returns what is to blame for a refusal.
+        """Updates the breaker with an outcome. Returns whether the email or the provider caused a refusal.
 
         Args:
-            trial: The trial's number from `breaker.begin`.
+            trial: The attempt's number from `breaker.begin`.
             is_already_counted: Another email of the same bulk call has reported the provider's failure, which counts
-                once. A missing answer still counts for each email, because it limits how many emails become held.
+                once. A missing answer still counts for each email, to limit how many emails become held.
         """
         match outcome:
             case Accepted():
@@ -98,7 +98,7 @@ class Route:
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
             case Deferred(code=None) | Rejected(code=None):
-                # The adapter refused the content, or failed. The provider may not have been asked.
+                # The adapter refused the content, or failed. Perhaps it made no request to the provider.
                 self.breaker.abandon(trial)
             case Deferred() | Rejected():
                 self.breaker.succeed(trial)
@@ -131,7 +131,7 @@ class Route:
         return blame
 
     def record_fault(self, fault: ProviderFault, trial: int, email: OutgoingEmail) -> Blame:
-        """Opens the breaker, because the provider cannot be used. Returns what is to blame."""
+        """Opens the breaker, because the provider cannot be used. Returns whether the provider or email is at fault."""
         return self.breaker.open(trial, fault.message, email)
 
 
@@ -179,7 +179,7 @@ class Routes:
         """The routes that could send the email, now or later.
 
         Args:
-            unable: Providers whose adapter found that it cannot send the email.
+            unable: Providers whose adapters found that they cannot send the email.
         """
         return [
             route
@@ -188,10 +188,10 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """How long until an email is due again, if none of the routes that could send it may be tried now.
+        """How many seconds until an email is due again, if none of the routes that could send it may be tried now.
 
-        0 if those are all routes, because then nothing is leased until one may be tried. Otherwise the worker keeps
-        leasing for the other routes, and would lease and release this email over and over.
+        0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise, the
+        worker keeps leasing for the other routes: without a delay, it would lease and release this email over and over.
         """
         if len(able) == len(self._routes):
             return 0.0
@@ -201,7 +201,7 @@ class Routes:
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
-        """How long an email must wait while others probe one of these routes; 0 if it is not suspect."""
+        """How many seconds an email must wait while other emails probe one of these routes; 0 if it is not suspect."""
         return max((route.breaker.suspect_wait_seconds(email) for route in able), default=0.0)
 
     @property
@@ -226,10 +226,10 @@ class Routes:
         return min((seconds for route in self._routes if (seconds := route.breaker.wait_seconds)), default=None)
 
     def window(self, most: int, seconds: float) -> int:
-        """The prefetch window: at most the emails that the ceilings allow in this many seconds, at least one.
+        """The prefetch window in emails: at most `most`, and at most what the rate ceilings allow in `seconds`.
 
-        More emails would only wait for tokens while their leases are renewed. RabbitMQ also closes a channel whose
-        delivery is unacked for half an hour.
+        More emails would only wait for tokens while their leases are renewed. RabbitMQ also closes a channel if a
+        delivery stays unacked for half an hour.
         """
         ceilings = [route.limit.ceiling for route in self._routes if route.limit]
         return most if len(ceilings) < len(self._routes) else max(1, min(most, math.ceil(sum(ceilings) * seconds)))

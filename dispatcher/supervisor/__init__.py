@@ -1,2 +1,2 @@
-"""The parent process: forks workers, relay and monitor, restarts them, and drains. It uses no threads, sockets or
-database."""
+"""The parent process: forks workers, relay and monitor, restarts them, and drains. It uses no threads, no sockets and
+no database."""

@@ -24,7 +24,7 @@ _FAILED: Final = 1
 _MISCONFIGURED: Final = 78
 
 Entry = Callable[[ChildContext], int]
-"""The main function of a role: takes its context, returns the exit code."""
+"""The main function of a role: takes the process's context, returns the exit code."""
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
@@ -35,15 +35,15 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
         _reset_signals()
         # The inherited metrics file belongs to the parent.
         metric_files.end()
-        # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints where, also if a library
-        # crashes.
+        # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints the traceback. It also does
+        # so if a library crashes.
         with suppress(OSError, RuntimeError, ValueError):
             faulthandler.enable(sys.stderr)
         setproctitle(f"dispatcher: {title}")
         code = entry(context)
         if code:
             context.process_slot.note_reason(f"exit {code}.")
-    except BaseException as error:  # noqa: BLE001 - the process must exit here, and never run on into the parent's code
+    except BaseException as error:  # noqa: BLE001 - the process must exit here, and never continue with the parent's code
         code = _MISCONFIGURED if isinstance(error, ConfigurationError) else _FAILED
         context.process_slot.note_reason(_public_reason(error))
         with suppress(OSError):
@@ -67,7 +67,7 @@ def _print(title: str, error: BaseException, *, is_up: bool) -> None:
 
 
 def _public_reason(error: BaseException) -> str:
-    """Why a process ends, in text for the public: no host, user, path or other value."""
+    """Why a process ends, as a text for public pages: without hosts, users, paths or other values."""
     for each in (error, error.__cause__):
         if isinstance(each, DispatcherError) and each.public:
             return each.public
@@ -93,7 +93,7 @@ def _reset_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     # A terminal sends these signals to its whole process group: on Ctrl-C, when it closes, and to background processes.
-    # Only the parent reacts to them. Its drain or its end also drains this process.
+    # Only the parent reacts to them. When the parent drains or dies, this process drains, too.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTIN, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,7 +1,7 @@
-"""Detects hung processes: those whose event loop has sent no heartbeat for too long.
+"""Detects hung processes: processes whose event loop has sent no heartbeat for too long.
 
-Each check adds at most two check intervals, whatever the clock says. If the host was suspended or the container frozen,
-the parent was stopped as well, so no process is killed for it.
+Each check adds at most two check intervals to the measured time, whatever the clock says. If the host was suspended or
+the container frozen, the parent was stopped as well, and so no process is killed because of the interruption.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dispatcher.supervisor.supervised import Process
 
 CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""Used before the first heartbeat: nothing can be lost yet, and a loaded host may be slow."""
+"""The least limit before the first heartbeat: nothing can be lost yet, and a loaded host may be slow."""
 ABORT_SECONDS: Final = 2.0
 """Time for the traceback of all threads, before SIGKILL."""
 
@@ -31,7 +31,7 @@ class HangWatch:
         self._checked_at = time.monotonic()
 
     def find_hung(self, processes: Iterable[Process]) -> list[Process]:
-        """Processes that have hung for too long and were not aborted yet. Call it every `check_seconds`."""
+        """Processes that have hung for too long and were not aborted yet. Call this every `check_seconds`."""
         now = time.monotonic()
         passed_seconds, self._checked_at = min(now - self._checked_at, 2 * self.check_seconds), now
         return [process for process in processes if process.pid and self._is_hung(process, passed_seconds)]

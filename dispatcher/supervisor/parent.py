@@ -3,16 +3,16 @@
 Signal handlers only record a signal; the loop acts:
 
     start every role ──▶ wait for a signal or a due time ──▶ reap ──▶ restart, with growing waits ──▶ …
-    SIGTERM, SIGINT    drain: SIGTERM to the workers; once they have ended, to relay and monitor ──▶ exit 0
-    a second one       ignored within a second, because `timeout` and some supervisors send two; later: SIGKILL to all,
-                       as when the drain takes too long. The next start recovers the in-flight emails
+    SIGTERM, SIGINT    drain: SIGTERM to the workers; after they have ended, to relay and monitor ──▶ exit 0
+    the same again     ignored within a second, because `timeout` and some supervisors send two signals; later: SIGKILL
+                       to all processes, as if the drain took too long. The next start recovers the in-flight emails
     SIGHUP             reload: read the settings again, and replace every process without interruption (see `reload`);
                        a drain instead, if the terminal that started us has closed
     SIGTTIN, SIGTTOU   add a worker, remove a worker
     a process hangs    SIGABRT for a traceback of all its threads, then SIGKILL, then a restart
 
-During a drain, all other signals are ignored. Each child holds one end of a pipe, the lifeline; EOF on it means that
-the parent is dead. Children report their state in the process table, shared memory that the monitor reads.
+During a drain, all other signals are ignored. Each child has the read end of a pipe, the lifeline; EOF on this pipe
+means that the parent is dead. Children report their state in the process table, shared memory that the monitor reads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from dispatcher.telemetry.log import get_log
 
 MAX_WORKERS: Final = 256
 REPEATED_SECONDS: Final = 1.0
-"""A second SIGTERM within this time counts as the same one."""
+"""A second SIGTERM within this time counts as a repetition of the first."""
 _REPLACEMENT_CHECK_SECONDS: Final = 0.05
 
 
@@ -57,11 +57,11 @@ class Parent:
     ) -> None:
         """Args:
         roles: The roles to run, in the order of their start.
-        hang_seconds: The longest time for which a process's loop may hang; 0 disables the check.
-        metrics_folder: The folder for the metrics of all processes; None for no metrics. Files of an earlier run
-            are deleted.
+        hang_seconds: The longest time for which a process's event loop may hang; 0 disables the check.
+        metrics_folder: The directory for the metrics of all processes; None for no metrics. The parent deletes files
+            of an earlier run.
         counts: Whether processes record metrics.
-        load_roles: Returns the roles with freshly read settings; raises ConfigurationError.
+        load_roles: Reads the settings again and returns the roles; raises ConfigurationError.
         """
         self._run_dir = run_dir
         self._metrics_folder = metrics_folder
@@ -81,7 +81,7 @@ class Parent:
         """Run until every process has ended after a stop. Returns 0, or 1 if any process had to be killed.
 
         Raises:
-            DispatcherError: another parent uses the same run directory.
+            DispatcherError: Another parent uses the same run directory.
         """
         self._lock = lock_run_dir(self._run_dir)
         if self._metrics_folder:
@@ -99,8 +99,8 @@ class Parent:
             self._supervise()
             overdue_count = self._manager.kill_overdue()
             killed_count += overdue_count if self._is_draining else 0
-        # The interpreter restores default handlers at exit. Ignore signals, so that a late one does not change the exit
-        # status.
+        # The interpreter restores default handlers at exit. Ignore signals, so that a late signal does not change the
+        # exit status.
         for number in HANDLED_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         self._log.info("dispatcher.stopped")
@@ -119,7 +119,7 @@ class Parent:
         signal.set_wakeup_fd(self._wakeup_end, warn_on_full_buffer=False)
         for number in HANDLED_SIGNALS:
             signal.signal(number, lambda *_: None)
-        # The process that started us may have blocked them, and signal masks are inherited.
+        # The process that started us may have blocked these signals, and signal masks are inherited.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _wait(self) -> list[int]:
@@ -181,7 +181,7 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Stop a worker that is not being replaced. Of several workers, there always is one."""
+        """Stop a worker that is not being replaced. If several workers run, there is always such a worker."""
         if self._worker_count > 1:
             removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
             # Prefer a worker that waits for a restart.

@@ -1,7 +1,7 @@
 """Checks before the first fork that the settings work, and that tables and queues fit this release.
 
-The start waits for servers that are unreachable, because a host often starts before its servers. Mistakes that waiting
-cannot fix end the start; the error lists all of them.
+The start waits for unreachable servers, because a host often starts before its servers. Errors that waiting cannot fix
+end the start; the exception lists all of them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LONGEST_WAIT_SECONDS = 10.0
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files to the maximum that the system allows this user. Children inherit it.
+    """Raise the open-file limit to the maximum that the system allows this user. Children inherit the limit.
 
-    The usual soft limit of 1,024 exists for programs that use select(2); ours do not.
+    The usual soft limit of 1,024 exists for programs that use select(2), which our children do not use.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -46,7 +46,7 @@ def prepare(settings: Settings) -> None:
     """Wait until a start can succeed. Leaves no thread and no connection behind.
 
     Raises:
-        ConfigurationError: lists every mistake in settings, tables and queues.
+        ConfigurationError: Settings, tables or queues have errors; the exception lists all of them.
     """
     raise_file_limit()
     for name in settings.providers:
@@ -61,7 +61,7 @@ def prepare_store(settings: Settings) -> None:
     """Like `prepare`, for a process that works without RabbitMQ.
 
     Raises:
-        ConfigurationError: the tables, or a connection pooler, do not fit.
+        ConfigurationError: The tables do not fit this release, or a connection pooler shares sessions.
     """
     raise_file_limit()
     if mistakes := _check("store", lambda: _verify_store(settings)):
@@ -85,8 +85,8 @@ def _verify_broker(settings: Settings) -> None:
 
 
 def _inspect_broker(settings: Settings) -> list[str]:
-    """Mistakes that RabbitMQ reports. An unreachable management API does not prevent the start: sending does not need
-    it."""
+    """Errors that RabbitMQ's management API shows. If it is unreachable, the start continues: sending does not need it.
+    """
     if not settings.rabbitmq_management_url:
         get_log().info("topology.unverified", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
         return []
@@ -100,7 +100,7 @@ def _inspect_broker(settings: Settings) -> list[str]:
 
 
 def _check(server: str, check: Callable[[], None], *, waits: bool = True) -> list[str]:
-    """Mistakes at a server, once it answers. Unless `waits` is set, an unreachable server counts as having none."""
+    """Errors at a server. If the server is unreachable, waits until it answers; without `waits`, returns no errors."""
     backoff = Backoff(base_seconds=1.0, cap_seconds=LONGEST_WAIT_SECONDS)
     while True:
         try:

@@ -18,10 +18,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 DRAIN_MARGIN_SECONDS: Final = 5.0
-"""Added to the drain time that the workers keep themselves, so that they can record results."""
+"""Added to the drain time that each worker observes itself. In this time, the worker can still record results."""
 STOP_LAST_SECONDS: Final = 10.0
-"""Time for the roles that stop last. Longer than their own deadlines together: the relay's last round, and closing its
-connections to a RabbitMQ and a PostgreSQL that do not answer."""
+"""Time for the roles that stop last. Longer than the sum of the relay's deadlines: for its last round, and for closing
+its connections if RabbitMQ and PostgreSQL do not answer."""
 HANDLED_SIGNALS: Final = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -38,7 +38,7 @@ class ProcessManager:
 
     Attributes:
         processes: Processes that run or will be started, in the order of the roles.
-        generation: The generation of the roles. Processes forked before the last `adopt` have an older one.
+        generation: The generation of the roles. Processes forked before the last `adopt` have an older generation.
     """
 
     def __init__(self, roles: Sequence[Role], *, drain_seconds: float, lifeline: int) -> None:
@@ -77,7 +77,7 @@ class ProcessManager:
         return process
 
     def adopt(self, roles: Sequence[Role]) -> None:
-        """Use these roles for all further starts. A process that waits for a restart is started at once."""
+        """Use these roles for all further starts. A process that waits for a restart starts immediately."""
         self.generation += 1
         self._roles = {role.name: role for role in roles}
         for process in self.processes:
@@ -103,12 +103,13 @@ class ProcessManager:
                 self._start(process, held)
 
     def _start(self, process: Process, held: Sequence[int]) -> None:
-        # Keep the parent's objects in shared memory: the garbage collector never touches frozen objects in a child.
+        # Freeze the parent's objects. The children's garbage collectors then do not write to them, and their memory
+        # pages stay shared (copy-on-write).
         gc.freeze()
         process.process_slot.begin()
         parent = os.getpid()
-        # Until the child has its own handlers, a signal to it would be recorded as the parent's. So signals stay
-        # blocked.
+        # Block signals until the child has its own handlers. Otherwise, a signal to the child would be recorded as a
+        # signal to the parent.
         signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
         try:
             pid = os.fork()
@@ -127,7 +128,7 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stop a process, for the given reason. It is restarted only on a reload of a role with exactly one process."""
+        """Stop a process, for the given reason. It restarts only if a role with exactly one process is reloaded."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
@@ -138,14 +139,14 @@ class ProcessManager:
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:
-        """Stop all processes, except those that stop last. Nothing is started from now on."""
+        """Stop all processes except those that stop last. From now on, no process is started."""
         self._is_draining = True
         for process in list(self.processes):
             if process.pid is None or (process.ending is None and not process.role.stops_last):
                 self.stop(process, Ending.DRAINED)
 
     def drain_last(self) -> None:
-        """Stop the processes that stop last, once all others have ended. Idempotent."""
+        """Stop the processes that stop last, if all other processes have ended. Idempotent."""
         if all(process.role.stops_last for process in self.processes):
             for process in list(self.processes):
                 if process.ending is not Ending.DRAINED:
@@ -205,7 +206,7 @@ class ProcessManager:
                 **error,
             )
             return
-        # A child that had not set its handlers yet is ended by the signal itself.
+        # SIGTERM itself ends a child that has not yet installed its handlers.
         log = self._log.info if exit_code in (0, -signal.SIGTERM) else self._log.error
         log("process.exited", role=process.name, pid=pid, exit_status=how, reason=reason)
         if reason in (Ending.RELOADED, Ending.RECYCLED):

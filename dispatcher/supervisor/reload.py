@@ -1,13 +1,13 @@
 """Replaces processes one after the other, without interruption.
 
-    a worker         its successor is started first; once the successor is up, the old worker drains; once that has
-                     ended, the next worker follows. If a successor cannot boot, it is retried, and the old worker
+    a worker         its successor starts first. When the successor is up, the old worker drains. When the old worker
+                     has ended, the next worker follows. If a successor cannot boot, it is retried, and the old worker
                      continues.
-    relay, monitor   end first and are restarted at once, because two must not run (the second relay would only wait
-                     for its election, and the monitor's address can be bound once). They are replaced last.
+    relay, monitor   end first and restart immediately, because two must not run at the same time (a second relay would
+                     only wait for its election, and the monitor's address can be bound once). They are replaced last.
 
-No list is kept. The processes to replace are those forked before the last reload, and those that ask for a successor.
-So several reloads in a row act as one.
+No list is kept. The processes to replace are those forked before the last reload, and those that request a successor.
+So several reloads in a row act as one reload.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RollingReplacement:
         self._reloading = True
 
     def includes(self, process: Process) -> bool:
-        """Whether the process is being replaced, or replaces another."""
+        """Whether the process is being replaced, or is the replacement."""
         return process in (self._old, self._new)
 
     def step(self) -> None:
@@ -59,7 +59,7 @@ class RollingReplacement:
     def _is_replaced(self, old: Process) -> bool:
         if self._new is not None:
             return old not in self._manager.processes
-        # The old process used the same slot. Its end made the slot free for the restart.
+        # The old process used the same slot. When it ended, the slot became free for the restart.
         return old.ending is None
 
     def _begin_next(self) -> None:

@@ -7,17 +7,17 @@ from typing import Final
 
 LONGEST_WAIT_SECONDS: Final = 30.0
 STEADY_SECONDS: Final = 10.0
-"""A process that ran this long was healthy, so its next end counts as the first."""
+"""A process that ran for this long was healthy, so its next end counts as the first end in a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restarts:
-    """The recent ends of one process, either after it was up or during boot.
+    """How often one process has recently ended, either after it was up or during boot.
 
     Attributes:
-        first_wait_seconds: The first wait; doubles with each further end.
-        free: The number of ends without a wait.
-        in_a_row: Ends since the process was last healthy, or last up.
+        first_wait_seconds: The first wait before a restart. It doubles with each further end.
+        free: After how many ends in a row the process restarts without a wait.
+        in_a_row: How often the process has ended since it was last healthy, or last up.
     """
 
     first_wait_seconds: float = 0.1
@@ -37,4 +37,4 @@ class Restarts:
 
 
 BOOTS: Final = Restarts(first_wait_seconds=0.5, free=0)
-"""For a process that was never up. A failed boot will hardly succeed at once; an operator has to fix something."""
+"""For a process that was never up. An immediate retry would hardly succeed, because an operator has to fix something."""

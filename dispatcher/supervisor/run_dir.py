@@ -1,7 +1,7 @@
 """The run directory: checks who can write to it, and locks it for one parent.
 
-The ledgers in it decide whether an email counts as sent. So any user who can write to the folder or replace it can
-decide that, too.
+The ledgers in this directory decide whether an email counts as sent. So any user who can write to the directory, or
+replace it, can change this decision.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class RunDirFault:
     """Why other users could write or replace the ledgers.
 
     Attributes:
-        words: A phrase to put after the folder's name.
-        remedy: How to fix it.
+        words: A phrase to put after the directory's path.
+        remedy: How to fix the problem.
     """
 
     words: str
@@ -33,7 +33,7 @@ class RunDirFault:
 
 
 def run_dir_fault(run_dir: Path) -> RunDirFault | None:
-    """Why other users could write to the run directory; None if only we and root can."""
+    """Why other users could write to the run directory; None if only this user and root can."""
     found = run_dir.stat(follow_symlinks=False)
     if stat.S_ISLNK(found.st_mode):
         return RunDirFault("is a symbolic link, whose target could change", "Set the folder that the link points to.")
@@ -72,8 +72,8 @@ def make_run_dir(run_dir: Path) -> None:
     """Create the run directory if it does not exist, and check it.
 
     Raises:
-        ConfigurationError: other users can write to it.
-        OSError: it cannot be created.
+        ConfigurationError: Other users can write to the directory.
+        OSError: The directory cannot be created.
     """
     run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     if fault := run_dir_fault(run_dir):
@@ -84,8 +84,8 @@ def lock_run_dir(run_dir: Path) -> int:
     """Create the run directory, and lock it while this process runs; returns the lock's file descriptor.
 
     Raises:
-        DispatcherError: another `dispatcher run` holds the lock, the folder cannot be created, or other users can write
-            to it.
+        DispatcherError: Another `dispatcher run` has locked the directory, the directory cannot be created, or other
+            users can write to it.
     """
     try:
         make_run_dir(run_dir)

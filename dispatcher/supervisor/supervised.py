@@ -1,4 +1,4 @@
-"""A child process, as the parent sees it, and the reasons for its end."""
+"""The parent's record of a child process, and the reasons why a child process ends."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dispatcher.supervisor.restarts import BOOTS, Restarts
 class Ending(StrEnum):
     """Why a process ended; the `reason` of the log event `process.exited`."""
 
-    # It ended by itself, and is restarted.
+    # The process ended by itself, and is restarted.
     CRASHED = "crashed"
     COULD_NOT_BOOT = "could_not_boot"  # ended before it was up
     HUNG = "hung"  # its loop hung, and the parent aborted it
     STOPPED = "stopped"  # exit code 0, so something other than the parent stopped it
 
-    # The parent stopped it.
+    # The parent stopped the process.
     RELOADED = "reloaded"
     RECYCLED = "recycled"
     SCALED_DOWN = "scaled_down"
@@ -35,7 +35,7 @@ class Role:
         name: The name in logs and process titles.
         entry: The main function of its processes.
         count: The initial number of processes. None if exactly one must run at any time.
-        stops_last: Stops only after the others have ended, because it settles or monitors them.
+        stops_last: The role stops only after the other roles, because it recovers their emails or monitors them.
     """
 
     name: str
@@ -54,11 +54,11 @@ class Process:
         number: The slot's number, unique among the running processes of a role.
         pid: None while the process waits for its start.
         start_at: When to start the process; None while it runs.
-        generation: The generation of the settings that it was forked with.
-        ending: Why the parent stopped it; None if it did not.
-        kill_at: When to kill it if it has not ended.
-        is_hung: Its loop hung, and the parent aborted it.
-        silent_seconds: How long its heartbeat counter has stayed at `beats`.
+        generation: The generation of the settings with which the process was forked.
+        ending: Why the parent stopped the process; None if the parent did not stop it.
+        kill_at: When to kill the process if it has not ended by then.
+        is_hung: The process's event loop hung, and the parent aborted the process.
+        silent_seconds: How long the process's heartbeat counter has stayed at `beats`.
     """
 
     role: Role
@@ -92,7 +92,7 @@ class Process:
         self.kill_at = instant if self.kill_at is None else min(self.kill_at, instant)
 
     def ending_of(self, exit_code: int | None) -> Ending:
-        """Why the process ended by itself. `exit_code` is None if it could not be forked."""
+        """Why the process ended by itself. `exit_code` is None if the process could not be forked."""
         if self.is_hung:
             return Ending.HUNG
         if not self.process_slot.is_up:

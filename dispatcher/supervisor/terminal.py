@@ -6,7 +6,7 @@ import os
 
 
 def has_terminal() -> bool:
-    """Whether a terminal exists whose Ctrl-C would reach this process. False once the terminal is closed."""
+    """Whether Ctrl-C in a terminal would reach this process. False after the terminal is closed."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC))
     except OSError:

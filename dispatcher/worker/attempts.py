@@ -1,7 +1,8 @@
 """One attempt to send one email, by the first provider that can send it and may be tried now.
 
 If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
-provider in order is tried within the same attempt, also if an adapter finds that its provider cannot send the email.
+provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
+send the email.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class NoRoute(Exception):
     """No provider that can send the email may be tried now. Caught inside the worker.
 
     Attributes:
-        delay_seconds: How long until the email is due again.
+        delay_seconds: Seconds until the email is due again.
     """
 
     def __init__(self, delay_seconds: float = 0.0) -> None:
@@ -45,7 +46,7 @@ class TryLater(Exception):
     """The email was not sent, no attempt is used, and this worker tries again later. Caught inside the worker.
 
     Attributes:
-        seconds: How long to wait first.
+        seconds: The wait before the next try.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -54,14 +55,14 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker has opened before the email was sent. Raised through an adapter, and caught in this file."""
+    """The breaker opened before the email was sent. Raised through an adapter, and caught in this file."""
 
 
 class LedgerAttempt(Attempt):
     """An attempt that moves the email's state, and writes the ledger, as the adapter reports progress.
 
     Attributes:
-        trial: The breaker's number for this attempt.
+        trial: The number that the breaker gave to this attempt.
     """
 
     __slots__ = ("_ledger", "_rendered_at", "_timeout_seconds", "email", "route", "trial")
@@ -78,11 +79,11 @@ class LedgerAttempt(Attempt):
         email.begin_attempt(route.name)
 
     def mark_on_wire(self) -> None:
-        """See the contract.
+        """See `contract.Attempt.mark_on_wire`.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has concluded
-                the email.
+            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has already
+                queued an outcome for the email.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
@@ -98,8 +99,8 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read the
-        # ledger without it (see `host.ledger`). The first check only avoids slots for leases that have ended.
+        # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read a ledger
+        # without this slot (see `host.ledger`). The first check only avoids slots for leases that have ended.
         if not self._is_lease_valid():
             self.mark_not_sent()
             raise LeaseExpired
@@ -110,7 +111,7 @@ class LedgerAttempt(Attempt):
         return email.confirmed_at > self._ledger.voided_at and steady_clock() < email.leased_until
 
     def mark_not_sent(self) -> None:
-        """See the contract. Idempotent."""
+        """See `contract.Attempt.mark_not_sent`. Idempotent."""
         email = self.email
         if email.ledger_slot is not None and email.may(EmailEvent.UNMARK):
             self._ledger.clear(email.ledger_slot)
@@ -118,14 +119,14 @@ class LedgerAttempt(Attempt):
             email.on(EmailEvent.UNMARK)
 
     def connection_acquired(self) -> None:
-        """See the contract."""
+        """See `contract.Attempt.connection_acquired`."""
         if not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
     @property
     def rendering(self) -> LedgerAttempt:
-        """See the contract."""
+        """See `contract.Attempt.rendering`."""
         return self
 
     def __enter__(self) -> None:
@@ -150,8 +151,8 @@ class Attempts:
     ) -> None:
         """
         Args:
-            timeout_seconds: The deadline of a whole attempt.
-            allowed_headers: Headers that control a provider, and that the operator allows.
+            timeout_seconds: The longest that a whole attempt may take.
+            allowed_headers: Headers that control a provider and that the operator allows.
         """
         self._routes = routes
         self._ledger = ledger
@@ -160,7 +161,7 @@ class Attempts:
         self._log = get_log()
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Adds the email to a bulk call, which needs no task. None if the email must be sent by `make`."""
+        """Adds the email to a bulk call, without a task for the email. Returns None if `make` must send the email."""
         content = email.content
         if content is None:
             return None
@@ -170,7 +171,7 @@ class Attempts:
         attempt = self._attempt(email, route)
         try:
             outcome = route.provider.begin(content, attempt)
-        except Exception:  # noqa: BLE001 - `make` meets the same error, and judges it
+        except Exception:  # noqa: BLE001 - `make` meets the same error, and handles it
             outcome = None
         if outcome is None:
             route.breaker.abandon(attempt.trial)
@@ -178,27 +179,27 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome of an ended bulk attempt if it was accepted, as nearly all are; None if `make` must judge it."""
+        """The outcome if the provider accepted the email, as for nearly all emails. None if `make` must handle it."""
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
         assert email.content is not None
         try:
             outcome = without_echo(storable(outcome), email.content)
-        except Exception:  # noqa: BLE001 - an invalid outcome; `make` judges it
+        except Exception:  # noqa: BLE001 - an invalid outcome; `make` handles it
             return None
         attempt.route.record_outcome(outcome, attempt.trial, email.content)
         return outcome
 
     async def make(self, email: InFlightEmail, bulk: BulkAttempt | None = None) -> Outcome:
-        """Makes one attempt and returns its outcome; `email.provider` names the provider.
+        """Makes one attempt and returns its outcome. Sets `email.provider` to the provider that was tried.
 
         Args:
             bulk: The attempt, if it has begun in a bulk call.
 
         Raises:
-            NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider took nothing; no
-                attempt is used.
+            NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider certainly did not
+                accept it. No attempt is used.
         """
         content = email.content
         if content is None:
@@ -221,7 +222,7 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain that timed out has concluded it
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended it
                 raise NoRoute
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
@@ -229,7 +230,7 @@ class Attempts:
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
-        """Whether to try another provider at once, because the refusal is about the provider and not the email."""
+        """Whether to try another provider immediately: the refusal concerns the provider, not the email."""
         if email.content is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         email.refused_by |= {email.provider}
@@ -247,20 +248,20 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that asks no provider."""
+        """The outcome of an attempt that makes no request to a provider."""
         email.begin_attempt(email.provider or self._routes.first_name)
         return Rejected(reason, why)
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why no provider may get the email. Checked again: the enqueuing host may allow other headers."""
+        """Why no provider may get the email. Checked again: the enqueuing host may allow more headers than this one."""
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
         """The route to try now; None if no provider could ever send the email.
 
         Raises:
-            NoRoute: No provider that could send it may be tried now.
-            TryLater: One such provider must first be probed with other emails.
+            NoRoute: No provider that could send the email may be tried now.
+            TryLater: A provider that could send the email must first be probed with different emails.
         """
         if _must_end(email):  # an adapter did not notice
             raise asyncio.CancelledError
@@ -288,7 +289,7 @@ class Attempts:
     async def _outcome(
         self, attempt: LedgerAttempt, content: OutgoingEmail, answer: Awaitable[Outcome]
     ) -> Outcome | None:
-        """Awaits the outcome, and records it with the route's breaker; None if the provider is at fault.
+        """Awaits the outcome and reports it to the route's breaker. Returns None if the provider is at fault.
 
         Raises:
             TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.
@@ -329,7 +330,7 @@ class Attempts:
         raise TryLater(min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
-        """Awaits the adapter's outcome. Other exceptions become an outcome, by whether the email was on the wire."""
+        """Awaits the adapter's outcome. Turns an unexpected exception into one: uncertain if sending had begun."""
         try:
             return without_echo(storable(await answer), content)
         except (LeaseExpired, _RouteClosed, NoFreeConnection):
@@ -346,7 +347,7 @@ class Attempts:
 
 
 async def _take_token(route: Route, limit: RateLimit) -> bool:
-    """Waits for a token of the rate limit; False if the route may not be tried any more."""
+    """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
     return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
 
 

@@ -1,6 +1,6 @@
 """Acts on breaker changes: logs them, publishes them to other hosts, and pauses consuming if no provider may be tried.
 
-Paused messages go back to RabbitMQ, so that hosts with a working provider get them.
+When a worker pauses, its messages go back to RabbitMQ, and hosts with a working provider receive them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""Keep the prefetched messages during a shorter pause: to return and fetch them again costs more."""
+"""During a shorter pause, the worker keeps its prefetched messages. To return and fetch them again would cost more."""
 RETRY_SECONDS: Final = 5.0
-"""Until the next try to publish a state after PostgreSQL failed."""
+"""The wait before the next try to publish a state after PostgreSQL failed."""
 
 
 class BreakerListener:
@@ -40,7 +40,7 @@ class BreakerListener:
         """Creates a breaker and listens to it.
 
         Args:
-            window: How many emails this worker may have on the wire to the provider at once.
+            window: How many emails this worker may have on the wire to the provider at the same time.
         """
         # Overwrites the state that this slot's previous worker may have left.
         self._queue_state(provider, BreakerState.CLOSED, None, 0.0)
@@ -69,7 +69,7 @@ class BreakerListener:
             if wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
-                # Also during a probe: if the probe ends without an answer, another message is needed to try again.
+                # Resume during a probe, too: if the probe ends without an answer, the next probe needs a new message.
                 consumer.resume()
                 wake()
             await _wait_for(self._changed, routes.change_seconds)

@@ -2,13 +2,13 @@
 
     send ─▶ rendered as a part ─▶ pending until the loop adds no more ─▶ bulk calls ─▶ one outcome per email
                │ must be sent alone                                         │ refused as a whole: split in halves until
-               └▶ the adapter's `send`                                      └ the culprit is alone
+               └▶ the adapter's `send`                                      └ the faulty email is alone
 
 `BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. All slots of a
-call say *on the wire* before its first byte is sent. An email whose lease is no longer valid is dropped from the call,
+call say *on the wire* before its first byte is sent. An email whose lease is no longer valid is removed from the call,
 and the call is made without it.
 
-Calls do not linger: a call starts as soon as one turn of the event loop has added no email.
+A call does not wait for more emails: it starts after the first turn of the event loop that added none.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, B
 from dispatcher.telemetry import metrics
 
 MAX_SUSPECTS: Final = 8
-"""If the provider names up to this many suspects, each is sent alone. With more, the call is split into halves."""
+"""If the provider suspects at most this many emails, each is sent alone. Otherwise, the call is split into halves."""
 
 
 class _CallAborted(Exception):
-    """A call was not sent, because one of its emails may not be sent any more. Caught in this file."""
+    """A call was not sent, because one of its emails may no longer be sent. Caught in this file."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class _Member:
     """An email in a bulk call, and its future outcome.
 
     Attributes:
-        seconds: The longest that its call may take.
+        seconds: The longest that the email's call may take.
     """
 
     email: OutgoingEmail
@@ -49,7 +49,7 @@ class _Member:
     outcome: asyncio.Future[Outcome]
 
     def end(self, outcome: Outcome | BaseException) -> None:
-        """Resolves the outcome, unless the attempt was cancelled meanwhile."""
+        """Resolves the outcome, unless the attempt has been cancelled."""
         if self.outcome.done():
             return
         if isinstance(outcome, asyncio.CancelledError):
@@ -66,7 +66,7 @@ class BulkSender:
     def __init__(self, provider: BulkProvider, most_emails: int) -> None:
         """
         Args:
-            most_emails: The most emails per call; the provider's own limit may be lower.
+            most_emails: The most emails per call. The provider's own limit may be lower.
         """
         limits = provider.limits
         self._provider = provider
@@ -96,7 +96,7 @@ class BulkSender:
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
         """Adds the email to a bulk call and returns its future outcome; None if the email must be sent alone.
 
-        Needs no task. Cancel the future to keep the email from being sent; this has no effect once it is on the wire.
+        Needs no task. To stop the email, cancel the future; this has no effect once the email is on the wire.
         """
         with attempt.rendering:
             part = self._provider.bulk_entry_of(email)
@@ -132,7 +132,7 @@ class BulkSender:
         call.add_done_callback(self._calls.discard)
 
     async def _send_call(self, members: list[_Member]) -> None:
-        """Makes one call for the members that are not cancelled. Then each has an outcome, or is in another call."""
+        """Makes one call for the members that are not cancelled. Each then has an outcome, or is in a new call."""
         members = [member for member in members if not member.outcome.done()]
         if not members:
             return
@@ -146,7 +146,7 @@ class BulkSender:
         except ProviderFault as fault:
             clean = ProviderFault(fault.provider, _without_echoes(fault.message, members), remedy=fault.remedy)
             _end_all(members, clean)
-        except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which judge it
+        except BaseException as error:  # noqa: BLE001 - passed on to the attempts, which handle it
             _end_all(members, error)
 
     async def _send_one(self, member: _Member) -> None:
@@ -179,10 +179,10 @@ class _CallAttempt(Attempt):
         self._seconds = seconds
 
     def mark_on_wire(self) -> None:
-        """Marks every email as on the wire; unmarks all if one may not be sent.
+        """Marks every email as on the wire. If one email may not be sent, unmarks all.
 
         Raises:
-            _CallAborted: One email may not be sent. The call must be made again without it.
+            _CallAborted: At least one email may not be sent. The caller must make the call again without it.
         """
         allowed = [member for member in self._members if _may_leave(member)]
         if len(allowed) < len(self._members):
@@ -206,14 +206,14 @@ def _may_leave(member: _Member) -> bool:
         return False
     try:
         member.attempt.mark_on_wire()
-    except Exception as refusal:  # noqa: BLE001 - passed on to its attempt, which judges it
+    except Exception as refusal:  # noqa: BLE001 - passed on to its attempt, which handles it
         member.end(refusal)
         return False
     return True
 
 
 def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | ProviderFault]) -> None:
-    """Resolves each member's outcome. A failure of the provider as a whole counts once, and not per email."""
+    """Resolves each member's outcome. A failure of the whole provider counts once, not once per email."""
     whole = outcomes[0]
     if not isinstance(whole, ProviderFault) and whole.detail and all(each is whole for each in outcomes):
         # A text about the whole call may repeat content of any email.
@@ -240,7 +240,7 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: each named suspect alone, or else halves."""
+    """Splits a refused call: each suspected email alone and the others together, or two halves."""
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]
@@ -249,7 +249,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 
 
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Plans calls in order of arrival: equal keys, no address twice, within the provider's limits."""
+    """Plans calls in order of arrival. Emails of a call have equal keys and different addresses, and fit the limits."""
     by_key: dict[object, _CallPlan] = {}
     for member in members:
         by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)
@@ -257,7 +257,7 @@ def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Me
 
 
 class _PlannedCall:
-    """A call that may still take emails."""
+    """A call to which emails may still be added."""
 
     __slots__ = ("members", "octets", "recipients")
 
@@ -266,7 +266,7 @@ class _PlannedCall:
         self.recipients = self.octets = 0
 
     def has_room(self, part: BulkEntry, limits: BulkLimits) -> bool:
-        """Whether one more part fits. The first always does."""
+        """Whether one more part fits. The first part always fits."""
         return not self.members or (
             len(self.members) < limits.emails
             and self.recipients + part.recipients <= limits.recipients
@@ -275,7 +275,7 @@ class _PlannedCall:
 
 
 class _CallPlan:
-    """The planned calls of one key."""
+    """The planned calls for emails with the same key."""
 
     def __init__(self, limits: BulkLimits) -> None:
         self.calls: list[_PlannedCall] = []
@@ -283,7 +283,7 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call with room after all calls that hold one of its addresses."""
+        """Adds the email to the first call that has room and follows every call with one of the email's addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

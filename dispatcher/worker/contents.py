@@ -1,8 +1,8 @@
-"""Large bodies and all attachments: read just before the email is sent, and not with its lease.
+"""Reads large bodies and all attachments just before the email is sent, and not with its lease.
 
-These emails share a memory budget. If an email does not fit, it waits while others are sent. Content of up to
-LIGHT_OCTETS has a separate share, so that it never waits for large files. If too many emails wait already, the email is
-released and becomes due again later, so that it does not fill the worker's window.
+These emails share a memory budget. An email that does not fit waits while others are sent. Content of up to
+LIGHT_OCTETS has a separate share, so it never waits for large files. If too many emails already wait, the worker
+releases the email, and it becomes due again later. Waiting emails therefore cannot fill the worker's window.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dispatcher.worker.window import Window
 T = TypeVar("T")
 
 OVERHEAD_OCTETS: Final = 64 * 1024
-"""MemoryBudget for one email in addition to its content."""
+"""Memory for one email in addition to its content."""
 LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
-"""A quarter of the memory is reserved for light content."""
+"""A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
 WAITING_SHARE: Final = 8
-"""At most an eighth of the window may wait for each kind of memory, with their leases. The others are released."""
+"""For each of the two shares, at most an eighth of the worker's emails may wait with a lease. More are released."""
 MIN_DELAY_SECONDS: Final = 2.0
 """The shortest time until a released email is due again."""
 MAX_DELAY_SECONDS: Final = 60.0
@@ -38,7 +38,7 @@ class NoMemory(Exception):
     """Too many emails wait for memory. Caught inside the worker.
 
     Attributes:
-        delay_seconds: How long until the email is due again.
+        delay_seconds: Seconds until the email is due again.
     """
 
     def __init__(self, delay_seconds: float) -> None:
@@ -47,7 +47,7 @@ class NoMemory(Exception):
 
 
 class MemoryBudget:
-    """A number of octets, granted in the order of the requests."""
+    """An amount of memory in octets, granted in the order of the requests."""
 
     def __init__(self, octets: int, *, most_waiting: int) -> None:
         self._octets = octets
@@ -60,12 +60,12 @@ class MemoryBudget:
         self._back_at = 0.0
 
     def take(self, octets: int) -> asyncio.Future[None] | None:
-        """Takes octets: returns None if they are free, else a future to await.
+        """Takes octets. Returns None if they are free, otherwise a future to await.
 
         A request for more than the whole budget is granted when nothing else is taken.
 
         Raises:
-            NoMemory: Too many requests wait already.
+            NoMemory: Too many requests already wait.
         """
         if not self._waiting and self._fits(octets):
             self._taken += octets
@@ -118,10 +118,10 @@ class ContentLoader:
     ) -> None:
         """
         Args:
-            window: Woken when an email waits, so that other emails are leased meanwhile.
+            window: Woken when an email waits, so that the worker leases other emails in the meantime.
             octets: The memory for content and its encoded copies.
-            copies: How many times its size an email's content needs.
-            prefetch: How many emails the worker sends at once.
+            copies: How many copies of an email's content are in memory while the email is sent.
+            prefetch: How many emails the worker sends at the same time.
         """
         light = octets // LIGHT_SHARE
         self._store = store
@@ -136,10 +136,10 @@ class ContentLoader:
 
     @asynccontextmanager
     async def loaded(self, email: InFlightEmail) -> AsyncIterator[str | None]:
-        """Waits for memory, and loads the email's content; frees both on exit. Yields the error if it cannot be read.
+        """Waits for memory, and loads the email's content; frees both on exit. Yields the error if the read fails.
 
         Raises:
-            NoMemory: Too many emails wait already, or the host has less memory than DISPATCHER_WORKER_MEMORY_MB.
+            NoMemory: Too many emails already wait, or the host has less memory than DISPATCHER_WORKER_MEMORY_MB.
         """
         octets = email.lease.octets_apart
         if octets < 0:
@@ -154,7 +154,7 @@ class ContentLoader:
             except StatementRefused as error:
                 fault = error.message
             except (MemoryError, AnswerTooLarge):
-                # The host has less memory than the setting promises; the email is not at fault.
+                # The host has less memory than DISPATCHER_WORKER_MEMORY_MB. The email is not at fault.
                 raise NoMemory(memory.next_delay()) from None
             yield fault
         finally:
@@ -178,7 +178,7 @@ class ContentLoader:
         """Reads, and retries until PostgreSQL answers.
 
         Raises:
-            AnswerTooLarge: This process has no memory for the answer.
+            AnswerTooLarge: This process has not enough memory for the content.
             StatementRefused: PostgreSQL cannot read the content.
         """
         while True:

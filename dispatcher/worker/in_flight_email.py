@@ -11,7 +11,7 @@ The table enforces these rules:
 - An email reaches the wire only through MARKED: the worker writes the ledger slot, then checks the lease once more.
 - An email is acked only after RECORDED or RELEASING: a commit comes first.
 - An email on the wire can be neither stopped nor released. A stopped email is never sent.
-- Only the first answer counts: answers after ANSWERED or RELEASING change nothing.
+- Only the first answer counts: later answers have no transition.
 
 Only `InFlightEmail.on` writes the state. The send stage raises all events up to ANSWER, and RELEASE. The record stage
 and the release stage raise the others. `tests/model` searches every path through this table.
@@ -49,11 +49,11 @@ class EmailState(IntEnum):
     ON_THE_WIRE = auto()
     """A byte that could cause acceptance may have been sent. Only an answer or a deadline ends this state."""
     ANSWERED = auto()
-    """The outcome is known; it waits to be recorded."""
+    """The outcome is known, but not yet recorded."""
     IN_DOUBT = auto()
     """The reply to a record statement was lost; the outcome may be recorded already."""
     REFUSED = auto()
-    """PostgreSQL refuses the result. The lease is no longer renewed, so that recovery can judge the email."""
+    """PostgreSQL refuses the result. The worker no longer renews the lease, so recovery takes the email over."""
     RECORDED = auto()
     """The result is committed. Next, the slot is cleared and the message acked."""
     RELEASING = auto()
@@ -70,23 +70,23 @@ class EmailEvent(IntEnum):
     RESUME = auto()
     """The wait is over."""
     STOP = auto()
-    """The email must not be sent any more."""
+    """The email must no longer be sent."""
     MARK = auto()
     """The ledger slot is written."""
     SEND = auto()
     """The lease was valid after the slot was written."""
     UNMARK = auto()
-    """The slot was cleared: the lease is void, or the provider took nothing. The attempt continues."""
+    """The slot was cleared: the lease is void, or the provider certainly did not accept the email."""
     ANSWER = auto()
     """The attempt has an outcome."""
     LOSE_REPLY = auto()
-    """The connection to PostgreSQL was lost while it recorded the result."""
+    """The connection was lost while PostgreSQL recorded the result."""
     REFUSE = auto()
     """PostgreSQL cannot record the result."""
     RECORD = auto()
     """The result is committed."""
     RELEASE = auto()
-    """The lease is to be released."""
+    """The worker must release the lease."""
     FINISH = auto()
     """The commit that ends the lease is confirmed."""
 
@@ -99,7 +99,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
-    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no provider was asked: no content, say
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made (no content, say)
     (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
@@ -129,7 +129,7 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.mark_on_wire`: another worker may hold the lease by now. Caught inside the worker."""
+    """Raised by `Attempt.mark_on_wire`: another worker may have the lease by now. Caught inside the worker."""
 
 
 class InFlightEmail:
@@ -146,8 +146,8 @@ class InFlightEmail:
         ledger_slot: The attempt's slot in the in-flight ledger; None while it has none.
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
-        refused_by: Providers that have just refused for reasons of their own; the next attempt prefers others.
-        unable: Providers that cannot send this email, as their adapters found out.
+        refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
+        unable: Providers whose adapters found that they cannot send this email.
         work: The pending task, bulk call, or timer of the next attempt.
     """
 
@@ -183,7 +183,7 @@ class InFlightEmail:
         """Moves the email to the next state.
 
         Raises:
-            NotAllowed: The table has no such transition.
+            NotAllowed: The table has no transition for this event in the current state.
         """
         try:
             self.state = TRANSITIONS[self.state, event]
@@ -201,11 +201,11 @@ class InFlightEmail:
 
     @property
     def attempted_until(self) -> float:
-        """Now, unix seconds. Measured from `started_at` by a steady clock, so that the duration is never negative."""
+        """The end of the attempt, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:
-        """Notes that a statement sent at `at` extended the lease by at least `seconds`. Never shortens it."""
+        """Notes that a statement sent at `at` extended the lease by at least `seconds`. Never shortens the lease."""
         self.confirmed_at = max(self.confirmed_at, at)
         self.leased_until = max(self.leased_until, at + seconds)
 
@@ -226,7 +226,7 @@ class ReleaseRequest(NamedTuple):
     """An email whose lease must be released.
 
     Attributes:
-        delay_seconds: How long until the email is due again.
+        delay_seconds: Seconds until the email is due again.
     """
 
     email: InFlightEmail

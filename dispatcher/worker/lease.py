@@ -39,7 +39,7 @@ from dispatcher.worker.window import Window
 
 
 class Arrival(NamedTuple):
-    """One pointer of a message, with the delivery that brought it."""
+    """One pointer of a message, and the delivery of that message."""
 
     delivery: Delivery
     pointer: Pointer
@@ -52,7 +52,7 @@ MAX_REJECTED: Final = 10_000
 
 
 class LeaseStage:
-    """Leases the emails of arriving messages, as many as the window has room for."""
+    """Leases the emails of arriving messages, up to the free room of the window."""
 
     def __init__(
         self,
@@ -83,8 +83,8 @@ class LeaseStage:
         self._rejected: dict[UUID, None] = {}  # oldest first
 
     def take(self, delivery: Delivery) -> None:
-        """Queues a message of the broker; rejects it if it holds no valid pointer."""
-        # RabbitMQ may still deliver after the worker has cancelled. Nothing would lease these messages.
+        """Queues a message from RabbitMQ. Rejects the message if it contains no valid pointer."""
+        # RabbitMQ may still deliver messages after the worker has cancelled its consumer. Nothing would lease them.
         if self._is_stopped:
             return
         try:
@@ -101,16 +101,16 @@ class LeaseStage:
             self._inbox.add(Arrival(part, each))
 
     def drop_unleased(self) -> None:
-        """Drops messages that are not leased yet: their channel is closed, and RabbitMQ redelivers them."""
+        """Drops messages whose emails are not leased yet. Their channel is closed: RabbitMQ redelivers the messages."""
         self._inbox.clear()
 
     async def run(self) -> None:
         """Leases until cancelled."""
-        # Probes are chosen at random, because emails that the provider refuses may have arrived together.
+        # The emails that probe a provider are chosen at random: those that it refuses may have arrived together.
         await self._inbox.run(self._lease, room=self._window.room, is_any_order=self._window.is_probing)
 
     async def stop(self) -> None:
-        """Stops leasing, and returns when the current batch has ended. Unleased messages stay with the broker."""
+        """Stops leasing, and returns when the current batch has ended. Unleased messages stay in RabbitMQ."""
         self._is_stopped = True
         self._inbox.clear()
         await self._inbox.finish()
@@ -139,8 +139,8 @@ class LeaseStage:
     def _is_first(self, arrival: Arrival, waiting: dict[UUID, Arrival]) -> bool:
         """Whether to lease the email of this message; adds it to `waiting` if so.
 
-        Never leases an email that is in flight here. If the reply to that lease were lost, the worker would release an
-        email that is on the wire.
+        Never leases an email that is in flight in this worker. If the reply to a second lease statement were lost, the
+        worker would release an email that is on the wire.
         """
         email_id = arrival.pointer.email_id
         return email_id not in self._window.emails and waiting.setdefault(email_id, arrival) is arrival
@@ -150,7 +150,7 @@ class LeaseStage:
 
         Returns:
             The leases, the emails that PostgreSQL refuses to lease, and when the statement was sent (`steady_clock`).
-            None if the stage was stopped meanwhile; then nothing is leased.
+            None if the stage was stopped in the meantime; then nothing is leased.
         """
         if not keys_by_id:
             return [], set(), 0.0
@@ -222,7 +222,7 @@ class LeaseStage:
     async def _settle_all(self, arrivals: Sequence[Arrival]) -> None:
         try:
             standing = await self._store.find_unleased([pointer.email_id for _, pointer in arrivals])
-            # A lease in this worker's name that is not in the window: PostgreSQL executed the statement, and the reply
+            # This worker owns leases that are not in its window: PostgreSQL executed the lease statement, and the reply
             # was lost.
             tokens = {i: found.our_token for i, found in standing.items() if i not in self._window.emails}
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
@@ -270,7 +270,7 @@ class LeaseStage:
             return False
         if found.status is Status.PENDING:
             # The email was released between the two queries: the next delivery can lease it. Requeue with a delay if
-            # this worker is still waiting for the reply to that release, or if another transaction locks the row.
+            # this worker still waits for the reply to its release statement, or if another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
                 self._requeue_later(delivery)
             else:

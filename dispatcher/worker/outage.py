@@ -12,14 +12,14 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.telemetry.log import get_log
 
 LOCKED_SECONDS: Final = 0.5
-"""Until the next try to write a row that another transaction has locked."""
+"""The wait before the next try to write a row that another transaction has locked."""
 
 
 class StoreOutage:
     """The current outage of PostgreSQL, shared by all stages of a worker.
 
     Attributes:
-        committing: Enter this around a commit and its retries; the process slot then shows how long it takes.
+        committing: Enter this around a commit and its retries. The process slot then shows how long the commit takes.
     """
 
     def __init__(self, committing: AbstractContextManager[None] | None = None) -> None:

@@ -52,8 +52,8 @@ class Pipeline:
     ) -> None:
         """
         Args:
-            breakers: Created the breakers of `routes`.
-            process_slot: Where the worker reports waits for commits, and acks.
+            breakers: The listener that created the breakers of `routes`.
+            process_slot: Where the worker reports its acks and its waits for commits.
         """
         arrivals: BatchQueue[Arrival] = BatchQueue()
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
@@ -103,8 +103,8 @@ class Pipeline:
         An email without an answer after this time is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
-        # Twice: at once, because stopping the lease stage may wait for PostgreSQL, and emails must not be sent
-        # meanwhile; and again for the emails that the last lease statement brought.
+        # Stop twice. The first stop comes before the lease stage ends, because that may wait for PostgreSQL, and no
+        # email may be sent during the wait. The second stops the emails that the last lease statement returned.
         self.send.stop_all()
         await self.lease.stop()
         self.send.stop_all()
@@ -113,7 +113,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Once a second and not per email: a gauge is only ever sampled.
+        # Once a second and not per email, because a gauge is only sampled.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

@@ -38,13 +38,13 @@ POOL_SIZE = 3
 """Connections: one for leases, one for records, one for renewals, releases and rates. Each runs one statement at a
 time."""
 CANCEL_SECONDS = 2.0
-"""The longest wait for RabbitMQ to stop deliveries, so that a hanging broker does not use up the drain's time. Messages
-that still arrive after it are ignored."""
+"""The longest wait for RabbitMQ to stop deliveries, so that a hanging RabbitMQ does not use up the drain's time. The
+worker ignores messages that arrive later."""
 RECYCLE_SPREAD = 0.2
-"""Each worker varies its recycle limit by up to 20 %, so that workers do not all restart at once."""
+"""Each worker varies its recycle limit by up to 20 %, so that workers do not all restart together."""
 _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
-"""Prefetch 25 % more messages than send slots, to hide the round trip to RabbitMQ."""
+"""Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
 GC_THRESHOLDS = (20_000, 20, 50)
 """Collect rarely. An email's few dozen objects are freed by reference counting; cycles (of exceptions and closed
 connections) are rare. By default the collector would run after every ten emails."""
@@ -55,7 +55,7 @@ class WorkerIdentity:
     """The names of a worker.
 
     Attributes:
-        slot: Host and slot number; a restarted worker keeps it.
+        slot: Host and slot number. The worker's replacement has the same slot.
         worker: Unique per process; at most 63 octets, so that it fits PostgreSQL's application_name.
     """
 
@@ -119,7 +119,7 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
 
     Raises:
         ConfigurationError: PostgreSQL refuses the connection, or a pooler shares sessions. `run` checked both when it
-            started, but a reload may have changed the URL. The worker that this one would replace keeps running.
+            started, but a reload may have changed the URL. The worker to be replaced keeps running.
     """
     try:
         await verify_sessions(settings.database_url, name=identity.worker)
@@ -149,8 +149,8 @@ async def _dispatch(
     """Consumes until the stop, then drains.
 
     Raises:
-        ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker that this one would
-            replace keeps running.
+        ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker to be replaced keeps
+            running.
     """
     refusals: list[BrokerRefused] = []
 
@@ -194,18 +194,18 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     """How many unacked messages RabbitMQ may deliver.
 
     Args:
-        window: How many emails are sent at once.
+        window: How many emails are sent at the same time.
     """
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
-        # A rate ceiling has reduced the window. A message may point to many emails, and more would only wait.
+        # A rate ceiling has reduced the window. A message may point to many emails, so more messages would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # As if each message pointed to one email: at low load each does, and they must keep a slow provider busy.
+    # As if each message pointed to one email. At low load each does, and the messages must keep a slow provider busy.
     return emails
 
 
 async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledger: Ledger, after_emails: int) -> None:
-    """Asks the parent for a replacement worker, after about `after_emails` emails or if the ledger's file is lost.
+    """Requests a replacement worker from the parent, after about `after_emails` emails or if the ledger file is lost.
 
     The worker keeps running until the parent stops it.
 

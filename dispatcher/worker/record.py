@@ -1,9 +1,9 @@
-"""The record stage: outcomes → committed → acked, in batches, also across database outages.
+"""The record stage: outcomes → committed → acked, in batches. It keeps outcomes during an outage of PostgreSQL.
 
 outcome ─▶ record (batched) ─▶ committed: clear the ledger slot, ack the message
              │ locked: later                └ deferred: back to the send stage, or released if the lease was lost
              │ reply lost: first check whether the result is recorded already
-             └ refused: split until the culprit is alone; record it without the provider's text, or retry later
+             └ refused: split until the faulty result is alone; record it without the provider's text, or retry later
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 REFUSED_SECONDS: Final = 2.0
-"""Until the next try of a result that PostgreSQL refuses even without the provider's text."""
+"""The wait before the next try to record a result that PostgreSQL refuses even without the provider's text."""
 FULL_SHARE: Final = 2
 """Half of the window is a full batch: while it is recorded, the other half is being sent."""
 
@@ -91,8 +91,8 @@ class RecordStage:
             if bare != ended.result:
                 await self._record_or_split([ended._replace(result=bare)])
                 continue
-            # The email stays in the window until PostgreSQL takes the result, or recovery has judged the email. A drain
-            # does not wait for it.
+            # The email counts as in flight until its result is committed. A drain does not wait for such an email:
+            # recovery takes it over when its lease expires.
             ended.email.on(EmailEvent.REFUSE)
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
@@ -106,8 +106,8 @@ class RecordStage:
         while True:
             try:
                 if batch[0].email.state is EmailState.IN_DOUBT and await self._store.is_recorded(batch[0].result):
-                    # The lost reply would have named the emails whose lease was lost. So the lease of a deferred
-                    # email counts as lost.
+                    # Without the lost reply, the worker does not know which leases it still has. So it treats the lease
+                    # of a deferred email as lost.
                     self._close(batch, (), 0.0)
                     break
                 batch = await self._without_locked(batch, is_busy=is_busy)
@@ -115,7 +115,7 @@ class RecordStage:
                     await self._commit(batch)
                 break
             except StoreBusy as error:
-                # Nothing was committed, probably because one row is locked. A second time, treat it as an outage.
+                # Nothing was committed, probably because one row is locked. Treat a second StoreBusy as an outage.
                 if is_busy:
                     await self._outage.wait(error)
                 is_busy = True
@@ -148,7 +148,7 @@ class RecordStage:
         """Finishes recorded emails: clears ledger slots, acks messages, and hands deferred emails to the send stage.
 
         Args:
-            ours: The emails whose lease this worker still held when it recorded them.
+            ours: The emails whose lease this worker still had when it recorded them.
             asked_at: When the statement was sent (`steady_clock`).
         """
         self._outage.end()
@@ -158,7 +158,7 @@ class RecordStage:
             if email.ledger_slot is not None:
                 self._ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
-            # Acked also before a retry: this worker holds the row, and the message would only fill the prefetch window.
+            # Ack even before a retry: this worker has the lease, and the message would only fill the prefetch window.
             finished.append(email.delivery)
             if result.status is not Status.SENDING:
                 email.on(EmailEvent.FINISH)
@@ -187,5 +187,5 @@ class RecordStage:
                 )
 
     async def finish(self) -> None:
-        """Returns once every queued result is committed."""
+        """Returns when every queued result is committed."""
         await self._inbox.finish()

@@ -15,7 +15,7 @@ from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 RENEWALS_PER_LEASE: Final = 3
-"""Renew after a third of the lease, also while the email waits for a retry. That leaves two more tries before the lease
+"""Renew after a third of the lease, even while the email waits for a retry. This leaves two more tries before the lease
 ends, and proves to other hosts that the owner is alive (see `recovery.unrenewed`)."""
 
 
@@ -50,7 +50,7 @@ class Renewals:
     async def _renew(self, tokens: dict[UUID, int]) -> None:
         """Renews these leases, and stops emails whose lease was lost.
 
-        Skips emails whose row is locked and emails that PostgreSQL refuses: the next round tries them again.
+        Skips emails whose row is locked and emails that PostgreSQL refuses. The next round tries them again.
         """
         asked_at = steady_clock()
         emails = {email_id: self._window.emails[email_id] for email_id in tokens}
@@ -63,5 +63,5 @@ class Renewals:
             if email_id in ours:
                 email.confirm(asked_at, self._lease_seconds)
             elif email.may(EmailEvent.STOP):
-                # An email that is being recorded cannot be stopped: its lease is gone because it has finished.
+                # An email that is being recorded cannot be stopped: its lease has ended because the email has finished.
                 self._send.stop(email)

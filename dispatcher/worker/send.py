@@ -1,10 +1,10 @@
 """The send stage: leased emails → outcomes, one email at a time.
 
     leased ─▶ an attempt, in a task or in a bulk call ─▶ outcome ─▶ decision ─▶ record stage
-                 │ retry later: waits under the same lease           (a deferral comes back through `retry`)
+                 │ retry later: waits under the same lease           (a deferral returns through `retry`)
                  └▶ not sent: release stage
 
-Emails in a bulk call need no task: nearly all are accepted, and a callback concludes them when the answer arrives.
+Emails in a bulk call need no task. Nearly all are accepted, and a callback handles the answer when it arrives.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SendStage:
     ) -> None:
         """
         Args:
-            outcomes: The inbox of the record stage. Deferred emails come back through `retry`.
+            outcomes: The inbox of the record stage. Deferred emails return through `retry`.
             releases: The inbox of the release stage.
         """
         self._lease_seconds = settings.lease_seconds
@@ -75,20 +75,20 @@ class SendStage:
             bulk.outcome.add_done_callback(lambda _: self._end_bulk(email, bulk))
 
     def retry(self, email: InFlightEmail, seconds: float) -> None:
-        """Schedules the next attempt. Call this once the deferral is recorded."""
+        """Schedules the next attempt. Call this after the deferral is recorded."""
         email.attempt_number += 1
         self._wait(email, seconds)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
-        """Releases an email that was not sent, or that the provider did not take. Idempotent."""
+        """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
         if email.may(EmailEvent.RELEASE):
             email.on(EmailEvent.RELEASE)
             self._releases.add(ReleaseRequest(email, delay_seconds))
 
     def stop(self, email: InFlightEmail) -> None:
-        """Prevents an email from being sent, and releases it once its attempt has ended.
+        """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        A task that is cancelled before its first step does not release the email itself; nor does a timer.
+        This method adds the release, because neither a timer nor a task that is cancelled before its first step does.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -109,7 +109,7 @@ class SendStage:
     async def finish(self, until: float) -> None:
         """Waits for the answers to emails on the wire, until `until` (the loop's clock).
 
-        An email without an answer by then is concluded as uncertain.
+        If an email has no answer by then, its outcome is uncertain.
         """
         while (left := until - self._loop.time()) > 0 and (work := self._work()):
             await asyncio.wait(work, timeout=left)
@@ -128,7 +128,7 @@ class SendStage:
         email.work = self._loop.create_task(self._send(email, bulk))  # costs half as much as asyncio.create_task
 
     def _end_bulk(self, email: InFlightEmail, bulk: BulkAttempt) -> None:
-        """Concludes an accepted email when its bulk call has ended. Starts a task for any other outcome."""
+        """Queues the result of an accepted email when its bulk call has ended. Starts a task for any other outcome."""
         email.work = None
         if (accepted := self._attempts.accepted(email, bulk)) is None:
             self._start(email, bulk)
@@ -142,7 +142,7 @@ class SendStage:
         """Makes one attempt.
 
         Args:
-            bulk: The attempt, if it has ended already without acceptance.
+            bulk: The attempt, if it ended in a bulk call without acceptance.
         """
         try:
             await self._attempt(email, bulk)
@@ -153,7 +153,7 @@ class SendStage:
         except LeaseExpired:
             self.release(email)
         except asyncio.CancelledError:
-            if email.state is EmailState.ON_THE_WIRE:  # the process exits; the ledger names the email
+            if email.state is EmailState.ON_THE_WIRE:  # the process exits; the email is in the ledger
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
@@ -161,7 +161,7 @@ class SendStage:
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
-        """Makes and concludes one attempt. Reads the content first if the lease did not bring it."""
+        """Makes one attempt and handles its outcome. Reads the content first if the lease does not contain it."""
         if not email.lease.octets_apart:
             self._conclude(email, await self._attempts.make(email, bulk))
             return
@@ -170,7 +170,7 @@ class SendStage:
             self._conclude(email, outcome)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under its lease. Frees its slot in the window meanwhile."""
+        """Retries the email later, under the same lease. Meanwhile, another email may use its slot in the window."""
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
             return
@@ -183,14 +183,14 @@ class SendStage:
         self._start(email)
 
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
-        """Writes the answer into the ledger, decides what follows, and hands the result to the record stage."""
+        """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
-            return  # the drain timed out, and concluded or released the email before the answer arrived
+            return  # the drain timed out and ended or released the email before the answer arrived
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
         fails_over = self._attempts.may_fail_over(email, outcome)
-        # The wait that one provider asks for does not apply to the next.
+        # The wait that one provider requests does not apply to the next provider.
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
         decision = decide(judged, number, email.policy, self._policy, random.random)

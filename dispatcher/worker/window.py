@@ -1,4 +1,4 @@
-"""The prefetch window: how many emails a worker may lease at once."""
+"""The prefetch window: how many emails a worker may lease at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Window:
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
         """
         Args:
-            prefetch: How many emails may be sent at once.
+            prefetch: How many emails may be sent at the same time.
             waiting: Woken whenever more emails may be leased.
         """
         self.emails: dict[UUID, InFlightEmail] = {}
@@ -40,15 +40,16 @@ class Window:
     def room(self) -> int:
         """How many more emails may be leased: 0 while no provider may be tried, 1 for a probe.
 
-        Emails that wait for a retry do not count, up to a second window of them: the ledger has slots for two windows.
+        Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
+        the ledger has slots for two windows.
         """
         room = self._routes.room
         ledger_room = 2 * self._prefetch - len(self.emails)
         if room is None:
             busy = len(self.emails) - self._count(EmailState.WAITING)
             return min(self._prefetch - busy, ledger_room)
-        # Emails that were on the wire when the provider failed do not count: they may stay there until their deadline,
-        # and a probe need not wait for that.
+        # Emails that were on the wire when the provider failed do not count: they may have no answer until their
+        # deadline, and a probe need not wait for it.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def is_probing(self) -> bool:
@@ -56,7 +57,7 @@ class Window:
         return self._routes.is_probing
 
     def is_scarce(self) -> bool:
-        """Whether less than a quarter of the window is free, so that the next commit should come soon."""
+        """Whether less than a quarter of the window is free. The next commit should then come soon."""
         return self.room() < self._prefetch // SCARCE_SHARE
 
     def _count(self, state: EmailState) -> int:
