@@ -22,18 +22,18 @@ from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
 REFUSED_SECONDS: Final = 1.0
-"""If a queue refuses every message on a channel for this long, the publisher opens another channel. An election takes
-less. A channel that first publishes during an election keeps using the old leader, and refuses everything until that
-leader's node is back (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
+"""If a queue refuses every message on a channel for this time, the publisher opens a new connection. A leader election
+takes less time. A channel that first publishes during an election keeps using the old leader, and refuses every message
+until that leader's node is up again (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
-"""The most unconfirmed messages. A larger window is not faster. Bounds our memory while RabbitMQ is blocked."""
+"""The most unconfirmed messages. A larger window is not faster. The limit bounds our memory while RabbitMQ blocks us."""
 
 
 class Publisher:
-    """Publishes to one exchange. Connects on first use and again after a loss.
+    """Publishes to one exchange. Connects on first use, and again after the connection was lost.
 
-    Several tasks may publish at once; their messages use the same connection and window. Belongs to the event loop on
-    which it first publishes.
+    Several tasks may publish at the same time; their messages use the same connection and window. A publisher belongs
+    to the event loop on which it first publishes.
 
     Attributes:
         batch_seconds: Timeout of one call of `publish`, including the connection.
@@ -57,7 +57,7 @@ class Publisher:
             window: The most unconfirmed messages.
 
         Raises:
-            ConfigurationError: the URL is invalid.
+            ConfigurationError: The URL is invalid.
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url
@@ -70,14 +70,14 @@ class Publisher:
         self._connecting = asyncio.Lock()
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publish messages; for each, return whether RabbitMQ confirmed it and routed it to a queue.
+        """Publish messages. For each message, return whether RabbitMQ confirmed it and routed it to a queue.
 
-        False means that the message was refused or returned as unroutable, or that its fate is unknown because the
-        connection was lost or the timeout passed. Publish such a message again. The queue may then have it twice, which
-        is harmless.
+        False means that the message was refused or returned as unroutable, or that the result is unknown because the
+        connection was lost or the timeout passed. Publish such a message again. The queue may then contain the message
+        twice, which is harmless.
 
         Raises:
-            BrokerUnavailable: no message was confirmed, because RabbitMQ is unreachable, blocks publishers, lacks the
+            BrokerUnavailable: No message was confirmed, because RabbitMQ is unreachable, blocks publishers, lacks the
                 exchange, or does not answer in time. Never raised if any message was confirmed.
         """
         batch = _Batch(PublishResults([False] * len(messages)))
@@ -122,8 +122,8 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drop this connection, so that the next message uses a new one. Callers publish its unconfirmed messages
-        again."""
+        """Drop this connection: the next message uses a new connection. The callers publish unconfirmed messages again.
+        """
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -134,7 +134,7 @@ class Publisher:
         if stream is None:
             return BrokerUnavailable(f"RabbitMQ cannot be reached {within}.")
         if stream.connection.is_blocked:
-            # Keep the connection. RabbitMQ would accept a new one, and buffer another window of messages.
+            # Keep the connection. RabbitMQ would accept a new connection, and buffer a second window of messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
                 remedy="See the alarm in its log or on its management page. No email is lost meanwhile.",
@@ -148,8 +148,8 @@ class PublishResults(list[bool]):
     """For each message, in order, whether it was published.
 
     Attributes:
-        returned: How many messages were returned because no queue is bound for them. Other unpublished messages were
-            refused by a full queue or a queue without a quorum, or the connection was lost first.
+        returned: How many messages were returned because no queue is bound for them. The other unpublished messages
+            were refused by a queue that is full or has no quorum, or the connection was lost first.
     """
 
     returned = 0
@@ -160,7 +160,7 @@ class _Batch:
     """One call of `publish`.
 
     Attributes:
-        done: Done when every message is answered (None), or when no more answers can arrive (the fault).
+        done: Resolves when every message is answered (None), or when no more answers can arrive (the error).
     """
 
     published: PublishResults
@@ -189,8 +189,7 @@ async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: i
 
 
 class _Stream:
-    """A channel in confirm mode and its unconfirmed messages. RabbitMQ numbers published messages from 1, and so do
-    we."""
+    """A channel in confirm mode and its unconfirmed messages. RabbitMQ numbers published messages from 1; so do we."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection
@@ -205,7 +204,7 @@ class _Stream:
         channel.closed.add_done_callback(self._on_closed)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
-        """Write all messages as the window and RabbitMQ allow. `batch.done` reports the result."""
+        """Write all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
         if not messages:
             resolve(batch.done, None)
         await self.connection.unblocked()
@@ -235,7 +234,7 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """RabbitMQ confirms or refuses one message, or all messages up to one."""
+        """Handle RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:

@@ -3,7 +3,7 @@
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
 One exchange serves both queues, each bound with its own name. Only `init` declares them. If an existing queue has
-different arguments, a declaration closes the channel, and an operator must decide what to do.
+different arguments, RabbitMQ closes the channel on a declaration, and an operator must decide what to do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from dispatcher.config import Settings
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000
-"""PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, the deaths of 20 workers would dead-letter a whole
-prefetch window of innocent emails."""
+"""High, because PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole
+prefetch window of harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
 # Such as: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but
 # current is none
@@ -38,7 +38,7 @@ class FoundQueue:
     """The counts that RabbitMQ reports for a queue.
 
     Attributes:
-        messages: Ready messages. Excludes messages that consumers hold.
+        messages: Ready messages. Does not count messages that are delivered to a consumer and not yet acked.
         consumers: The number of consumers.
     """
 
@@ -68,11 +68,11 @@ class Topology:
 
     @property
     def queues(self) -> tuple[str, str]:
-        """The names of both queues, the DLQ first, because the send queue refers to it."""
+        """The names of both queues. The DLQ is first, because the send queue refers to the DLQ."""
         return self.dlq, self.queue
 
     def variable(self, queue: str) -> str:
-        """The setting that holds this queue's name."""
+        """The setting that contains this queue's name."""
         return "DISPATCHER_QUEUE" if queue == self.queue else "DISPATCHER_DLQ"
 
     def arguments(self, queue: str) -> dict[str, Any]:
@@ -83,17 +83,17 @@ class Topology:
         if queue == self.queue:
             arguments |= {"x-dead-letter-exchange": self.exchange, "x-dead-letter-routing-key": self.dlq}
             if self.queue_type == "quorum":
-                # A dead letter leaves the send queue only when the DLQ has confirmed it. Needs this overflow, and
-                # RabbitMQ 3.10.
+                # A dead letter leaves the send queue only after the DLQ has confirmed it. This needs `reject-publish`,
+                # and RabbitMQ 3.10.
                 arguments |= {"x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         return arguments
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Create the exchange and queues that are missing; returns a line per object. Idempotent.
+    """Create the missing exchange and queues. Returns a line per object. Idempotent.
 
     Raises:
-        TopologyError: an object exists with different arguments, or the user may not declare it.
+        TopologyError: An object exists with different arguments, or the user may not declare it.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher init", ca_file=ca_file) as connection:
@@ -116,11 +116,11 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
     """Check that everything exists as `declare` creates it. Creates nothing.
 
-    If the user may not configure the queues, RabbitMQ does not compare their arguments; their existence is checked
-    anyway. AMQP cannot query bindings: if one is missing, RabbitMQ returns published messages.
+    If the user may not configure the queues, RabbitMQ does not compare the queues' arguments, and only their existence
+    is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published messages.
 
     Raises:
-        TopologyError: an object is missing or has different arguments; says what to do.
+        TopologyError: An object is missing or has different arguments. The error contains a remedy.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher verify", ca_file=ca_file) as connection:
@@ -141,10 +141,10 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
 
 
 async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> dict[str, int]:
-    """The number of ready messages per queue. Excludes messages that workers hold.
+    """The number of ready messages per queue. Does not count messages that are delivered and not yet acked.
 
     Raises:
-        TopologyError: a queue does not exist.
+        TopologyError: A queue does not exist.
         BrokerUnavailable: RabbitMQ cannot be reached.
     """
     async with await open_connection(amqp_url, name="dispatcher status", ca_file=ca_file) as connection:
@@ -168,7 +168,7 @@ class QueueWatch:
         """The current counts of both queues, by name.
 
         Raises:
-            TopologyError: an object is missing or has different arguments.
+            TopologyError: An object is missing or has different arguments.
             BrokerUnavailable: RabbitMQ cannot be reached.
         """
         try:
@@ -181,7 +181,7 @@ class QueueWatch:
             raise
 
     async def close(self) -> None:
-        """Close the connection. The next `look` opens a new one."""
+        """Close the connection. The next `look` opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -219,7 +219,7 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
 
 
 async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> Channel:
-    """Declare a queue; returns the channel."""
+    """Declare a queue on a new channel; returns the channel."""
     channel = await connection.open_channel()
     arguments = topology.arguments(queue)
     await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
@@ -244,19 +244,21 @@ def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError
     if fault.code == ACCESS_REFUSED:
         return TopologyError(
             f"RabbitMQ does not allow this user to declare {subject}.",
-            remedy="Grant the permission (see `dispatcher topology users`), or run `dispatcher init` as another user.",
+            remedy="Grant the permission (see `dispatcher topology users`), or run `dispatcher init` as a different user.",
         )
     if fault.code != PRECONDITION_FAILED:
         return TopologyError(f"RabbitMQ refuses to declare {subject}: {fault.code} {fault.text}.")
     return TopologyError(
         f"RabbitMQ already has {subject}, with different arguments: {difference(fault.text)}.",
-        remedy=f"Delete it when it is empty and run `dispatcher init`, or set another name in {variable}.",
+        remedy=f"Delete it when it is empty and run `dispatcher init`, or set a different name in {variable}.",
     )
 
 
 def difference(text: str) -> str:
-    """The difference that RabbitMQ reports, such as `x-queue-type is 'classic', we need 'quorum'`; else RabbitMQ's
-    text."""
+    """The difference that RabbitMQ reports, such as `x-queue-type is 'classic', we need 'quorum'`.
+
+    Returns RabbitMQ's text if it has a different form.
+    """
     found = _DIFFERENCE.search(text)
     if found is None:
         return text

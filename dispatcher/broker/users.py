@@ -2,7 +2,7 @@
 
 The expressions match the exchanges and queues that a user may configure (create, delete), write (publish, bind) and
 read (consume, bind from). `^$` matches nothing. None of these users may write to the default exchange, `amq.default`,
-because it allows publishing to any queue.
+because a user who may do so can publish to any queue.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class User:
 
     Attributes:
         role: `producer`, `worker`, `operator` or `probe`.
-        about: Which process connects as this user, and what for.
+        about: Which process connects as this user, and for which purpose.
         tags: RabbitMQ's tags for the management API.
     """
 

@@ -3,6 +3,6 @@
 partitions    creates the partitions of the next weeks
 pruning       deletes old data
 alert_checks  checks the DLQ (dlq_depth), and whether emails are being sent; raises and resolves alerts
-alert_sender  sends the notices of alerts to one channel
+alert_sender  sends the notices of alerts through one channel
 alert_state   remembers which notices each channel has sent
 """

@@ -1,4 +1,4 @@
-"""Checks the DLQ, and whether emails are being sent, at intervals on one host. `announcing` sends the notices."""
+"""Checks the DLQ, and whether emails are being sent, at intervals on one host. `alert_sender` sends the notices."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class _State:
 
 
 class AlertChecks:
-    """A service of each monitor; it checks only on the monitor that alerts.
+    """A service of each monitor. Only the monitor that alerts makes the checks.
 
     Attributes:
         alerts: The known alerts, active or not, from the last check; empty while another monitor alerts.
@@ -63,7 +63,8 @@ class AlertChecks:
     ) -> None:
         """
         Args:
-            after_seconds: How long nothing must be sent, a provider be unusable or a host be silent before an alert.
+            after_seconds: An alert is raised if no email is sent, a provider is unusable or a host is silent for longer
+                than this.
             providers: The configured providers.
         """
         self.alerts: dict[Kind, Alert] = {}
@@ -87,7 +88,7 @@ class AlertChecks:
         return self._listeners[-1]
 
     async def run_once(self) -> None:
-        """Checks once, if this monitor is the one that alerts."""
+        """Checks once, if this monitor is the monitor that alerts."""
         if await self._alert_state.refresh():
             states = await self._check()
             self.alerts = {
@@ -100,7 +101,7 @@ class AlertChecks:
             listener.set()
 
     async def _check(self) -> dict[Kind, _State]:
-        """One check: the states of the kinds of alerts that could be determined."""
+        """Makes one check. Returns the state of each kind of alert whose state could be determined."""
         depth = fault = tables = None
         try:
             depth = await self._depth()
@@ -124,7 +125,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of the kinds that need some duration. A change of the state restarts its duration."""
+        """The states of the kinds of alerts that are raised only after some time. A change restarts this time."""
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
         hosts = sorted(tables.hosts.items())
@@ -177,7 +178,7 @@ class AlertChecks:
 
 
 class StateDurations:
-    """Measures how long each state has lasted, by the monotonic clock. A check that does not find a state ends it."""
+    """Measures how long each state has lasted, by the monotonic clock. A state ends if a check does not find it."""
 
     def __init__(self, seconds: float) -> None:
         """
@@ -196,12 +197,16 @@ class StateDurations:
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states after a missed check, because a state may have ended and begun again meanwhile."""
+        """Deletes all states after a missed check, because a state may have ended and begun again since the last check.
+        """
         self._began_at = None
         self._since = {}
 
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
-        """Whether one of these states has lasted long enough; None if it already existed at the first check."""
+        """Whether at least one of these states has lasted long enough.
+
+        None if that is unknown: the longest state already existed at the first check.
+        """
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:
             return True

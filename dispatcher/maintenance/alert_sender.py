@@ -1,4 +1,4 @@
-"""Sends the notices of alerts through one channel. A channel that fails does not affect the others."""
+"""Sends the notices of alerts through one channel. A channel that fails does not affect the other channels."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ LONGEST_WAIT_SECONDS: Final = 60.0
 class AlertSender:
     """A task of the monitor, one per channel.
 
-    If a channel does not accept a notice, the task sends it again, with current facts and the same id. A notice may
-    arrive twice, if the channel's answer was lost or this process ended before it stored the notice. None is dropped.
+    If a channel does not accept a notice, the task sends the notice again, with current facts and the same id. A notice
+    may arrive twice if the channel's answer was lost, or if this process ended before it stored the notice. No notice
+    is dropped.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class AlertSender:
                 pass
 
     async def _send_due(self) -> bool:
-        """Sends all due notices; returns False, after a wait, if the channel did not accept one."""
+        """Sends all due notices. If the channel does not accept a notice, waits and returns False."""
         for alert in list(self._checks.alerts.values()):
             age_seconds = self._state.age_seconds(alert.kind, self._channel.name)
             phase = next_phase(
@@ -69,7 +70,7 @@ class AlertSender:
         try:
             await self._channel.send(Notice(notice_id, phase, datetime.now(UTC), alert))
         except NotDelivered as error:
-            # Waits at least half of the backoff: with full jitter, retries could fill the log.
+            # Wait at least half of the backoff: with full jitter, retries could fill the log.
             seconds = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
             self._log.error("alert.delivery_failed", **fields, reason=error.reason, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)

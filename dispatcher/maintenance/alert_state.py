@@ -1,8 +1,8 @@
 """Which notices each channel has sent. All monitors share this state in PostgreSQL; each keeps a copy in memory.
 
-One monitor alerts about a DLQ; the others are idle. While PostgreSQL is unreachable, the monitors cannot agree on one,
-so each of them alerts by its copy: ten notices are better than none. When PostgreSQL is reachable again, each monitor
-first stores the notices that it sent meanwhile, so that they are not sent again.
+One monitor alerts about a DLQ; the other monitors are idle. While PostgreSQL is unreachable, the monitors cannot agree
+on one monitor, so each monitor alerts by its copy: ten notices are better than none. When PostgreSQL is reachable
+again, each monitor first stores the notices that it sent during the outage, so that they are not sent again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ class AlertState:
     """The notices that each channel has sent, for one event loop. Every method may be called at any time.
 
     Attributes:
-        is_alone: PostgreSQL does not answer.
+        is_alone: Whether PostgreSQL does not answer, so that this monitor alerts by its copy.
     """
 
     def __init__(self, store: AlertStore) -> None:
         self.is_alone = False
         self._store = store
-        # Both by the alert's kind and the channel. A None is a resolved alert.
+        # The keys are the alert's kind and the channel. None means that the alert is resolved.
         self._sent: dict[tuple[Kind, str], _Entry] = {}
         self._unsaved: dict[tuple[Kind, str], _Entry | None] = {}
         self._lock = asyncio.Lock()
 
     async def refresh(self) -> bool:
-        """Reads the shared state; returns whether this monitor is the one that checks and alerts."""
+        """Reads the shared state. Returns whether this monitor must check and alert."""
         async with self._lock:
             try:
                 await self._save_all()
@@ -56,13 +56,16 @@ class AlertState:
                 get_log().info("store.connected")
             now = time.monotonic()
             self._sent = {(one.kind, one.channel): _Entry(one.raised_at, now - one.age_seconds) for one in announced}
-            # Notices that a channel sent during the query are newer than its answer.
+            # Notices that a channel sent during the query are newer than the query's answer.
             for key, entry in self._unsaved.items():
                 self._set(*key, entry)
             return is_ours
 
     def age_seconds(self, kind: Kind, channel: str) -> float | None:
-        """Seconds since a channel last sent a notice about an alert; None if it sent none, or sent the resolution."""
+        """Seconds since a channel last sent a notice about an active alert.
+
+        None if it sent no notice, or if its last notice said that the alert is resolved.
+        """
         entry = self._sent.get((kind, channel))
         return None if entry is None else entry.age_seconds
 
@@ -74,7 +77,7 @@ class AlertState:
         """Records that a channel has just sent a notice.
 
         Args:
-            raised_at: When the alert was raised; None if the notice says that it is resolved.
+            raised_at: When the alert was raised; None if the notice says that the alert is resolved.
         """
         entry = None if raised_at is None else _Entry(raised_at, time.monotonic())
         self._set(kind, channel, entry)

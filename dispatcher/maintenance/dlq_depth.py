@@ -1,7 +1,7 @@
 """Reads the number of messages on the DLQ from RabbitMQ, or raises an error; never estimates.
 
-The management API counts all messages, up to 5 seconds late. If it is not configured, AMQP counts only messages that no
-consumer has, so the DLQ seems empty while a command reads it.
+The management API counts all messages, with a delay of up to 5 seconds. If it is not configured, AMQP counts only
+messages that are not delivered to a consumer, so the DLQ seems empty while a command reads it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from dispatcher.telemetry.log import get_log
 
 PROBE_SECONDS: Final = 5.0
 FIGURES_LAG_SECONDS: Final = 6.0
-"""The figures of a new queue may be this late. If they are still missing then, that is a failure."""
+"""The management API may show a new queue's figures only after this time. If they are missing for longer, the read
+fails."""
 
 Depth = Callable[[], Awaitable[int]]
 """Returns the number of messages on the DLQ; raises DispatcherError if it is unknown."""
 
 
 def depth_of_dlq(settings: Settings) -> Depth:
-    """Reads the depth from the management API if it is configured, else by AMQP, which is logged as a limitation.
+    """Reads the depth from the management API if it is configured. Otherwise reads it by AMQP, and logs a warning.
 
     Raises:
-        ConfigurationError: the management API's URL is not usable.
+        ConfigurationError: The management API's URL is not usable.
     """
     if settings.rabbitmq_management_url:
         management = Management(
@@ -54,7 +55,7 @@ def by_management(management: Management, queue: str, *, lag_seconds: float) -> 
     """Reads the depth from the management API.
 
     Args:
-        lag_seconds: If the figures are missing, retry once after this long.
+        lag_seconds: If the figures are missing, retry once after this time.
     """
     # The loop's default executor would make the process wait at exit for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")

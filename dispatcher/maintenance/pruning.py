@@ -1,4 +1,4 @@
-"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, in which order."""
+"""Prunes old data at intervals, on one host at a time. `store.retention` defines what is deleted, and the order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.telemetry.log import get_log
 PRUNE_SECONDS: Final = 3600.0
 BUSY_SECONDS: Final = 600.0
 LOCK_WAIT_SECONDS: Final = 60.0
-"""When to try again while another host prunes; its round may end soon."""
+"""The wait before the next try while another host prunes, because that host's round may end soon."""
 
 
 class OneTimeCodePruning:
@@ -28,7 +28,7 @@ class OneTimeCodePruning:
         self._retention = retention
 
     async def run_once(self) -> None:
-        """One round, unless another host is doing it."""
+        """Runs one round, unless another host is running a round."""
         async with session(self._pool) as opened, named_lock(opened, CODES_LOCK_NAME) as is_ours:
             if is_ours:
                 _log_done([step async for step in Pruner(opened, self._retention).delete_one_time_codes()])
@@ -44,7 +44,7 @@ class PruningService:
         self._retention = retention
 
     async def run_once(self) -> float:
-        """One round; returns the seconds until the next one, also after failures."""
+        """Runs one round. Returns the seconds until the next round, even after failures."""
         done: list[PrunedStep] = []
         next_in_seconds = PRUNE_SECONDS
         try:
@@ -77,7 +77,7 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 
 def _log_failed(step: FailedStep) -> float:
-    """Logs a failed part; returns the seconds until it is tried again."""
+    """Logs a failed part. Returns the seconds until the next try."""
     # A report or a backup uses the table. Retry later: all other sessions would queue behind our request for its lock.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)

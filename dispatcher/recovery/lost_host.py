@@ -1,6 +1,6 @@
 """Recovers the emails of a lost host, after their leases have expired and a grace period has passed.
 
-The leading relay does this. The host's ledgers are lost, too, so nobody knows which emails were sent. Each email is
+The leading relay does this. The host's ledgers are lost, too, so it is unknown which emails were sent. Each email is
 uncertain: held, or due again under the policy `resend`. The relay skips leases of workers on its own host, whose
 ledgers it can read, and leases that have not expired by the monotonic clock. If the lost host returns, its workers or
 its ledgers correct the recovery (docs/protocol.md).
@@ -25,7 +25,7 @@ BATCH: Final = 500
 class LostHosts:
     """A service of the leading relay, created each time the relay takes the lead.
 
-    If PostgreSQL was unreachable for longer than a lease, live workers can therefore renew before an email is recovered.
+    So if PostgreSQL was unreachable for longer than a lease, live workers can renew before an email is recovered.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:

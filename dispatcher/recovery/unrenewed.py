@@ -17,11 +17,11 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""The share of a lease. A worker renews after half of a lease at the latest; after a failed statement, a sixth later."""
+"""The share of a lease. A worker renews after half a lease at the latest; after a failed statement, a sixth later."""
 LONGEST_GAP_SECONDS: Final = 12.0
-"""The longest gap between observations, or a sixth of a lease if that is longer. A relay without RabbitMQ observes
-every
-ten seconds. After a longer gap, PostgreSQL may have been unreachable for workers too, so observation starts again."""
+"""The longest gap between observations, or a sixth of a lease if that is longer. A relay that cannot reach
+RabbitMQ observes every ten seconds. During a longer gap, perhaps no worker could reach PostgreSQL, so the observation
+restarts."""
 
 _End = tuple[UUID, int, datetime]
 

@@ -148,7 +148,7 @@ class PointerPublisher:
         return new
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
-        """The new rows of a scan, at most a batch. The next scan continues at the last row that was read and handled."""
+        """The new rows of a scan, at most a batch. The next scan continues at the last row that was handled."""
         new = [
             row
             for row in rows

@@ -26,7 +26,7 @@ from dispatcher.telemetry.log import get_log
 POLL_SECONDS: Final = 0.25
 """The polling interval, in addition to LISTEN/NOTIFY. Polling finds due rows that no notification announced."""
 PACE_SECONDS: Final = 0.005
-"""Pause after a round that found rows. Rows that are committed in the pause share a query, a write and a lease batch."""
+"""Pause after a round that found rows. Rows committed in the pause share one query, one write and one lease batch."""
 STANDBY_SECONDS: Final = 1.0
 NOTIFICATIONS_SECONDS: Final = 10.0
 """Read notifications at least this often: while every round finds rows, the loop never waits for notifications."""

@@ -11,7 +11,8 @@ from dispatcher.store.connections import Session
 from dispatcher.store.statements import fetch_sync
 
 MISSED_REPORTS: Final = 3
-"""A host counts as silent only after its monitor missed this many reports, even if alerts are configured earlier."""
+"""A host counts as silent only after its monitor missed this many reports, even if an alert is configured to be sent
+earlier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +21,10 @@ class WorkerSeen:
 
     Attributes:
         name: Host, slot, process and a nonce, separated by colons.
-        age_seconds: Seconds since the worker started; None if it has no session. Its emails will be recovered then.
-        in_flight: Number of emails under its leases.
-        leases_end_in_seconds: Seconds until its last lease expires, negative if it has expired; None without leases.
+        age_seconds: Seconds since the worker started. None if the worker has no session; its emails will be recovered.
+        in_flight: Number of emails under the worker's leases.
+        leases_end_in_seconds: Seconds until the worker's last lease expires, negative if it has expired; None if the
+            worker has no leases.
     """
 
     name: str
@@ -41,9 +43,10 @@ class VanishedHost:
     """A host that lost its power, its network, or its only worker.
 
     Attributes:
-        in_flight: Number of emails under its leases.
-        leases_end_in_seconds: Seconds until its last lease expires, negative if it has expired; None without leases.
-        silent_seconds: How long its monitor has not reported; None if it reports, or stopped in an orderly way.
+        in_flight: Number of emails under the host's leases.
+        leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
+            has no leases.
+        silent_seconds: How long the host's monitor has not reported; None if it reports, or stopped in an orderly way.
     """
 
     name: str
@@ -58,7 +61,8 @@ def find_vanished_hosts(
     """Hosts that have leases but no worker with a session, and hosts that do not report.
 
     Args:
-        silent_seconds: By host, how long its monitor has not reported; contains only hosts that are silent too long.
+        silent_seconds: By host, how long its monitor has not reported. Contains only hosts that are silent for too
+            long.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
@@ -80,7 +84,7 @@ def find_vanished_hosts(
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds from enqueue to the provider's acceptance, for the newest emails of ten minutes (at most 1,000)."""
+    """Seconds from enqueue to acceptance, for the newest emails (at most 1,000) of the last ten minutes."""
 
     emails: int
     p50_seconds: float
@@ -94,9 +98,9 @@ def list_workers(connection: Session) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """By host, how many seconds its monitor has not reported, if longer than `after_seconds`.
+    """By host, for how many seconds its monitor has not reported.
 
-    Leaves out hosts that stopped in an orderly way.
+    Contains only hosts that have not reported for more than `after_seconds` and did not stop in an orderly way.
     """
     rows = fetch_sync(connection, "list_presences")
     return {host: seconds for host, _, seconds in rows if seconds > after_seconds}

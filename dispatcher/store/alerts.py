@@ -22,7 +22,7 @@ from dispatcher.store.statements import Row, fetch
 ANSWER_SECONDS: Final = 4.0
 """How long an alert waits for PostgreSQL to answer."""
 LEAVE_SECONDS: Final = 1.0
-"""The same while the monitor stops."""
+"""How long a stopping monitor waits for PostgreSQL to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class AnnouncedAlert:
     """An active alert that a channel has announced and not yet resolved.
 
     Attributes:
-        age_seconds: Seconds since the channel last sent a notice about it.
+        age_seconds: Seconds since the channel last sent a notice about the alert.
     """
 
     kind: Kind
@@ -44,15 +44,15 @@ class TableFindings:
     """What PostgreSQL contains about dead letters, and about whether emails are being sent.
 
     Attributes:
-        correlation_ids: Correlation ids of the oldest failed and held emails; emails without one are left out.
+        correlation_ids: Correlation ids of the oldest failed and held emails, as far as these emails have one.
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
         dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
-        expiring: Number of undecided emails that will soon lose their content.
+        expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever an email is accepted.
         due: Number of emails that are due or in their first lease, at most `MAX_DUE_COUNT`.
-        waiting: Why one of the due emails waits; None if there is none.
-        troubles: Providers that some worker cannot use now.
-        hosts: When each host last reported; leaves out hosts that stopped in an orderly way.
+        waiting: Why one of the due emails waits; None if no email is due.
+        troubles: Providers that at least one worker cannot use now.
+        hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
     """
 
     correlation_ids: tuple[str, ...]
@@ -69,8 +69,8 @@ class TableFindings:
 class AlertStore:
     """The monitor's statements about one DLQ.
 
-    They use a separate session, which also holds the lock that makes this monitor the alerting one. Each method raises
-    StoreUnavailable if the same call may succeed later in a new session.
+    They use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each method
+    raises StoreUnavailable if the same call may succeed later in a new session.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
-            holder: This monitor's name, stable over restarts.
+            holder: This monitor's name, the same after a restart.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session after this long without a statement, because the host is frozen.
+            idle_seconds: PostgreSQL ends the session after this time without a statement: the host is then frozen.
             answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
@@ -104,7 +104,7 @@ class AlertStore:
         self._opening = asyncio.Lock()
 
     async def claim_alerting(self) -> bool:
-        """Whether this monitor is the one that alerts, until its session ends. Also reports that this host runs."""
+        """Whether this monitor alerts, from now until its session ends. Also reports that this host runs."""
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
         if not self._is_alerting:
@@ -114,7 +114,7 @@ class AlertStore:
         return self._is_alerting
 
     async def leave(self) -> None:
-        """Lets another monitor alert at once, and records that this host stops in an orderly way."""
+        """Lets another monitor alert immediately, and records that this host stops in an orderly way."""
         with suppress(DispatcherError):
             session = await self._open()
             session.answer_seconds = min(LEAVE_SECONDS, self._answer_seconds)
@@ -127,10 +127,10 @@ class AlertStore:
             await self._session.close()
 
     async def list_announced(self) -> list[AnnouncedAlert]:
-        """The active alerts that were announced, one per channel."""
+        """The active alerts that were announced, one entry per alert and channel."""
         known = set(Kind)
         rows = await self._fetch("list_announced_alerts")
-        # A newer release may have stored kinds that this release does not have.
+        # A newer release may have stored alerts of a kind that this release does not have.
         return [AnnouncedAlert(Kind(row[0]), *row[1:]) for row in rows if row[0] in known]
 
     async def save_announced(self, announced: AnnouncedAlert) -> None:
@@ -148,7 +148,7 @@ class AlertStore:
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
 
     async def find(self) -> TableFindings:
-        """Reads the facts that alerts are raised by."""
+        """Reads the facts from which the monitor raises alerts."""
         session = await self._open()
         oldest = await self._fetch("find_oldest_dead_letters", {"limit": MAX_CORRELATION_IDS})
         ((due_seconds,),) = await self._fetch("find_longest_due_dead_letter")

@@ -1,4 +1,4 @@
-"""The HTTP API's keys, and how much of their quotas is used."""
+"""The HTTP API's keys, and the used part of their quotas."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ApiKey:
         key_id: The public identifier; not a secret.
         secret_hash: SHA-256 of the secret.
         scopes: A subset of `send`, `read` and `operate`.
-        sender_domains: Domains that the key may send from. If both lists are None, it may send from any address.
+        sender_domains: Domains that the key may send from. If `sender_addresses` is None, too, any address is allowed.
         sender_addresses: Addresses that the key may send from.
         requests_per_second: None for no limit.
         recipients_per_day: None for no quota.
@@ -44,8 +44,8 @@ class Grant:
 
     Attributes:
         day: The day of the quota, in UTC and by PostgreSQL's clock.
-        recipients: Number of recipients taken; 0 if less than needed was left.
-        seconds_left: Seconds until that day ends.
+        recipients: Number of recipients taken; 0 if fewer than needed were left.
+        seconds_left: Seconds until the day ends.
     """
 
     day: date
@@ -82,7 +82,7 @@ class KeyStore:
         """Takes up to `wanted` recipients from the key's quota for today.
 
         Args:
-            needed: Take nothing if less than this is left.
+            needed: Take nothing if fewer recipients than this are left.
         """
         parameters = {"key_id": key_id, "needed": needed, "wanted": wanted, "quota": quota}
         while True:

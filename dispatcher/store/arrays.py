@@ -1,7 +1,7 @@
 """Writes lists as PostgreSQL array literals, faster than psycopg, which dumps a list item by item.
 
-Batches are lists of hundreds of items. A list of ids, numbers, instants or texts becomes an array literal at once;
-PostgreSQL reads its type from the statement. psycopg dumps all other lists.
+Batches are lists of hundreds of items. A list of ids, numbers, instants or texts becomes an array literal in one step;
+PostgreSQL infers the array's type from the statement. psycopg dumps all other lists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _each_text: Final = _each(_quoted)
 
 
 def _texts(items: Sequence[str | None]) -> str:
-    """Joins all texts at once if none needs escaping or all are None, which takes a quarter of the time."""
+    """Joins all texts in one step if no text needs escaping or all are None. This takes a quarter of the time."""
     missing = items.count(None)
     if missing == len(items):
         return ",".join(["NULL"] * missing)

@@ -1,8 +1,8 @@
 """Splits a batch if PostgreSQL refuses a statement because of one of its rows.
 
 A batched statement fails as a whole if one row cannot be read or written: a damaged TOAST value, a bad block, a trigger
-that raises, a value out of range. The statement is then executed for each half of the batch, and for halves of the
-halves, until each refused row is found. A batch of n rows with one refused row takes about 2 log2(n) more statements.
+that raises, a value out of range. The statement is then executed for each half of the batch. A half that fails is split
+again, until each refused row is found. A batch of n rows with one refused row takes about 2 log2(n) more statements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ async def bisect_batch(
         execute: Executes the statement for some of the items. Called with smaller parts after a StatementRefused.
 
     Returns:
-        What `execute` returned for each part, in order; and each refused item with its error.
+        What `execute` returned for each part, in order, and each refused item with its error.
     """
     try:
         return [await execute(items)], []

@@ -1,8 +1,8 @@
 """Finds the psycopg connection inside the connection that an application passes to `enqueue`.
 
 Applications pass a psycopg connection, Django's `connection`, a SQLAlchemy Connection or Session, or the asynchronous
-twin of one. Each has a psycopg connection, in the caller's transaction. This module imports neither Django nor
-SQLAlchemy: a caller who passes one of their objects has imported them.
+variant of these. Each contains a psycopg connection, in the caller's transaction. This module imports neither Django
+nor SQLAlchemy: a caller that passes an object of Django or SQLAlchemy has imported that package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dispatcher.store.queries import schema
 
 
 class DjangoConnection(Protocol):
-    """`django.db.connection`, or one of `django.db.connections`."""
+    """The part of Django's connections (`django.db.connection`) that `enqueue` uses."""
 
     connection: Any
 
@@ -30,7 +30,7 @@ class DjangoConnection(Protocol):
 
 
 class SqlAlchemyConnection(Protocol):
-    """`sqlalchemy.Connection`."""
+    """The part of `sqlalchemy.Connection` that `enqueue` uses."""
 
     @property
     def connection(self) -> Any: ...
@@ -38,20 +38,20 @@ class SqlAlchemyConnection(Protocol):
 
 
 class SqlAlchemySession(Protocol):
-    """`sqlalchemy.orm.Session` or `scoped_session`."""
+    """The part of `sqlalchemy.orm.Session` and `scoped_session` that `enqueue` uses."""
 
     def connection(self) -> SqlAlchemyConnection: ...
 
 
 class AsyncSqlAlchemyConnection(Protocol):
-    """`sqlalchemy.ext.asyncio.AsyncConnection`."""
+    """The part of `sqlalchemy.ext.asyncio.AsyncConnection` that `enqueue_async` uses."""
 
     def in_transaction(self) -> bool: ...
     async def get_raw_connection(self) -> Any: ...
 
 
 class AsyncSqlAlchemySession(Protocol):
-    """`sqlalchemy.ext.asyncio.AsyncSession` or `async_scoped_session`."""
+    """The part of `sqlalchemy.ext.asyncio.AsyncSession` and `async_scoped_session` that `enqueue_async` uses."""
 
     async def connection(self) -> AsyncSqlAlchemyConnection: ...
 
@@ -81,14 +81,14 @@ _POOLS: Final = {
     ),
     ("django.db.utils.ConnectionHandler",): 'enqueue(connections["default"], email)',
 }
-"""Pools and factories of connections, and what to write instead of passing one to `enqueue`."""
+"""Connection pools and factories, which `enqueue` does not accept, and what the caller must write instead."""
 
 
 def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
     """The psycopg connection inside the argument of `enqueue`, in the caller's transaction.
 
     Raises:
-        UnusableConnection: the argument contains no psycopg connection, or the connection cannot be used.
+        UnusableConnection: The argument contains no psycopg connection, or the connection cannot be used.
     """
     is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
     driver: object = given if is_drivers else _driver_of(given)
@@ -113,10 +113,10 @@ def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
         given.validate_thread_sharing()
         given.validate_no_broken_transaction()
-        # Django notices a lost connection by errors of its own queries, and our queries do not go through Django.
+        # Django detects a lost connection only by errors of its own queries, and our queries do not go through Django.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        given.close_if_health_check_failed()  # Django makes this call and the next before each of its queries
+        given.close_if_health_check_failed()  # Django makes this call and the next one before each query
         given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):
@@ -158,10 +158,10 @@ def _check_open(connection: Any) -> None:
 
 
 def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnection:
-    """The error for an argument that a call cannot use, with what to write instead.
+    """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the other call, asynchronous or synchronous, accepts.
+        twins: The types that the variant of `call` accepts: `enqueue_async` for `enqueue`, and vice versa.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):
@@ -219,11 +219,11 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Translates the block's errors for missing tables and missing rights into errors with a remedy.
+    """Translates errors in the block: those for missing tables and missing rights become errors with a remedy.
 
     Raises:
-        SchemaError: the database does not have this release's tables.
-        UnusableConnection: the role lacks a right.
+        SchemaError: The database does not have this release's tables.
+        UnusableConnection: The role lacks a right.
     """
     try:
         yield

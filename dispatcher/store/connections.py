@@ -44,12 +44,13 @@ Pool: TypeAlias = "AsyncConnectionPool[AsyncSession]"
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
-"""A statement that takes longer gets no answer: the server cancels statements after `STATEMENT_SECONDS`."""
+"""The longest wait for an answer. A working server cancels statements sooner, after `STATEMENT_SECONDS`."""
 PROBE_SECONDS: Final = 4.0
 """How long a statement runs before the session probes its server, the interval between probes, and the time that the
-server has to answer a probe. A frozen server is noticed after about twice this time."""
+server has to answer a probe. A session detects a frozen server after about twice this time."""
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
-"""Every PostgreSQL server and pooler answers it with one byte, without a login (PostgreSQL documentation, 55.7)."""
+"""Every PostgreSQL server and pooler answers this request with one byte, without a login (PostgreSQL documentation,
+55.7)."""
 NO_TIMEOUT_ANSWER_SECONDS: Final = 86_400.0
 """`ANSWER_SECONDS` of sessions without a statement timeout: much longer than reading any weekly partition takes."""
 LOCK_SECONDS: Final = 10
@@ -66,16 +67,16 @@ _NAME_REMEDY: Final = (
 _GRANTS: Final = (
     "Run `dispatcher topology grants`, and execute the statements that it prints as the owner of the tables."
 )
-# psycopg classifies these as server errors. But a block that the disk cannot read affects only the rows in it.
+# psycopg classifies these errors as server errors. But a block that the disk cannot read affects only its rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
-# Overrides the URL, environment and role: `arrays` writes lists in this encoding, and emails may hold any character.
+# Overrides the URL, environment and role: `arrays` writes lists in this encoding, and emails may contain any character.
 _ENCODING: Final = "utf8"
 _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,
     "client_encoding": _ENCODING,
     "connect_timeout": CONNECT_SECONDS,
-    # How soon the client notices that the server vanished. `configure_session` sets the same values on the server, so
-    # that the server releases the locks of a vanished client.
+    # How soon the client detects that the server vanished. `configure_session` sets the same values on the server. The
+    # server then releases the locks of a vanished client.
     "keepalives_idle": 5,
     "keepalives_interval": 3,
     "keepalives_count": 3,
@@ -86,15 +87,15 @@ _OPTIONS: Final[dict[str, Any]] = {
 class TimedSession(psycopg.AsyncConnection[TupleRow]):
     """A session that ends when its server is frozen, even though the kernel keeps the TCP connection open.
 
-    A server is frozen if its disk does not respond or its processes are stopped. It cannot time out a statement, and
-    another server may have replaced it. While a statement takes long, the session probes the server over a second
-    connection. The session ends if a probe gets no answer, and at the latest after `answer_seconds`.
+    A server is frozen if its disk does not respond or its processes are stopped. A frozen server cannot time out a
+    statement, and another server may have replaced it. If a statement takes long, the session probes the server over a
+    second connection. The session ends if a probe gets no answer, and at the latest after `answer_seconds`.
 
     Attributes:
         answer_seconds: How long a statement may take.
         probe_seconds: See PROBE_SECONDS.
-        is_server_silent: The session ended because its server did not answer.
-        fault: Why the last attempt to connect failed, for all instances of the class; None after a success.
+        is_server_silent: Whether the session ended because the server did not answer.
+        fault: Why the last attempt to connect failed; None after a success. All instances of the class share it.
     """
 
     answer_seconds = ANSWER_SECONDS
@@ -104,7 +105,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
     @classmethod
     async def connect(cls, *arguments: Any, **named: Any) -> Self:
-        """Opens a session, and keeps the reason in `fault` if that fails."""
+        """Opens a session. If the connection attempt fails, stores the reason in `fault`."""
         try:
             opened = await super().connect(*arguments, **named)
         except psycopg.OperationalError as error:
@@ -130,7 +131,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
                 watcher.cancel()
 
     async def _watch_server(self, give_up_at: float) -> None:
-        """Cuts the connection when the server stops answering, and at `give_up_at` at the latest."""
+        """Closes the connection when the server stops answering, and at `give_up_at` at the latest."""
         with suppress(TimeoutError):
             async with asyncio.timeout_at(give_up_at):
                 while await self._server_answers():  # noqa: ASYNC110 - a frozen server sends no event to wait for
@@ -157,7 +158,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
     def _cut(self) -> None:
         self.is_server_silent = True
-        # psycopg then behaves as if the server had closed the connection, whatever it waits for.
+        # In every state, psycopg then behaves as if the server had closed the connection.
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
             shared.shutdown(socket.SHUT_RDWR)
 
@@ -167,14 +168,14 @@ def translated() -> Iterator[None]:
     """Translates psycopg's exceptions in the block into the project's.
 
     Raises:
-        StoreUnavailable: the server is unreachable, ended the session, timed out, or asks for a retry (deadlock,
-            serialization failure). The same call may succeed later. Its subclasses: StoreBusy if the statement waited
-            too long for a lock, StoreRefused if the server refuses the login, AnswerTooLarge if this process has no
-            memory for the answer.
-        SchemaError: a schema, table or function is missing.
-        ValueRefused: a value is out of range, or is a text that PostgreSQL cannot store.
-        StatementRefused: the server refused the statement for another reason: a damaged row, a trigger that raises. The
-            message contains the error code and no values. Also raised after a statement was executed, if its answer
+        StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
+            serialization failure). The same call may succeed later. The subclasses of StoreUnavailable: StoreBusy if
+            the statement waited too long for a lock, StoreRefused if the server refuses the login, AnswerTooLarge if
+            this process has not enough memory for the answer.
+        SchemaError: A schema, table or function is missing.
+        ValueRefused: A value is out of range, or is a text that PostgreSQL cannot store.
+        StatementRefused: The server refused the statement for a different reason: a damaged row, a trigger that raises.
+            The message contains the error code and no values. Also raised after a statement was executed, if its answer
             contains a value that is not valid text or JSON.
     """
     try:
@@ -205,7 +206,7 @@ def translated() -> Iterator[None]:
 
 
 def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
-    """The error for a statement that the server refused, or whose answer libpq had no memory for."""
+    """The error if the server refused a statement, or if libpq had not enough memory for the answer."""
     if error.sqlstate is None and "memory" in (words := _first_line(error)):
         return AnswerTooLarge(f"This process has no memory for PostgreSQL's answer ({words}).")
     return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
@@ -219,7 +220,7 @@ def _remedy(words: str) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    # The first line names the server and the cause. The following lines may quote rows.
+    # The first line contains the server and the cause. The following lines may quote rows.
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary.strip().rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -240,7 +241,7 @@ def check_url(database_url: str) -> None:
     """Asserts that libpq can parse the URL.
 
     Raises:
-        ConfigurationError: it cannot. libpq's own message is left out, because it may quote the password.
+        ConfigurationError: libpq cannot parse the URL. Does not contain libpq's message, which may quote the password.
     """
     try:
         conninfo_to_dict(database_url)
@@ -252,11 +253,12 @@ def check_url(database_url: str) -> None:
 async def connect_async(
     database_url: str, *, name: str, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
 ) -> AsyncSession:
-    """Opens an asynchronous session in autocommit mode, which notices a frozen server. The caller closes the session.
+    """Opens an asynchronous session in autocommit mode, which detects a frozen server. The caller closes the session.
 
     Args:
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: The session executes only the relay's statements, so PostgreSQL plans each once (see `keep_plans`).
+        keeps_plans: The session executes only the relay's statements. PostgreSQL may plan each of them only once (see
+            `keep_plans`).
     """
     connection = await connect_unconfigured(database_url, name=name)
     with translated():
@@ -269,7 +271,7 @@ async def connect_async(
 
 
 async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
-    """As `connect_async`, but changes no session setting, because a pooler may share the session with others."""
+    """As `connect_async`, but changes no session setting, because a pooler may share the session with other clients."""
     with translated():
         return await TimedSession.connect(database_url, application_name=name, **_OPTIONS)
 
@@ -277,8 +279,8 @@ async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
 async def disable_statement_timeout(session: AsyncSession) -> None:
     """Disables the statement timeout of this session.
 
-    A vanished or frozen server is noticed as soon as before. A server that answers probes but not the statement is
-    given up only after `NO_TIMEOUT_ANSWER_SECONDS`.
+    The session still detects a vanished or frozen server in the same time. If a server answers probes but not the
+    statement, the session ends only after `NO_TIMEOUT_ANSWER_SECONDS`.
     """
     with translated():
         await session.execute(query("disable_statement_timeout"))
@@ -292,15 +294,16 @@ def make_pool(
     """A pool that is not open yet. Open it in the process that uses it, never before a fork.
 
     Args:
-        name: The sessions' `application_name`; recovery finds a dead worker's sessions by it.
+        name: The sessions' `application_name`. Recovery finds a dead worker's sessions by this name.
         size: Number of connections, all opened and kept open.
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: The sessions execute only a worker's statements, so PostgreSQL plans each once (see `keep_plans`).
+        keeps_plans: The sessions execute only a worker's statements. PostgreSQL may plan each of them only once (see
+            `keep_plans`).
     """
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """A subclass per pool, so that `fault` belongs to this pool only."""
+        """A subclass per pool: `fault` then belongs to this pool only."""
 
     return AsyncConnectionPool(
         database_url,
@@ -328,22 +331,22 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
-                        # This session stays read-only even after the server accepts writes again or another server
-                        # replaces it, and the pool would keep the session for an hour.
+                        # This session stays read-only even after the server accepts writes again or another server has
+                        # replaced it, and the pool would keep the session for an hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:
             cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
             if isinstance(cause, pg.LockNotAvailable) or not isinstance(cause, psycopg.OperationalError):
                 raise
-            # The other sessions have probably lost their connection, too. Replace them now, before a statement fails on
-            # each. If the server was silent, replace them without checking each first.
+            # The pool's other sessions have probably lost their connection, too. Replace the broken sessions now,
+            # before a statement fails in each. If the server did not answer, replace all of them without a check.
             is_silent = isinstance(connection, TimedSession) and connection.is_server_silent
             await (pool.drain() if is_silent else pool.check())
             _raise_if_cancelled()
             kind = pool.connection_class
             if connection is None and issubclass(kind, TimedSession) and kind.fault:
-                # The pool's own error contains how long it tried, but not why it failed.
+                # The pool's own error says how long the pool tried, but not why it failed.
                 raise psycopg.OperationalError(kind.fault) from error
             raise
 
@@ -355,9 +358,9 @@ def _is_read_only(error: Exception) -> bool:
 def _raise_if_cancelled() -> None:
     """Raises CancelledError if the task was cancelled inside the pool, which can lose a cancellation.
 
-    To hand out a session, the pool uses `asyncio.wait_for`, which in Python 3.11 loses a cancellation that arrives at
-    the moment of the hand-over. In a check of its sessions, the pool mistakes a cancellation for a broken session. A
-    process that stops would wait for such a task for ever.
+    To return a session, the pool uses `asyncio.wait_for`. In Python 3.11, `wait_for` loses a cancellation that arrives
+    at the same moment as its result. When the pool checks its sessions, it mistakes a cancellation for a broken
+    session. A stopping process would wait forever for a task that lost its cancellation.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -365,7 +368,7 @@ def _raise_if_cancelled() -> None:
 
 
 async def _configure(connection: AsyncSession, lock_seconds: float, *, keeps_plans: bool) -> None:
-    """Sets what the protocol needs: a commit waits for the disk, because an outside action follows it."""
+    """Sets what the protocol needs: a commit waits for the disk, because the worker sends an email after the commit."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(

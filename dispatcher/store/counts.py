@@ -1,4 +1,4 @@
-"""Number of emails by status, for operators and monitoring. Never scans the sent emails."""
+"""The number of emails by status, for operators and monitoring. Never scans the sent emails."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Counts:
     """Counts of emails at one instant.
 
     Attributes:
-        emails: Number of emails by status; has every status.
+        emails: Number of emails by status. Contains every status.
         oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
         longest_due_seconds: How long the longest due email has waited to be published; None if none is due.
     """
@@ -30,7 +30,8 @@ class MonitorCounts(Counts):
     """The counts that the monitor reads at intervals; `emails` leaves out `sent`.
 
     Attributes:
-        sent_last_hour: Approximate number of emails sent in the last hour; a partly covered hour counts by that part.
+        sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
+            that is partly in this time counts in proportion.
         sent_last_day: The same for the last 24 hours.
     """
 
@@ -50,7 +51,7 @@ def count_emails(connection: Session) -> Counts:
 
 
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
-    """The counts for the monitor. Each statement has its own snapshot."""
+    """The counts for the monitor. Each statement reads a separate snapshot."""
     unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
     (oldest,) = await fetch(session, "find_oldest_pending")
     (sent,) = await fetch(session, "count_sent_recently")

@@ -1,7 +1,7 @@
 """Inserts the emails of many HTTP API requests in one statement.
 
 If an application enqueues on its own connection (`producers`), the relay publishes the emails. The API publishes the
-emails that it inserts; the relay publishes those that the API could not.
+emails that it inserts; the relay publishes the emails that the API could not publish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dispatcher.store.queries import ids_with
 from dispatcher.store.statements import fetch
 
 LARGE_OCTETS: Final = 4 * 1024 * 1024
-"""After a larger statement the session is closed, because libpq keeps a buffer of the session's largest statement."""
+"""The session is closed after a larger statement, because libpq keeps a buffer of the largest statement's size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id, when the relay publishes it if the API does not.
-        known: For each key that existed already, the id and payload hash of the email that has it.
+        due_at: For each inserted email, by id, when the relay publishes the email if the API does not.
+        known: For each key that already existed, the id and payload hash of the email that has the key.
     """
 
     due_at: Mapping[UUID, datetime]
@@ -49,7 +49,7 @@ class DraftStore:
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
         """
         Args:
-            publish_in_seconds: When the relay publishes emails that were not marked as published until then.
+            publish_in_seconds: When the relay publishes an email that is not marked as published by then.
         """
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds
@@ -58,8 +58,8 @@ class DraftStore:
         """Inserts the drafts whose keys are new, all or none.
 
         Raises:
-            StoreBusy: another open transaction is inserting one of the keys; nothing was inserted.
-            StoreUnavailable: it is unknown whether the drafts were inserted; repeat the call to find out.
+            StoreBusy: Another open transaction is inserting one of the keys; nothing was inserted.
+            StoreUnavailable: It is unknown whether the drafts were inserted. Repeat the call to find out.
             DispatcherError: PostgreSQL refuses one of the drafts; nothing was inserted.
         """
         async with session(self._pool) as connection:
@@ -88,6 +88,6 @@ class DraftStore:
         """Clears the due marks of emails whose messages RabbitMQ confirmed.
 
         Args:
-            due: For each email, when it is due, as `insert` returned it; at least one.
+            due: For at least one email, the due time that `insert` returned.
         """
         await fetch(self._pool, "mark_published", ids_with("due_ats", due))

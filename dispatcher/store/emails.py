@@ -21,9 +21,9 @@ from dispatcher.store.statements import fetch, fetch_sync, from_rows, session_of
 Record = dict[str, Any]
 
 EXAMINED_ROWS: Final = 20_000
-"""The most rows that one page of a list reads; takes some tens of milliseconds."""
+"""The most rows that one page of a list reads. This takes some tens of milliseconds."""
 SAMPLE: Final = 1_000
-"""The most emails that `sample_pending` reads; takes some milliseconds."""
+"""The most emails that `sample_pending` reads. This takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class EmailStore:
         self._pool = pool
 
     async def find(self, tenant_id: str, email_id: UUID) -> EmailRow | None:
-        """The tenant's email with this id; None if there is none."""
+        """The tenant's email with this id; None if it does not exist."""
         parameters = {"tenant_id": tenant_id, "email_id": email_id}
         return next(iter(await fetch(self._pool, "find_tenant_email", parameters, into=EmailRow)), None)
 
     async def find_by_key(self, tenant_id: str, message_key: str) -> EmailRow | None:
-        """The tenant's email with this message key; None if there is none."""
+        """The tenant's email with this message key; None if it does not exist."""
         parameters = {"tenant_id": tenant_id, "message_key": message_key}
         return next(iter(await fetch(self._pool, "find_tenant_email_by_key", parameters, into=EmailRow)), None)
 
@@ -88,7 +88,7 @@ class EmailStore:
         return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """Why an email waits; None if it is finished. Leaves out the number of emails ahead, which may take long."""
+        """Why an email waits; None if it is finished. Does not count the emails ahead, because that may take long."""
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
 
@@ -97,8 +97,8 @@ class EmailStore:
     ) -> tuple[list[EmailRow], UUID | None]:
         """Up to `limit` of a tenant's emails, newest first, with `from_id` <= id < `below_id`.
 
-        Returns the emails and the `below_id` of the next page; None if this is the last page. A page reads at most
-        `EXAMINED_ROWS` rows, so a page with few or no emails is not necessarily the last one.
+        Returns the emails and the `below_id` of the next page, which is None if this is the last page. A page reads at
+        most `EXAMINED_ROWS` rows, so a page with few or no emails is not necessarily the last page.
         """
         parameters: dict[str, Any] = {
             "tenant_id": tenant_id,
@@ -123,7 +123,7 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
     """The facts that show why an email waits; None if it is finished or does not exist.
 
     Args:
-        most_ahead: Count at most this many pending emails ahead of it; 0 counts none.
+        most_ahead: Count at most this many pending emails ahead of this email; 0 counts none.
     """
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
@@ -132,9 +132,9 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
-    """Sessions that may have locked the email's row for longer than a batched statement waits, described.
+    """Descriptions of the sessions that may have locked the email's row for longer than a batched statement waits.
 
-    Tries to lock the row to find out, so a role with only read rights gets an empty list.
+    Tries to lock the row to find out whether it is locked. So a role with only read rights gets an empty list.
     """
     ((may_lock,),) = await fetch(session, "may_lock")
     if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
@@ -143,7 +143,7 @@ async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
 
 
 async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: Collection[str]) -> dict[str, UUID]:
-    """The ids of the emails that have these message keys, by key; a key that no email has is left out."""
+    """The ids of the emails that have these message keys, by key. Does not contain keys that no email has."""
     if not message_keys:
         return {}
     parameters = {"tenant_id": tenant_id, "message_keys": list(message_keys)}
@@ -157,22 +157,25 @@ async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
 
 
 async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The email's attempts, first one first."""
+    """The email's attempts, in order."""
     return await _records(session, "list_attempts", {"email_id": email_id})
 
 
 async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The audited operator actions on the email, first one first."""
+    """The audited operator actions on the email, in order."""
     return await _records(session, "list_acts", {"email_id": email_id})
 
 
 async def list_replays_of(session: AsyncSession, email_id: UUID) -> list[Record]:
-    """The replays that included the email, first one first."""
+    """The replays that included the email, in order."""
     return await _records(session, "list_replays_of", {"email_id": email_id})
 
 
 async def reveal_content(session: AsyncSession, email_id: UUID) -> Record | None:
-    """The email's private content and recipients, attachments by name only; None if deleted. Audit the call first."""
+    """The email's private content and recipients, without the attachments' contents. None if the content was deleted.
+
+    The caller must audit the call first.
+    """
     rows = await _records(session, "reveal_content", {"email_id": email_id})
     if not rows:
         return None

@@ -1,4 +1,4 @@
-"""Builds the parameters of the enqueue statements, and reads their results.
+"""Builds the parameters of the enqueue statements, and reads the results of these statements.
 
 This module executes nothing. `producers` executes the statements on the application's connection, synchronous or not.
 """
@@ -25,7 +25,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """An email to insert, with the id that it gets if its key is new.
+    """An email to insert, with the id that the email gets if its key is new.
 
     Attributes:
         payload_hash: Compared with the stored hash if the key already exists.
@@ -57,8 +57,8 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     """The parameters of `enqueue`, sorted by key.
 
     Args:
-        publish_in_seconds: When the relay publishes the emails. 0: at once. Greater: the caller publishes first, and
-            the relay publishes the emails that the caller has not marked as published by then.
+        publish_in_seconds: When the relay publishes the emails. 0: immediately. Greater: the caller publishes first,
+            and the relay publishes the emails that the caller has not marked as published by then.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
@@ -92,7 +92,7 @@ def has_attachments(drafts: Iterable[Draft]) -> bool:
 
 
 def attachment_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters | None:
-    """The parameters of `enqueue_attachments` for the inserted emails; None if none of them has an attachment."""
+    """The parameters of `enqueue_attachments` for the inserted emails; None if no inserted email has an attachment."""
     rows = [
         (item.email_id, position, attachment)
         for item in drafts

@@ -1,4 +1,4 @@
-"""Failed and held emails: operators' queries and decisions, and which emails need a dead letter on the DLQ."""
+"""Failed and held emails: operators' queries and actions, and which emails need a dead letter on the DLQ."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Selection:
 
     Attributes:
         status: `failed` or `held`.
-        text: A part of the error text, in any case.
+        text: A part of the error text, in upper or lower case.
         older_than_seconds: Enqueued longer ago than this.
         newer_than_seconds: Enqueued less long ago than this.
         email_ids: Only these emails.
@@ -63,8 +63,8 @@ class DeadEmail:
     """A failed or held email, without private data.
 
     Attributes:
-        is_letter_due: Its dead letter is not published yet.
-        discarded_at: When an operator discarded its dead letter.
+        is_letter_due: Whether the email's dead letter is not yet published.
+        discarded_at: When an operator discarded the email's dead letter; None if no operator did.
     """
 
     email_id: UUID
@@ -83,7 +83,8 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The failed and held emails with one value of a property: how many, and when the first and last were enqueued."""
+    """The failed and held emails with one value of a property: their number, and when the first and last were enqueued.
+    """
 
     value: str
     emails: int
@@ -111,7 +112,7 @@ class DeadLetterEmail:
 
     Attributes:
         attempt_count: Identifies one failure of the email: every later failure has more attempts.
-        is_discarded: An operator discarded the email's dead letter.
+        is_discarded: Whether an operator discarded the email's dead letter.
     """
 
     message_key: str
@@ -123,7 +124,7 @@ class DeadLetterEmail:
 async def list_dead(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> tuple[list[DeadEmail], int]:
-    """A page of failed and held emails, newest first, and how many there are from the page's first email on."""
+    """A page of failed and held emails, newest first, and the number of emails on this page and all later pages."""
     rows = await fetch(session, "list_dead", {**selection.parameters, "before": before, "limit": limit})
     return from_rows(DeadEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
@@ -147,7 +148,7 @@ async def find_dead_ids(session: AsyncSession, selection: Selection) -> list[UUI
 
 
 async def find_known_ids(session: AsyncSession, email_ids: Collection[UUID]) -> set[UUID]:
-    """The given ids that exist."""
+    """Those of the given ids that have an email."""
     if not email_ids:
         return set()
     return {row[0] for row in await fetch(session, "find_known_ids", ids_within(set(email_ids)))}
@@ -171,19 +172,20 @@ async def audit(
 async def list_held(
     session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> tuple[list[HeldEmail], int]:
-    """A page of held emails, oldest first, and how many there are from the page's first email on."""
+    """A page of held emails, oldest first, and the number of emails on this page and all later pages."""
     parameters = {**selection.parameters, "after": after, "limit": limit}
     rows = await fetch(session, "list_held", parameters)
     return from_rows(HeldEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
 
 
 async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `sent`, in one audited commit; False if it is not held."""
+    """Makes a held email `sent`, in one audited commit. Returns False if the email is not held."""
     return bool(await fetch(session, "confirm_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
 async def release_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `pending` and due, in one audited commit; False if it is not held or has no content."""
+    """Makes a held email `pending` and due, in one audited commit. Returns False if it is not held or has no content.
+    """
     return bool(await fetch(session, "release_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
@@ -194,7 +196,7 @@ async def find_status(session: AsyncSession, email_id: UUID) -> Status | None:
 
 
 async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, DeadLetterEmail]:
-    """The emails that dead letters are about, by id; an id without a row is left out."""
+    """The emails that dead letters are about, by id. Does not contain ids that have no email."""
     if not email_ids:
         return {}
     rows = await fetch(session, "find_dead_letter_emails", ids_within(set(email_ids)))
@@ -202,7 +204,7 @@ async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[U
 
 
 async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, actor: str, reason: str) -> set[UUID]:
-    """Marks the emails' dead letters as discarded, audited; returns the ids that were not discarded before."""
+    """Marks the emails' dead letters as discarded, and audits this. Returns the ids that were not discarded before."""
     if not email_ids:
         return set()
     parameters = {**ids_within(set(email_ids)), "actor": actor, "reason": reason}
@@ -218,7 +220,7 @@ async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, 
     """Makes dead letters due again.
 
     Args:
-        attempts: The number of attempts of each email; an email with another number by now is left out.
+        attempts: The number of attempts of each email. If an email now has a different number, it is left out.
 
     Returns:
         The ids of the emails whose dead letter is due.
@@ -229,6 +231,10 @@ async def republish_dead_letters(session: AsyncSession, attempts: Mapping[UUID, 
 
 
 async def audit_orphans(session: AsyncSession, counts: Mapping[UUID, int], *, actor: str, reason: str) -> None:
-    """Audits that dead letters whose emails no longer exist are discarded; `counts` is their number by email id."""
+    """Audits that dead letters whose emails no longer exist are discarded.
+
+    Args:
+        counts: The number of discarded dead letters, by email id.
+    """
     parameters = {"email_ids": list(counts), "counts": list(counts.values()), "actor": actor, "reason": reason}
     await fetch(session, "audit_orphans", parameters)

@@ -32,7 +32,9 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
     """The three kinds of roles, each with only the rights that it needs.
 
     Args:
-        producer: The name of the producer role, which need not exist yet. The other arguments likewise.
+        producer: The name of the producer role. None of the three roles need exist yet.
+        dispatcher: The name of the dispatcher role.
+        reader: The name of the reader role.
 
     Raises:
         ValueError: PostgreSQL does not accept the name.
@@ -55,7 +57,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
 
 
 def _role(role: str, name: str, about: str, grants: bytes) -> Role:
-    # PostgreSQL truncates a longer name, and would grant the rights to another role.
+    # PostgreSQL truncates a longer name, and would grant the rights to a different role.
     if not name or not name.isprintable() or len(name.encode()) > MOST_NAME_OCTETS:
         raise ValueError(f"{name!r} is not a valid name for a role")
     quoted = '"' + name.replace('"', '""') + '"'

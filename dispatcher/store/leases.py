@@ -23,31 +23,33 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 MAX_DEAD_LETTER_REPLAYS: Final = 3
-"""How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a machine
+"""How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a program
 that moves messages back and forth."""
 MOST_OCTETS: Final = 64 * 1024
 """`lease` returns content up to this size if it has no attachments; nearly all emails are far smaller."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
-"""Exceptions from building an email whose row was edited by hand."""
+"""The exceptions that are raised for a row that was edited by hand and is no longer a valid email."""
 _NO_HEADERS: Final = MappingProxyType[str, str]({})
 _NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 class Lease(NamedTuple):
-    """Timed ownership of an email, with all that is needed to send it. A tuple, because thousands are made per second.
+    """Timed ownership of an email, with all that is needed to send the email.
+
+    A tuple, because thousands are created per second.
 
     Attributes:
         email: The content; None if it was deleted, or must be read separately.
         token: Fences every write under this lease.
-        attempt_number: The number of the attempt that this lease is for, from 1.
+        attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
         attempt_base: The number of attempts before the last replay; only later attempts count towards the maximum.
         on_uncertain: The email's own policy; None for the host's policy.
-        traceparent: W3C trace context of the enqueuing application; None if it passed none.
-        octets_apart: Size of the content that must be read separately before the email is sent, because it is large or
-            could not be read in a batch; 0 if there is none, negative if the size is unknown.
-        created_at: When the email was enqueued; None if that was not read.
+        traceparent: W3C trace context of the enqueuing application; None if the application passed none.
+        octets_apart: Size of the content that must be read separately before the email is sent, because the content is
+            large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
+        created_at: When the email was enqueued; None if this column was not read.
     """
 
     email_id: UUID
@@ -81,27 +83,27 @@ class UnleasedEmail:
 
 
 class DeadLetterVerdict(StrEnum):
-    """The result for an email whose dead letter was moved back to the send queue."""
+    """What the worker did with an email whose dead letter was moved back to the send queue."""
 
     REPLAYED = "replayed"
     """The email is pending and due."""
     REFUSED = "refused"
     """The email may have arrived, has no content, or was replayed too often: an operator must use a command."""
     STALE = "stale"
-    """The dead letter is about a failure that is over."""
+    """The dead letter is outdated: the email's status has changed, or the email failed again."""
 
 
 class Result(NamedTuple):
     """The result of one attempt, to be recorded.
 
     Attributes:
-        status: The email's new status; `sending` extends the lease for another attempt.
-        lease_seconds: How long from now the extended lease lasts; None if the lease closes.
+        status: The email's new status. `sending` extends the lease for one more attempt.
+        lease_seconds: How long from now the extended lease lasts; None if the lease ends.
         outcome: The outcome's name (see `domain.outcome.outcome_name`).
         error_type: The reason as a `Reason` value; None if the email was accepted.
         error: The provider's error text, scrubbed.
-        expired_at: Set if the relay records for a running worker whose lease expired: the end of that lease. The
-            result counts only if the lease still has this end.
+        expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
+            expired. The result is recorded only if the lease still has this end.
     """
 
     email_id: UUID
@@ -136,17 +138,17 @@ class LeaseStore:
 
     Every method raises StoreUnavailable if the same call may succeed later. It is then unknown whether the statement
     was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
-    committed, and `locked` finds the emails to leave out.
+    committed; `locked` then finds the emails to leave out.
 
     Attributes:
-        locked: Emails whose rows another transaction has locked.
+        locked: Emails whose rows are locked by other transactions.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
         """
         Args:
-            worker: This process's identity, unique over hosts and restarts; stored in `locked_by`.
-            slot: The worker slot's name, the same over restarts; part of the key of `email_hourly`.
+            worker: This process's name, different on every host and after every restart; stored in `locked_by`.
+            slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
         """
         self._pool = pool
         self._worker = worker
@@ -154,7 +156,7 @@ class LeaseStore:
         self.locked = LockedRows(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases the pending emails among the given ids and message keys; leaves out all others."""
+        """Leases those of the given emails that are pending and have the given message key."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -179,12 +181,12 @@ class LeaseStore:
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
-        """The size of an email's content in octets; 0 if it was deleted."""
+        """The size of an email's content in octets; 0 if the content was deleted."""
         ((octets,),) = await fetch(self._pool, "find_content_octets", {"email_id": email_id})
         return int(octets or 0)
 
     async def read_content(self, email_id: UUID) -> OutgoingEmail | None:
-        """An email with its content and attachments; None if any of these was deleted.
+        """An email with its content and attachments; None if the content or an attachment was deleted.
 
         Raises:
             StatementRefused: PostgreSQL cannot read the content, or the row is not a valid email.
@@ -203,7 +205,8 @@ class LeaseStore:
             raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted. Read in slices: a session keeps memory for its largest answer."""
+        """An attachment; None if it was deleted. Read in slices, because a session keeps memory for its largest answer.
+        """
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:
@@ -217,11 +220,11 @@ class LeaseStore:
         return bytes(content)
 
     async def find_database_id(self) -> UUID:
-        """The identity that `init` gave the database."""
+        """The id that `dispatcher init` gave the database."""
         return await find_database_id(self._pool)
 
     async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
-        """The states of emails that could not be leased, by id; an id without a row is left out."""
+        """The states of emails that could not be leased, by id. Does not contain ids that have no row."""
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: UnleasedEmail(key, Status(status), token) for email_id, key, status, token in rows}
 
@@ -232,7 +235,7 @@ class LeaseStore:
             attempts: The number of attempts in each dead letter, by email id.
 
         Returns:
-            A verdict per email. If an email is missing, another transaction has locked its row: call again later.
+            A verdict per email. If an email is missing, another transaction has locked the row: call again later.
         """
         if not attempts:
             return {}
@@ -245,22 +248,23 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id; returns the ids whose lease is still ours."""
+        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has a lease for.
+        """
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """Returns leases under which nothing was or will be accepted. Their emails become pending and due.
+        """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
 
-        Also reverts a recovery that took such a lease meanwhile (see `revert_recovery`).
+        If another host has recovered such an email in the meantime, also reverts that (see `revert_recovery`).
 
         Args:
             leases: The token by email id.
-            away_seconds: In how many seconds an email becomes due; at once if it is missing here.
+            away_seconds: In how many seconds an email becomes due; immediately if the email is not in this mapping.
 
         Returns:
-            The ids whose lease was still ours.
+            The ids of emails that this worker still had a lease for.
         """
         parameters = ids_with("lease_tokens", leases)
         waits = [away_seconds.get(email_id, 0.0) for email_id in parameters["email_ids"]]
@@ -270,10 +274,13 @@ class LeaseStore:
         return ours
 
     async def revert_recovery(self, leases: dict[UUID, int]) -> set[UUID]:
-        """Reverts the recovery of leases under which nothing was or will be accepted, given as token by email id.
+        """Reverts the recovery of emails that certainly were not and will not be accepted under the given leases.
+
+        Args:
+            leases: The token by email id.
 
         Returns:
-            The emails that are pending again: recovery held them, and they have not changed since.
+            The emails that are pending again: recovery had set them to `held`, and they have not changed since.
         """
         rows = await fetch(self._pool, "revert_recovery", {**ids_with("lease_tokens", leases), "worker": self._worker})
         metrics.RECOVERED.add(len(rows), "host_returned")
@@ -282,10 +289,10 @@ class LeaseStore:
         return {row[0] for row in rows}
 
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
-        """Returns the leases that a `lease` call may have taken although its answer was lost.
+        """Releases the leases that a `lease` call may have taken although its answer was lost.
 
-        None of these emails may be in flight in this worker. The statement names tokens, not the owner: if it were cut
-        off and executed late, it could otherwise return a newer lease of this worker, for an email that is on the wire.
+        None of these emails may be in flight in this worker. The statement contains tokens, not the owner. A statement
+        with the owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -294,7 +301,7 @@ class LeaseStore:
     async def release_unlocked(
         self, leases: dict[UUID, int], away_seconds: Mapping[UUID, float] = MappingProxyType({})
     ) -> set[UUID]:
-        """As `release`, but skips locked rows; returns their ids, which the caller must release later.
+        """As `release`, but skips locked rows. Returns the skipped emails' ids: the caller must release them later.
 
         If PostgreSQL refuses to release an email, it stays leased until the lease expires.
         """
@@ -304,7 +311,10 @@ class LeaseStore:
         return outcome.locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
-        """Records a batch of results; returns the ids whose lease was still ours (see the statement for the others)."""
+        """Records a batch of results. Returns the ids of emails that this worker still had a lease for.
+
+        The comment of the SQL statement says what happens to results for other emails.
+        """
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
             cursor = await connection.execute(query("record"), parameters)
@@ -313,7 +323,7 @@ class LeaseStore:
             return {row[0] for row in await cursor.fetchall()}
 
     async def is_recorded(self, result: Result) -> bool:
-        """Whether the batch with this result was committed although its answer was lost."""
+        """Whether the batch with this result was committed, although the answer was lost."""
         parameters = {
             "email_id": result.email_id,
             "attempt_number": result.attempt_number,

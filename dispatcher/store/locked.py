@@ -1,9 +1,9 @@
 """Executes batched statements without the emails whose rows are locked or for which PostgreSQL refuses the statement.
 
 A batched statement waits for each of its rows, so one row that stays locked (for example by a `psql` left open in a
-transaction) would delay all. While no row is locked, no extra query is made. After a statement ran into the lock
-timeout, one query finds its locked emails. They are remembered, and checked before a batch includes them again. If
-PostgreSQL refuses a statement, `store.bisection` finds the emails that cause it.
+transaction) would delay the whole batch. While no row is locked, no extra query is made. After a statement ran into the
+lock timeout, one query finds its locked emails. The process remembers these emails, and checks them before a batch
+includes them again. If PostgreSQL refuses a statement, `store.bisection` finds the emails that cause the error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked; a process that holds the email checks more often."""
+"""How long an email is remembered after it was last found locked. A process that has to write it checks more often."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MOST_NAMED: Final = 5
@@ -53,7 +53,7 @@ class BatchOutcome(Generic[T_co]):
 
     @property
     def skipped(self) -> set[UUID]:
-        """The emails for which the statement was not executed: locked and refused ones."""
+        """The emails for which the statement was not executed, because they are locked or refused."""
         return self.locked | self.refused.keys()
 
     def rows(self: BatchOutcome[Collection[R]]) -> list[R]:
@@ -62,13 +62,13 @@ class BatchOutcome(Generic[T_co]):
 
 
 class LockedRows:
-    """The locked emails that one process has found, and the refused ones."""
+    """The locked emails and the refused emails that one process has found."""
 
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
         Args:
-            retry_seconds: How long `execute_unlocked` leaves out an email after a refusal. For a loop that would
-                otherwise retry the email in each iteration.
+            retry_seconds: How long `execute_unlocked` leaves out an email after PostgreSQL refused it. Set this in a
+                loop that would otherwise retry the email in each iteration.
         """
         self._source = source
         self._retry_seconds = retry_seconds
@@ -88,7 +88,7 @@ class LockedRows:
         """Executes a batched statement for these emails, without those that are locked or refused.
 
         Raises:
-            StoreBusy: the statement waits for a lock other than those of these rows. Nothing was committed.
+            StoreBusy: The statement waited for a lock that is not on these rows. Nothing was committed.
         """
         asked = set(email_ids)
         is_busy = False
@@ -121,13 +121,13 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """The given emails that were refused less than `retry_seconds` ago."""
+        """Those of the given emails that were refused less than `retry_seconds` ago."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """The given emails that are locked now. Normally checks only emails that were found locked before.
+        """Those of the given emails that are locked now. Normally checks only emails that were found locked before.
 
         Args:
             is_busy: A statement for these emails ran into the lock timeout, so check all of them.
@@ -159,7 +159,7 @@ class LockedRows:
             "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
             "lock_holders": [describe_holder(*row) for row in rows],
         }
-        # A commit that waits for a standby keeps its rows locked. No operator should end its session.
+        # A commit that waits for a standby keeps its rows locked. An operator should not end the session.
         if rows and all(is_committing for *_, is_committing in rows):
             self._log.warning("store.commits_waiting", **fields)
         else:

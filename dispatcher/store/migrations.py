@@ -1,7 +1,7 @@
-"""Applies the numbered files of `sql/migrations/`. They only go forward and are never edited.
+"""Applies the numbered files of `sql/migrations/`. Migrations only go forward and are never edited.
 
-Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
-reads tables keeps that search_path (`set search_path from current`), or has a body that PostgreSQL parses when it
+Migrations refer to tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
+reads tables keeps this search_path (`set search_path from current`), or has a body that PostgreSQL parses when it
 creates the function (`begin atomic`).
 """
 
@@ -24,10 +24,12 @@ from dispatcher.store.queries import query, schema
 from dispatcher.store.statements import Row, fetch, fetch_sync
 
 WEEKS_AHEAD: Final = 4
-"""How many weekly partitions are created ahead. If none are created for longer, rows go to the default partition."""
+"""How many weekly partitions are created in advance. If no partition is created for a longer time, rows go to the
+default partition."""
 
 _OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
-"""A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without it."""
+"""A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without this line.
+"""
 _FILE_NAME: Final = re.compile(r"(\d{4})_(\w+)\.sql")
 
 
@@ -57,14 +59,14 @@ def all_migrations() -> tuple[Migration, ...]:
 
 
 def migrate(connection: Session) -> list[str]:
-    """Applies the missing migrations and creates partitions ahead; returns a description of each change.
+    """Applies the missing migrations and creates future partitions. Returns a description of each change.
 
     Idempotent. Runs in one transaction; concurrent calls wait for each other.
 
     Raises:
-        SchemaError: the database's encoding is not UTF-8, the database is newer than this release, the file of an
-            applied migration was edited, another schema has the tables, another application has a table of the same
-            name, or the role lacks a right.
+        SchemaError: The database's encoding is not UTF-8, the database is newer than this release, the file of an
+            applied migration was edited, a different schema has the tables, another application has a table of the
+            same name, or the role lacks a right.
     """
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
@@ -93,7 +95,7 @@ def migrate(connection: Session) -> list[str]:
 
 @contextmanager
 def _explained(step: str) -> Iterator[None]:
-    """Translates the block's errors for name conflicts and missing rights into a SchemaError with a remedy."""
+    """Translates errors in the block: name conflicts and missing rights become a SchemaError with a remedy."""
     try:
         yield
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
@@ -112,10 +114,10 @@ def _explained(step: str) -> Iterator[None]:
 
 
 def verify_schema(connection: Session) -> list[str]:
-    """Asserts that exactly this release's migrations were applied; returns other schemas with a dispatcher's tables.
+    """Asserts that exactly this release's migrations were applied. Returns other schemas that have a dispatcher's tables.
 
     Raises:
-        SchemaError: no migration was applied, some are missing, the database is newer, or a migration was edited.
+        SchemaError: No migration was applied, some are missing, the database is newer, or a migration was edited.
     """
     _assert_unicode(connection.info.parameter_status("server_encoding"))
     (found,) = fetch_sync(connection, "find_migration_table")
@@ -133,10 +135,10 @@ def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
     """Whether our schema has the tables.
 
     Args:
-        others: Other schemas of the database that have them.
+        others: Other schemas of the database that have the tables.
 
     Raises:
-        SchemaError: our schema has no tables, but another schema has them. One relay publishes for the whole database,
+        SchemaError: Our schema has no tables, but another schema has them. One relay publishes for the whole database,
             so emails in a second schema would never be published.
     """
     if others and not has_tables:
@@ -169,7 +171,7 @@ def _assert_complete(rows: Sequence[Row]) -> None:
 
 
 def _assert_compatible(rows: Sequence[Row]) -> set[int]:
-    """Asserts that this release has every applied migration with the same text; returns the applied numbers."""
+    """Asserts that this release has every applied migration, with the same text. Returns the applied numbers."""
     checksums = {migration.number: migration.checksum for migration in all_migrations()}
     for number, name, checksum in rows:
         if number not in checksums:

@@ -1,4 +1,4 @@
-"""The outbox: due messages and dead letters to publish; also expired leases and lost messages to recover."""
+"""The outbox: due emails and dead letters to publish. Also the expired leases and lost messages to recover."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dispatcher.store.statements import Row, fetch, from_rows
 from dispatcher.store.timeline import Promotion, follow_timeline
 
 AHEAD_SECONDS: Final = 300.0
-"""If a row's time is further ahead of PostgreSQL's clock than this, the clock was set back after the write."""
+"""If a row's time is later than PostgreSQL's clock by more than this, the clock was set back after the write."""
 
 THE_START: Final = datetime.min.replace(tzinfo=UTC)
 """Earlier than every due mark."""
@@ -63,7 +63,7 @@ class Outbox:
     Every method is idempotent, and raises StoreUnavailable if the session is lost.
 
     Attributes:
-        locked: Emails whose rows another transaction has locked. Their due marks stay.
+        locked: Emails whose rows other transactions have locked. Their due marks stay.
     """
 
     def __init__(self, session: AsyncSession) -> None:
@@ -71,11 +71,11 @@ class Outbox:
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
 
     async def listen(self) -> None:
-        """Subscribes to the commits of enqueues, which wake `wait` from now on."""
+        """Subscribes to notifications: from now on, a commit that enqueues emails wakes `wait`."""
         await self._fetch("listen_due")
 
     async def wait(self, seconds: float) -> bool:
-        """Waits up to `seconds` for a commit that makes emails due; returns whether there was one."""
+        """Waits up to `seconds` for a commit that makes emails due. Returns whether there was such a commit."""
         with translated():
             woken = False
             async for _ in self._session.notifies(timeout=seconds, stop_after=1):
@@ -83,7 +83,7 @@ class Outbox:
             return woken
 
     async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
-        """Up to `limit` emails whose message must be published, longest due first, and due at `since` or later."""
+        """Up to `limit` emails whose message must be published, due at `since` or later, longest due first."""
         parameters = {"limit": limit, "since": since, "ahead_seconds": AHEAD_SECONDS}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
@@ -96,10 +96,10 @@ class Outbox:
         """Clears the due marks of emails whose messages RabbitMQ has confirmed.
 
         Args:
-            due: For each email, when it became due, as the caller read it.
+            due: For each email, the due time that the caller has read.
 
         Returns:
-            The emails that are still due, because another transaction has locked their rows or PostgreSQL refuses.
+            The emails that are still due, because their rows are locked or PostgreSQL refuses the statement for them.
         """
         outcome = await self.locked.execute_unlocked(
             due, lambda free: self._fetch("mark_published", ids_with("due_ats", subset(due, free)))
@@ -116,13 +116,14 @@ class Outbox:
             outcome = await self._fetch_readable("find_due_dead_letters", ids)
             rows = outcome.rows()
             for email_id in outcome.refused:
-                # Publish the dead letter without the columns that may be damaged. If that fails, too, it stays due.
+                # Publish the dead letter without the columns that may be damaged. If this read fails, too, the dead
+                # letter stays due.
                 with suppress(StatementRefused):
                     rows += await self._fetch("find_minimal_dead_letter", {"email_id": email_id})
         return from_rows(DueDeadLetter, rows)
 
     async def mark_dead_lettered(self, due: Mapping[UUID, datetime]) -> None:
-        """Clears the due marks of dead letters that RabbitMQ has confirmed; `due` is as in `mark_published`."""
+        """Clears the due marks of dead letters that RabbitMQ has confirmed. See `mark_published` for `due`."""
         await self.locked.execute_unlocked(
             due, lambda free: self._fetch("mark_dead_lettered", ids_with("due_ats", subset(due, free)))
         )
@@ -130,10 +131,10 @@ class Outbox:
     async def find_expiring(
         self, workers_here: Collection[str] = (), *, within_seconds: float = 0.0
     ) -> list[FoundLease]:
-        """Leases that have expired by PostgreSQL's clock, or expire within some seconds.
+        """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
 
         Args:
-            workers_here: This host's workers. Their leases are left out: the host's relay recovers them by the ledger.
+            workers_here: This host's workers. Their leases are left out: the host's relay settles them by the ledger.
         """
         return await find_expiring(self._session, workers_here, are_theirs=False, within_seconds=within_seconds)
 
@@ -148,9 +149,10 @@ class Outbox:
         """Recovers the emails of expired leases: holds them or makes them due, by policy.
 
         Args:
-            on_uncertain: The policy for emails without their own.
-            leases: As `find_expiring` returned them. A lease that was renewed or closed since is left alone.
-            grace_seconds: Recovers only leases that expired longer ago, so that the owner's host can do it first.
+            on_uncertain: The policy for emails that have no policy of their own.
+            leases: Leases from `find_expiring`. A lease that has been renewed or has ended since is not changed.
+            grace_seconds: Recovers only leases that expired longer ago than this. The owner's host can recover them
+                first.
         """
         parameters = {"on_uncertain": on_uncertain, "max_attempts": max_attempts, "grace_seconds": grace_seconds}
         by_id = {lease.email_id: lease for lease in leases}
@@ -174,12 +176,12 @@ class Outbox:
         *,
         doubt_seconds: float = 0.0,
     ) -> tuple[int, list[RecoveredEmail]]:
-        """Makes up to `limit` emails whose message is lost due again.
+        """Makes up to `limit` emails due again whose messages are lost.
 
-        Emails that a promotion made uncertain are made due or held, by policy. Call it while the send queue is empty.
+        Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
 
         Args:
-            doubt_seconds: Leave out uncertain emails until this long after the promotion was found.
+            doubt_seconds: Leave out uncertain emails until this time after the promotion was detected.
 
         Returns:
             The number of emails made due, and the emails that were uncertain.
@@ -201,11 +203,11 @@ class Outbox:
         )
 
     async def follow_timeline(self) -> Promotion | None:
-        """Records PostgreSQL's timeline; returns a new promotion, after its consequences are committed."""
+        """Records PostgreSQL's timeline. After a new promotion, marks emails in doubt, commits, and returns it."""
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, age_seconds: float, limit: int) -> int:
-        """Makes up to `limit` emails due again that emails published `age_seconds` later have overtaken.
+        """Makes up to `limit` overtaken emails due again: emails published `age_seconds` later are already being sent.
 
         Returns:
             The number of emails made due.

@@ -1,4 +1,4 @@
-"""Provider state that the workers of all hosts share: the rate, and whether the provider is usable."""
+"""Provider state that the workers of all hosts share: the rate, and whether each worker can use the provider."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class ProviderStore:
         self._slot = slot
 
     async def begin_rate(self, provider: str, ceiling: float) -> None:
-        """Creates the provider's token bucket unless it exists; `ceiling` is in emails per second."""
+        """Creates the provider's token bucket if it does not exist. `ceiling` is in emails per second."""
         await fetch(self._pool, "begin_rate", {"provider": provider, "ceiling": ceiling})
 
     async def take_tokens(self, provider: str, *, ceiling: float, burst: float, wanted: int) -> tuple[int, float]:
-        """Takes up to `wanted` tokens; returns the number taken, and the current rate in emails per second.
+        """Takes up to `wanted` tokens. Returns the number of tokens taken, and the current rate in emails per second.
 
         Creates an empty bucket if the provider has none.
         """
@@ -30,12 +30,15 @@ class ProviderStore:
         return 0, ceiling
 
     async def halve_rate(self, provider: str, ceiling: float) -> float | None:
-        """Halves the rate after a throttle; returns the new rate, or None if it was halved less than a second ago."""
+        """Halves the rate after the provider throttled us. Returns the new rate, in emails per second.
+
+        Changes nothing and returns None if the rate was already halved less than a second ago.
+        """
         rows = await fetch(self._pool, "halve_rate", {"provider": provider, "ceiling": ceiling})
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Reports how this worker sees the provider, for `seconds` or until the next report."""
+        """Stores this worker's breaker state for the provider. It is valid for `seconds`, or until the next report."""
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 
@@ -45,7 +48,7 @@ class ProviderStore:
 
 
 async def find_troubles(source: Source) -> list[ProviderProblem]:
-    """The providers that some worker cannot use now, by name."""
+    """The providers that at least one worker cannot use now, by name."""
     return await fetch(source, "list_troubles", into=ProviderProblem)
 
 

@@ -1,8 +1,8 @@
 """Loads the named statements of `sql/queries/`; Python never builds SQL text.
 
-Each statement names our tables and functions with the default schema, `dispatcher`. If DISPATCHER_DATABASE_SCHEMA
-names another schema, that name replaces it. So no statement depends on the search_path of a session, which may belong
-to the application or a pooler.
+Each statement contains the default schema, `dispatcher`, before the names of our tables and functions. If
+DISPATCHER_DATABASE_SCHEMA is set to a different schema, that schema replaces the default. So no statement depends on
+the search_path of a session, which may belong to the application or a pooler.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def schema() -> str:
     Only this function reads the environment directly, because an application that uses the library loads no settings.
 
     Raises:
-        ConfigurationError: the value is not a valid schema name.
+        ConfigurationError: The value is not a valid schema name.
     """
     text = os.environ.get("DISPATCHER_DATABASE_SCHEMA", "").strip()
     if not text:
@@ -50,7 +50,7 @@ def all_queries() -> Mapping[str, bytes]:
     """Every named statement, for the default schema; read from the package once.
 
     Raises:
-        ValueError: two statements have the same name.
+        ValueError: Two statements have the same name.
     """
     found: dict[str, bytes] = {}
     for resource in sorted(files("dispatcher.sql.queries").iterdir(), key=lambda item: item.name):
@@ -65,7 +65,7 @@ def all_queries() -> Mapping[str, bytes]:
 
 
 def query(name: str) -> bytes:
-    """The statement with this name, without comments; as bytes, which psycopg accepts as trusted SQL."""
+    """The statement with this name, without comments, as bytes: psycopg accepts bytes as trusted SQL."""
     return _queries_in(schema())[name]
 
 
@@ -78,7 +78,7 @@ def _queries_in(schema_name: str) -> Mapping[str, bytes]:
 
 
 def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
-    """The parameters by which a statement names its emails: the sorted ids, and their bounds for partition pruning.
+    """The parameters that select a statement's emails: the sorted ids, and the lowest and highest, to prune partitions.
 
     Args:
         email_ids: At least one id.
@@ -88,7 +88,7 @@ def ids_within(email_ids: Iterable[UUID]) -> dict[str, Any]:
 
 
 def ids_with(name: str, values: Mapping[UUID, Any]) -> dict[str, Any]:
-    """As `ids_within`, plus a parameter `name`: the list of the emails' values, in the order of the ids."""
+    """As `ids_within`, with an additional parameter `name`: the values of the emails, in the order of the ids."""
     ids = ids_within(values)
     return {**ids, name: [values[email_id] for email_id in ids["email_ids"]]}
 

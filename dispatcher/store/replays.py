@@ -1,4 +1,4 @@
-"""Replays: lists of emails that an operator has sent again. The list is fixed at creation; each email is one commit."""
+"""Replays: lists of emails that an operator sends again. The list is fixed at creation; each email is one commit."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ class ItemOutcome(StrEnum):
     UNDER_WAY = "under_way"
     """The email is already pending or sending, for example because of another replay."""
     DISCARDED = "discarded"
-    """Its dead letter was discarded: after the replay was created, or before and the replay excludes such emails."""
+    """The email's dead letter was discarded after the replay was created, or earlier if the replay excludes such emails.
+    """
     MAY_HAVE_ARRIVED = "may_have_arrived"
-    """It is held, or failed after an uncertain attempt, and the replay does not include such emails."""
+    """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
     """The email's content was deleted."""
     UNKNOWN = "unknown"
@@ -48,11 +49,12 @@ class Replay:
     Attributes:
         source: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
-        per_second: The pace in emails per second; None for no limit.
-        paced_with: Overlapping replays that were running when this one began: all share the slowest pace.
-        outcomes: The number of emails by outcome, without those still to do.
-        waiting: The number of emails still to do.
-        is_active: A session is running it now. A `running` replay without one was interrupted and can be resumed.
+        per_second: The rate in emails per second; None for no limit.
+        paced_with: Overlapping replays that were running when this replay began. All of them share the lowest rate.
+        outcomes: The number of emails by outcome, without the emails that still wait.
+        waiting: The number of emails that are not yet replayed or skipped.
+        is_active: Whether a session is running the replay now. If not, a `running` replay was interrupted and can be
+            resumed.
     """
 
     replay_id: int
@@ -72,17 +74,17 @@ class Replay:
 
     @property
     def total(self) -> int:
-        """The number of its emails."""
+        """The number of emails in the replay."""
         return sum(self.outcomes.values()) + self.waiting
 
     @property
     def replayed(self) -> int:
-        """The number of emails that it replayed."""
+        """The number of emails that were replayed."""
         return self.outcomes.get(ItemOutcome.REPLAYED, 0)
 
     @property
     def skipped(self) -> Mapping[ItemOutcome, int]:
-        """The number of emails that it skipped, by outcome."""
+        """The number of emails that were skipped, by outcome."""
         return {outcome: count for outcome, count in self.outcomes.items() if outcome is not ItemOutcome.REPLAYED}
 
 
@@ -91,7 +93,7 @@ class OverlappingReplay:
     """Another running replay with some of the same emails.
 
     Attributes:
-        emails: The number of shared emails that it still has to do.
+        emails: The number of common emails that still wait in the other replay.
     """
 
     replay_id: int
@@ -113,7 +115,7 @@ async def create_replay(
     reason: str,
     force: bool,
 ) -> int:
-    """Creates a replay with its list of emails, audited; returns its id. Changes none of the emails."""
+    """Creates a replay with its list of emails, and audits this. Returns the replay's id. Changes no email."""
     parameters = {
         "email_ids": list(email_ids),
         "source": source,
@@ -133,11 +135,11 @@ async def replay_next(
     """Replays the next email of a replay, in one commit.
 
     Args:
-        after: Continue after this email id. A caller passes the last id, so that it does not get a locked email again.
+        after: Continue after this email id. Pass the last returned id, to skip a locked email.
 
     Returns:
-        The email and its outcome. The outcome is None if another transaction has locked the row; the email is then
-        still to do. None instead of both if no email is left or the replay is not running.
+        The email and its outcome. The outcome is None if another transaction has locked the row; the email then still
+        waits. Returns only None if no email is left or the replay is not running.
     """
     rows = await fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
@@ -146,19 +148,19 @@ async def replay_next(
 async def find_overlaps(
     session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
 ) -> list[OverlappingReplay]:
-    """Running replays that still have to do some of these emails; with `replay_id`, some of that replay's emails."""
+    """Running replays in which some of these emails still wait. With `replay_id`: some of that replay's emails."""
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Makes a replay share its pace with the running replays of the same emails, unless it was made with `force`."""
+    """Makes a replay share the lowest rate with running replays of the same emails, unless it was created by `force`."""
     replay_ids = [replay.replay_id for replay in await find_overlaps(session, replay_id=replay_id)]
     await fetch(session, "save_overlaps", {"replay_id": replay_id, "replay_ids": replay_ids})
 
 
 async def find_pace(session: AsyncSession, replay_id: int) -> float | None:
-    """The replay's current pace in emails per second; None for no limit."""
+    """The replay's current rate in emails per second; None for no limit."""
     per_second: float | None = (await fetch(session, "find_pace", {"replay_id": replay_id}))[0][0]
     return per_second
 
@@ -169,25 +171,25 @@ async def has_emails_left(session: AsyncSession, replay_id: int) -> bool:
 
 
 async def finish_replay(session: AsyncSession, replay_id: int) -> bool:
-    """Marks the replay as done if no email is left; False if some are left or it is not running."""
+    """Marks the replay as done if no email is left. Returns False if emails are left or the replay is not running."""
     return bool(await fetch(session, "finish_replay", {"replay_id": replay_id}))
 
 
 async def stop_replay(session: AsyncSession, replay_id: int, *, actor: str, reason: str) -> bool:
-    """Stops the replay, audited; False if it is not running."""
+    """Stops the replay, and audits this. Returns False if the replay is not running."""
     return bool(await fetch(session, "stop_replay", {"replay_id": replay_id, "actor": actor, "reason": reason}))
 
 
 async def resume_replay(
     session: AsyncSession, replay_id: int, *, per_second: float | None, actor: str, reason: str | None, force: bool
 ) -> bool:
-    """Resumes a stopped or interrupted replay, audited; False if it is done or unknown."""
+    """Resumes a stopped or interrupted replay, and audits this. Returns False if the replay is done or unknown."""
     parameters = {"replay_id": replay_id, "per_second": per_second, "actor": actor, "reason": reason, "force": force}
     return bool(await fetch(session, "resume_replay", parameters))
 
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
-    """The current state of one replay; None if there is none."""
+    """The current state of one replay; None if it does not exist."""
     rows = await fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
     return _replay(rows[0]) if rows else None
 

@@ -4,10 +4,10 @@ Old emails are pruned by dropping their weekly partition, which is fast for any 
 stay up to a week longer than configured. Before a partition is dropped, each of its emails is checked, which may take
 long.
 
-Pending, in-flight and undecided emails are never pruned; they keep their content, their row and their weekly partition.
-An undecided email is failed or held, and no operator has replayed, confirmed, released or discarded it. It is kept for
-DISPATCHER_RETAIN_UNDECIDED_DAYS; the monitor warns a week before that. The other emails of such a week lose their
-content row by row.
+Pending and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS: an email
+is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The monitor
+warns a week before an undecided email is pruned. All these emails keep their content, their row and their weekly
+partition. The other emails in such a partition lose their content row by row.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dispatcher.store.statements import fetch
 LOCK_NAME: Final = "prune"
 """The named lock of the session that prunes (see `named_locks`)."""
 CODES_LOCK_NAME: Final = "forget one-time codes"
-"""A separate named lock for one-time codes, so that a long check of a partition does not delay their deletion."""
+"""A separate named lock for one-time codes: a long check of a partition then does not delay their deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_log")
-"""`email_log` last: an email without a row there has no data left in any table."""
+"""`email_log` is last: an email that has no row in `email_log` then has no row in any other table."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
-"""How many days before an undecided email is pruned operators are warned."""
+"""Operators are warned this many days before an undecided email is pruned."""
 KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act")
-"""What is pruned by rows: content of emails, message keys, per-email records of replays, replays, audit records."""
+"""What is pruned row by row: content of emails, message keys, per-email records of replays, replays, audit records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How many days each kind of data is kept; 0 means for ever.
+    """How many days each kind of data is kept; 0 means forever.
 
     Attributes:
-        undecided_days: For the content and row of a failed or held email that no operator has decided on.
+        undecided_days: For the content and row of an undecided email (see the module's docstring).
     """
 
     content_days: int
@@ -51,7 +51,7 @@ class Retention:
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
-        """The configured retention. Undecided emails are kept at least as long as decided ones."""
+        """The configured retention. Undecided emails are kept for at least the time of other emails' content."""
         undecided_days = settings.retain_undecided_days
         decided_days = settings.retain_content_days or settings.retain_emails_days
         return cls(
@@ -68,8 +68,9 @@ class ExpiringEmails:
     """Undecided emails that will soon lose their content.
 
     Attributes:
-        emails: Their number.
-        first_in_seconds: Seconds until the oldest may lose its content; negative if overdue, None if there is none.
+        emails: The number of these emails.
+        first_in_seconds: Seconds until the oldest of these emails may lose its content; negative if overdue, None if
+            there is no such email.
     """
 
     emails: int
@@ -77,7 +78,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Undecided emails that may be pruned within WARN_DAYS; None if they are kept for ever."""
+    """Undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
     days = retention.undecided_days
     if not days:
         return None
@@ -119,8 +120,8 @@ class Pruner:
     def __init__(self, session: AsyncSession, retention: Retention) -> None:
         """
         Args:
-            session: In autocommit mode, of the role that owns the tables. Use it for nothing else: `prune` disables its
-                statement timeout.
+            session: A session in autocommit mode, of the role that owns the tables. Use this session for nothing else:
+                `prune` disables its statement timeout.
         """
         self._session = session
         self._retention = retention
@@ -130,10 +131,10 @@ class Pruner:
         return self._delete_rows("delete_one_time_codes", "erased_after_sending")
 
     async def prune(self) -> AsyncIterator[PrunedStep | FailedStep]:
-        """Prunes everything that is due, and yields each step. A part that fails does not stop the others.
+        """Prunes everything that is due, and yields each step. A part that fails does not stop the other parts.
 
         Raises:
-            StoreUnavailable: the session is lost.
+            StoreUnavailable: The session is lost.
         """
         await disable_statement_timeout(self._session)
         faults: dict[str, DispatcherError] = {}
@@ -180,7 +181,7 @@ class Pruner:
             yield PrunedStep("partition", 1, rows[0][0])
 
     async def _delete_rows(self, name: str, what: str, days: int | None = None) -> AsyncIterator[PrunedStep]:
-        """Executes a statement until it deletes no row; not at all if `days` is 0 (keep for ever)."""
+        """Executes a statement until it deletes no row. Does nothing if `days` is 0 (keep forever)."""
         limits = {} if days is None else self._limits(days)
         while days != 0 and (rows := await fetch(self._session, name, {**limits, "limit": BATCH})):
             yield PrunedStep(what, len(rows))
@@ -190,11 +191,11 @@ class Pruner:
 
 
 def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
-    """Whether to leave a part to the next round, because an earlier part failed.
+    """Whether to postpone a part to the next round, because an earlier part failed.
 
     If a partition could not be dropped, a later round or the tables' owner will drop it, so its content is not deleted
-    row by row. If a table is locked, the other tables are left, too, because other sessions queue behind each request
-    for a lock.
+    row by row. If a table is locked, the other tables are postponed, too, because other sessions queue behind each
+    request for a lock.
     """
     tables = faults.keys() & set(EMAIL_TABLES)
     if what == "content":

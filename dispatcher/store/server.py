@@ -46,17 +46,17 @@ def describe_server(connection: Session) -> Server:
 
 
 def verify_writable(connection: Session) -> None:
-    """Asserts that the server takes writes.
+    """Asserts that the server accepts writes.
 
     Raises:
-        StoreUnavailable: the server is a standby, or read-only.
+        StoreUnavailable: The server is a standby, or read-only.
     """
     fetch_sync(connection, "describe_writes", into=_Writes)[0].verify()
 
 
 @dataclass(frozen=True, slots=True)
 class _Writes:
-    """Whether the server takes writes, and the standbys whose confirmation a commit waits for."""
+    """Whether the server accepts writes, and the standbys whose confirmation a commit waits for."""
 
     is_standby: bool
     is_read_only: bool
@@ -73,7 +73,7 @@ async def time_commit(database_url: str, *, name: str, within_seconds: float = C
     """How many seconds it takes to connect and to commit a small write, which stores no row.
 
     Raises:
-        StoreUnavailable: the commit took longer than `within_seconds`, PostgreSQL is read-only, or it is unreachable.
+        StoreUnavailable: The commit took longer than `within_seconds`, or PostgreSQL is read-only or unreachable.
     """
     began_at = time.monotonic()
     async with await connect_async(database_url, name=name) as session:
@@ -107,13 +107,13 @@ _READ_ONLY: Final = "Set default_transaction_read_only to off for the server, th
 async def verify_sessions(database_url: str, *, name: str) -> None:
     """Asserts that a connection keeps its session from one transaction to the next.
 
-    Behind a pooler in transaction mode it does not: session settings, LISTEN, prepared statements and the relay's
-    advisory lock end up with another connection. To find out, two connections mark their sessions and then read the
-    marks in turn. A pooler that shares sessions either gives both connections the same session, or gives one connection
-    two sessions.
+    Behind a pooler in transaction mode, a connection does not keep its session: session settings, LISTEN, prepared
+    statements and the relay's advisory lock then apply to a different connection. To find out, this function opens two
+    connections, marks their sessions, and reads the marks in turn. A pooler that shares sessions either gives both
+    connections the same session, or gives one connection two sessions.
 
     Raises:
-        ConfigurationError: a connection's mark is missing, or is the other connection's.
+        ConfigurationError: A connection finds no mark, or the mark of the other connection.
         StoreUnavailable: PostgreSQL is unreachable.
     """
     check_url(database_url)
@@ -137,10 +137,10 @@ _SHARED: Final = (
 
 
 async def find_database_id(source: Source) -> UUID:
-    """The identity that `init` gave the database."""
+    """The id that `dispatcher init` gave the database."""
     return UUID(str((await fetch(source, "find_database_id"))[0][0]))
 
 
 def find_filled_defaults(connection: Session) -> list[str]:
-    """The default partitions that contain rows, because their weeks had no partition when the rows were inserted."""
+    """The default partitions that contain rows. A row is in them if its week had no partition when it was inserted."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]

@@ -22,7 +22,7 @@ class FoundLease:
     Attributes:
         token: Fences every write under this lease.
         worker: The worker that owns the lease.
-        expired_at: The end of the lease. Token and end together show whether the lease has changed since.
+        expired_at: The end of the lease. The token and the end together show whether the lease has changed since.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay.
     """
@@ -41,7 +41,7 @@ class CrashedEmail:
 
     Attributes:
         status: `pending`, or `failed` if it has crashed too many workers.
-        crash_count: The number of workers that died while rendering it.
+        crash_count: The number of workers that died while they rendered the email.
     """
 
     email_id: UUID
@@ -51,7 +51,7 @@ class CrashedEmail:
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
-    """Terminates the sessions of a dead worker; returns their number. At zero, the worker can commit nothing more."""
+    """Terminates the sessions of a dead worker. Returns how many there were; if 0, the worker can commit nothing more."""
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
@@ -61,20 +61,22 @@ async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
 
 
 async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The worker's emails that recovery holds and that have not changed since: the lost lease's token, by email id."""
+    """The worker's emails that recovery set to `held`, if they have not changed since: the old lease's token, by id."""
     return dict(await fetch(session, "find_recovered", {"worker": worker}))
 
 
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[CrashedEmail]:
-    """Returns the emails that a dead worker was rendering, and fails those that have crashed `most_crashes` workers.
+    """Counts a crash for each email that a dead worker was rendering. The email is then pending, or failed.
+
+    It fails if `most_crashes` workers have now died while they rendered it.
 
     Args:
         tokens: The lease token by email id.
 
     Returns:
-        The changed emails. An email whose row another transaction has locked is left out.
+        The changed emails, without those whose rows another transaction has locked.
     """
     parameters = {
         **ids_with("lease_tokens", tokens),
@@ -89,22 +91,25 @@ async def note_crashes(
 async def find_expiring(
     session: AsyncSession, workers: Collection[str], *, are_theirs: bool = True, within_seconds: float = 0.0
 ) -> list[FoundLease]:
-    """Leases that have expired by PostgreSQL's clock, or expire within some seconds.
+    """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
 
     Args:
-        are_theirs: True for the leases of these workers, False for those of all others.
+        are_theirs: True for the leases of these workers, False for the leases of all other workers.
     """
     parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
     return await fetch(session, "find_expiring", parameters, into=FoundLease)
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Returns leases under which nothing was or will be sent; returns the ids of the leases that had not changed."""
+    """Releases leases whose emails were not and will not be sent, if the leases have not changed. Returns their ids."""
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
-    """Parameters for a statement that changes leases only if they are as they were found; at least one lease."""
+    """Parameters for a statement that changes leases only if they have not changed since they were found.
+
+    There must be at least one lease.
+    """
     by_id = {lease.email_id: lease for lease in leases}
     parameters = ids_within(by_id)
     ordered = [by_id[email_id] for email_id in parameters["email_ids"]]
@@ -113,5 +118,5 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
 
 
 async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
-    """The number of attempts before the last replay, by email id; emails that were never replayed are left out."""
+    """The number of attempts before the last replay, by email id. Does not contain emails that were never replayed."""
     return {} if not email_ids else dict(await fetch(session, "find_attempt_bases", ids_within(email_ids)))

@@ -1,4 +1,4 @@
-"""Detects promotions of a standby by PostgreSQL's timeline, and marks what a lossy promotion makes uncertain."""
+"""Detects the promotion of a standby by PostgreSQL's timeline. Marks leases and messages that it made uncertain."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Promotion:
     """A change of PostgreSQL's timeline.
 
     Attributes:
-        is_lossy: Commits did not wait for a standby, so the new primary may lack the last ones.
+        is_lossy: Whether the new primary may lack the last commits, because commits did not wait for a standby.
         lease_count: The number of leases that became uncertain.
         message_count: The number of due emails that may already have been published, and so became uncertain.
     """
@@ -36,9 +36,9 @@ class Promotion:
 
 
 async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Records the current timeline; returns a new promotion, after its consequences are committed, else None.
+    """Records the current timeline. After a new promotion, marks what is uncertain, commits, and returns the promotion.
 
-    Errors are translated (see `store.connections.translated`).
+    Returns None if there was no promotion. Errors are translated (see `store.connections.translated`).
 
     Args:
         batch: The most due emails that one statement changes.

@@ -43,7 +43,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
         code = entry(context)
         if code:
             context.process_slot.note_reason(f"exit {code}.")
-    except BaseException as error:  # noqa: BLE001 - the process must exit here, and never continue with the parent's code
+    except BaseException as error:  # noqa: BLE001 - the process must exit here, and not continue the parent's code
         code = _MISCONFIGURED if isinstance(error, ConfigurationError) else _FAILED
         context.process_slot.note_reason(_public_reason(error))
         with suppress(OSError):

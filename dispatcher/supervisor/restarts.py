@@ -37,4 +37,4 @@ class Restarts:
 
 
 BOOTS: Final = Restarts(first_wait_seconds=0.5, free=0)
-"""For a process that was never up. An immediate retry would hardly succeed, because an operator has to fix something."""
+"""For a process that was never up. An immediate retry would hardly succeed: an operator has to fix something."""
