@@ -6,8 +6,8 @@
     connection             one connection and its channels, awaitable, with pika's exceptions translated
     pika_connection        extensions of pika's own connection
     topology               exchange and queues: declared by `init`, verified by `run`, counted by `status`
-    publisher, consumer    publish and consume, each on its own connection: an alarm that blocks publishers must not
-    stop acks
+    publisher, consumer    publish and consume, on separate connections: an alarm that blocks publishers must not stop
+                           acks
     management             client for RabbitMQ's HTTP API
     inspection             checks what the HTTP API reports about exchange and queues
     users                  the minimal permissions of each RabbitMQ user

@@ -1,7 +1,7 @@
 """Emails whose message RabbitMQ has confirmed, kept until a lease or an explicit mark removes their due mark.
 
 A worker that leases an email removes its due mark, usually within milliseconds. So the publisher (the leading relay, or
-an API process) waits, and then marks only the emails that no worker has leased meanwhile.
+an API process) waits, and then marks only the emails that no worker has leased in the meantime.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import chain, islice, takewhile
 from uuid import UUID
 
 _Since = tuple[datetime, float]
-"""When the email became due, by PostgreSQL's clock; and when its message was confirmed, or its row found locked, by the
-local clock."""
+"""Two times: when the email became due, by PostgreSQL's clock, and when its message was confirmed or its row was found
+locked, by the local clock."""
 
 
 class ConfirmedMessages:
@@ -21,8 +21,8 @@ class ConfirmedMessages:
     time."""
 
     def __init__(self) -> None:
-        # Both are ordered by our local time. They are separate, so that a long queue does not make us retry locked
-        # rows.
+        # Both dictionaries are ordered by our local time. They are separate: otherwise, a long queue would make us retry
+        # locked rows.
         self._waiting: dict[UUID, _Since] = {}
         self._locked: dict[UUID, _Since] = {}
 
@@ -41,7 +41,7 @@ class ConfirmedMessages:
             self._waiting[email_id] = due_at, now
 
     def retain(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
-        """Drop emails that are no longer due, or are due since another time.
+        """Drop emails that are no longer due, or that have a different due time.
 
         Args:
             due: All emails that became due before `until`; all due emails if `until` is None.
@@ -56,7 +56,7 @@ class ConfirmedMessages:
 
         Args:
             before: Only emails that were confirmed, or found locked, by this time.
-            most_waiting: If more unlocked emails than this wait, also return the surplus, oldest first.
+            most_waiting: If more unlocked emails than this wait, also return the excess emails, oldest first.
         """
         surplus = 0 if most_waiting is None else max(0, len(self._waiting) - most_waiting)
         old = chain(
@@ -67,8 +67,8 @@ class ConfirmedMessages:
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 
     def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
-        """Drop the emails that were marked, and keep those whose row was locked for another try. An email that was
-        confirmed again for another due time stays."""
+        """Drop the emails that were marked. Keep emails whose row was locked, for the next try, and emails that were
+        confirmed again for a different due time."""
         for email_id, due_at in due.items():
             if self.contains(email_id, due_at):
                 self._forget(email_id)

@@ -33,8 +33,8 @@ T = TypeVar("T")
 
 CONNECT_SECONDS: Final = 10.0
 NEXT_NODE_SECONDS: Final = 2.0
-"""If a node does not answer within this time, the next node is tried in parallel. The first connection that opens is
-used."""
+"""If a node does not answer within this time, the next node is tried at the same time. The first connection that opens
+is used."""
 ANSWER_SECONDS: Final = 30.0
 """Timeout of a call on a channel. Declaring a quorum queue takes a vote of the cluster."""
 CLOSE_SECONDS: Final = 5.0
@@ -46,7 +46,7 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # Only a backstop: an alarm has no time limit, and heartbeats distinguish a dead broker from a blocked one.
+    # Only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a blocked one.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -61,8 +61,8 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
         ca_file: Certificates to trust instead of the system's, for amqps://.
 
     Raises:
-        ConfigurationError: a URL is invalid, or the URLs name different virtual hosts.
-        OSError: the certificates cannot be loaded.
+        ConfigurationError: A URL is invalid, or the URLs contain different virtual hosts.
+        OSError: The certificates cannot be loaded.
     """
     found = [_parameters(url, name, ca_file) for url in addresses(amqp_url)]
     if len({each.virtual_host for each in found}) > 1:
@@ -90,10 +90,10 @@ def _parameters(amqp_url: str, name: str, ca_file: Path | None) -> pika.URLParam
 
 
 def vhost_of(amqp_url: str) -> str:
-    """The virtual host that all URLs name.
+    """The virtual host that all URLs contain.
 
     Raises:
-        ConfigurationError: a URL is invalid.
+        ConfigurationError: A URL is invalid.
     """
     return str(parameters(amqp_url)[0].virtual_host)
 
@@ -102,8 +102,8 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
     """Open a connection to one of the nodes. The nodes are tried in random order.
 
     Raises:
-        BrokerUnavailable: no node can be reached; says where and why.
-        ConfigurationError: a URL is invalid.
+        BrokerUnavailable: No node can be reached. The message contains each node's address and error.
+        ConfigurationError: A URL is invalid.
     """
     try:
         nodes = parameters(amqp_url, name=name, ca_file=ca_file)
@@ -114,7 +114,7 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
 
 
 async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
-    """The first connection that opens. A silent node delays the next one only briefly."""
+    """The first connection that opens. A node that does not answer delays the next try only briefly."""
     tries: set[asyncio.Task[Connection]] = set()
     faults: list[BrokerUnavailable] = []
     try:
@@ -137,7 +137,7 @@ async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
 
 
 def _abandon(attempt: asyncio.Task[Connection]) -> None:
-    """Drop a connection that opened after another one was chosen."""
+    """Drop a connection that opened after a different connection was chosen."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().abort()
 
@@ -149,8 +149,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combine the faults of all nodes. If any node refused the login, the result is a refusal, because waiting does not
-    fix it."""
+    """Combine the errors of all nodes. If any node refused the login, the result is BrokerRefused, because waiting does
+    not help."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
@@ -160,7 +160,7 @@ class Connection:
     """A connection, open until `lost` is done.
 
     Attributes:
-        lost: Done when the connection is closed by either side; holds the reason as a phrase.
+        lost: Resolves to the reason, as a phrase, when either side has closed the connection.
     """
 
     def __init__(self, node: pika.URLParameters) -> None:
@@ -185,7 +185,7 @@ class Connection:
         """Wait until the connection is open.
 
         Raises:
-            BrokerUnavailable: the connection cannot be opened.
+            BrokerUnavailable: The connection cannot be opened.
         """
         try:
             async with asyncio.timeout(CONNECT_SECONDS + 1):  # pika has no timeout for a silent name server
@@ -203,7 +203,7 @@ class Connection:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether RabbitMQ asked us to stop publishing, because it is short of memory or disk space."""
+        """Whether RabbitMQ blocks publishing, because RabbitMQ is short of memory or disk space."""
         return not self._unblocked.is_set()
 
     async def unblocked(self) -> None:
@@ -227,7 +227,7 @@ class Connection:
     async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
         """Close the connection and its channels. Idempotent.
 
-        Everything written before has reached RabbitMQ, unless RabbitMQ does not answer in time.
+        When this returns, everything written before has reached RabbitMQ, unless RabbitMQ did not answer in time.
         """
         if self._pika.is_open:
             self._pika.close()
@@ -258,7 +258,7 @@ class Channel:
 
     Attributes:
         raw: Pika's channel.
-        closed: Done when the channel is closed by either side; holds the fault.
+        closed: Resolves to the error when either side has closed the channel.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -271,7 +271,7 @@ class Channel:
 
         Raises:
             ChannelClosed: RabbitMQ refused the call and closed the channel.
-            BrokerUnavailable: the connection is lost, or no answer arrived in time.
+            BrokerUnavailable: The connection is lost, or no answer arrived in time.
         """
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         try:
@@ -283,12 +283,12 @@ class Channel:
     async def find_queue(self, queue: str) -> Any:
         """RabbitMQ's answer about a queue, with its `message_count` and `consumer_count`.
 
-        RabbitMQ reports a quorum queue as empty if the queue did not answer it within a quarter of a second. So a count
-        of 0 is trusted only if the answer arrives quickly. Otherwise the call is repeated a few times.
+        RabbitMQ reports a quorum queue as empty if the queue did not answer RabbitMQ within a quarter of a second. So a
+        count of 0 is trusted only if the answer arrives quickly. Otherwise, the call is repeated a few times.
 
         Raises:
-            TopologyError: the queue does not exist.
-            BrokerUnavailable: as `call` does.
+            TopologyError: The queue does not exist.
+            BrokerUnavailable: See `call`.
         """
         loop = asyncio.get_running_loop()
         queries = 0
@@ -315,7 +315,7 @@ class Channel:
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
     def write(self, frames: bytes) -> None:
-        """Write the frames of messages at the end of the loop's current round, together with other pending writes.
+        """Write the frames of messages at the end of the event loop's current round, together with other pending writes.
 
         Raises:
             AMQPError: the channel is closing or closed.
@@ -336,11 +336,11 @@ class Channel:
         await first_of(self.closed, seconds=ANSWER_SECONDS)
 
     def fault(self, error: BaseException) -> BrokerUnavailable:
-        """Why the channel is closed, after pika raised an exception on its use."""
+        """Why the channel is closed. Call this after pika raised an exception when the channel was used."""
         return self.closed.result() if self.closed.done() else channel_fault(error)
 
     async def wait(self, answer: asyncio.Future[Any], what: str) -> Any:
-        """Wait for an answer from RabbitMQ. Raises as `call` does, also if the channel closes first."""
+        """Wait for an answer from RabbitMQ. Raises the same errors as `call`, even if the channel closes first."""
         await first_of(answer, self.closed, seconds=ANSWER_SECONDS)
         if answer.done():
             return answer.result()
@@ -350,7 +350,7 @@ class Channel:
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Wait until any of the futures is done, or until the timeout. Cancels none of them."""
+    """Wait until at least one future is done, or until the timeout. Cancels no future."""
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 

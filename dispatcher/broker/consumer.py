@@ -1,11 +1,11 @@
 """Consumes a queue over one connection, one channel and one prefetch window. Reconnects until it is stopped.
 
-A message that points to several emails is split into several deliveries, its parts. Each part is settled separately;
-the message is acked or returned when all of its parts are settled.
+A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
+requeued separately; the whole message is acked or returned when this is done for all parts.
 
-A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers its unacked messages to
-other consumers, so its deliveries become void. Calls for a void delivery are ignored here, and so is a second ack.
-Sending either would make RabbitMQ close the channel with 406 and redeliver the whole window.
+A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
+messages to other consumers, so the channel's deliveries become void. This module ignores calls for a void delivery, and
+a second ack. If it sent them, RabbitMQ would close the channel with error 406 and redeliver the whole window.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ log = get_log()
 FIRST_WAIT_SECONDS: Final = 0.5
 LONGEST_WAIT_SECONDS: Final = 5.0
 STEADY_SECONDS: Final = 30.0
-"""A connection that lasted longer than this resets the backoff. A connection that is lost at once does not."""
+"""Only a connection that lasted longer than this resets the backoff."""
 
 
 class Delivery(NamedTuple):
-    """A delivery that RabbitMQ expects us to settle. A tuple for speed: tens of thousands arrive per second.
+    """A delivery that RabbitMQ expects us to ack, reject or requeue. A tuple for speed: tens of thousands per second.
 
     Attributes:
         tag: RabbitMQ's number for the delivery on its channel, from 1.
-        generation: Identifies the channel that delivered it.
-        redelivered: RabbitMQ delivered the message before.
-        part: The index of its email in the message, from 0.
+        generation: Identifies the channel of the delivery.
+        redelivered: Whether RabbitMQ has delivered the message before.
+        part: The index of the delivery's email in the message, from 0.
     """
 
     tag: int
@@ -55,7 +55,7 @@ class Delivery(NamedTuple):
 class Consumer:
     """Consumes one queue.
 
-    Run `run` as a task. Call everything else from the same event loop; methods that are not coroutines return at once.
+    Start `run` as a task. Call all other methods from the same event loop; those that are not coroutines do not wait.
 
     Attributes:
         acked_count: The number of messages acked so far.
@@ -78,11 +78,11 @@ class Consumer:
         Args:
             prefetch: The most unacked deliveries that RabbitMQ sends us.
             on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
-            on_refused: Called instead whenever RabbitMQ refuses the login. The consumer keeps trying.
+            on_refused: Called (instead of `on_attempt`) whenever RabbitMQ refuses the login. The consumer keeps trying.
             name: The name of the connection on RabbitMQ's management page.
 
         Raises:
-            ConfigurationError: a URL is invalid.
+            ConfigurationError: A URL is invalid.
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url
@@ -112,17 +112,18 @@ class Consumer:
 
     @property
     def outstanding(self) -> int:
-        """The number of messages that are not settled yet."""
+        """The number of messages that are not yet acked or returned."""
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consume until `cancel` or `close`. Survives losses of RabbitMQ, and waits if the queue is missing.
+        """Consume until `cancel` or `close`. Reconnects if the connection is lost, and waits if the queue is missing.
 
-        After `cancel`, returns once the connection is closed or lost.
+        After `cancel`, returns when the connection is closed or lost.
 
         Args:
             on_delivery: Called in the loop with each delivery. Must be fast and must not raise.
-            on_lost: Called when all current deliveries have become void, except on `close`.
+            on_lost: Called when the connection or channel has ended, and no current delivery can be acked any longer.
+                Not called on `close`.
         """
         self._on_delivery, self._on_lost = on_delivery, on_lost
         while await self._may_consume():
@@ -139,8 +140,8 @@ class Consumer:
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """Split a message that points to several emails into its parts. Settle the parts from then on, not the delivery
-        itself."""
+        """Split a message that points to several emails into its parts. From then on, ack or return only the parts, not
+        the delivery itself."""
         if self._is_open(delivery):
             self._outstanding[delivery.tag] = (1 << count) - 1
         return [delivery._replace(part=part) for part in range(count)]
@@ -160,7 +161,7 @@ class Consumer:
             del self._outstanding[tag]
         acks = [(prefix[-1], True)] if prefix else []
         acks += [(tag, False) for tag in sorted(done.difference(prefix))]
-        # If the channel is closing, RabbitMQ redelivers the messages, and `run` is about to notice.
+        # If the channel is closing, RabbitMQ redelivers the messages, and `run` will detect it soon.
         if acks and self._session is not None:
             with suppress(exceptions.AMQPError):
                 self._session.channel.ack(acks)
@@ -175,9 +176,9 @@ class Consumer:
         self._refuse(delivery, requeue=True)
 
     def pause(self) -> None:
-        """Return every delivery for other consumers, and stop consuming until `resume`. Calls `on_lost`.
+        """Return every delivery to RabbitMQ, and stop consuming until `resume`. Calls `on_lost`.
 
-        Idempotent. After `cancel` it has no effect: current deliveries may still be acked.
+        Idempotent. Has no effect after `cancel`: current deliveries may still be acked.
         """
         self._resumed.clear()
         if self._session is not None and not self._stopping.is_set():
@@ -190,15 +191,15 @@ class Consumer:
     async def cancel(self) -> None:
         """Stop deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
 
-        After it returns, `on_delivery` is not called again.
+        After this method returns, `on_delivery` is not called again.
         """
         self._stopping.set()
         if self._session is not None:
-            with suppress(BrokerUnavailable):  # lost meanwhile, which stops deliveries too
+            with suppress(BrokerUnavailable):  # the connection is lost, which stops deliveries, too
                 await self._session.cancel()
 
     async def close(self) -> None:
-        """Stop and close the connection. RabbitMQ redelivers unacked messages; earlier acks have reached it."""
+        """Stop and close the connection. Earlier acks have reached RabbitMQ; it redelivers unacked messages."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -263,13 +264,13 @@ class Consumer:
         return receive
 
     def _is_open(self, delivery: Delivery) -> bool:
-        """Whether the delivery is not settled yet."""
+        """Whether the delivery is not yet acked, rejected or requeued."""
         if delivery.generation != self._generation:
             return False
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
     def _settle_part(self, delivery: Delivery) -> bool:
-        """Settle the delivery; return whether it was the last unsettled part of its message."""
+        """Mark the delivery as settled. Return whether it was the last unsettled part of its message."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -277,10 +278,10 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Return the message, or move it to the DLQ, once its other parts are settled.
+        """Requeue the message, or move it to the DLQ, when its other parts are settled.
 
-        If one part asks for a requeue, the whole message is requeued. Its settled parts are then recognized as done,
-        and a part that can never be processed is refused again.
+        If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
+        other parts are done, and rejects a part again that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
@@ -309,7 +310,7 @@ class _Session:
     """A channel that consumes.
 
     Attributes:
-        is_consuming: RabbitMQ accepted the consumer, and neither side has cancelled it since.
+        is_consuming: Whether RabbitMQ has accepted the consumer, and neither side has cancelled it since.
     """
 
     def __init__(self, connection: Connection, channel: Channel, consumer_tag: str) -> None:
@@ -322,7 +323,7 @@ class _Session:
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
 
     async def consume(self, queue: str, receive: Callable[[Any, Any, Any, bytes], None]) -> None:
-        """Start consuming; raises ChannelClosed if the queue does not exist."""
+        """Start consuming. Raises ChannelClosed if the queue does not exist."""
         consume = self.channel.raw.basic_consume
         await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
         self.is_consuming = not self._given_up
@@ -340,7 +341,7 @@ class _Session:
         resolve(self._cancelled, None)
 
     async def ended(self) -> str | None:
-        """Wait until RabbitMQ stops delivering; returns why, or None after `give_up`."""
+        """Wait until RabbitMQ stops delivering. Returns the reason, or None after `give_up`."""
         await first_of(self._cancelled, self.channel.closed)
         if self._given_up:
             return None

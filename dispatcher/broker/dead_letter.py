@@ -1,7 +1,7 @@
-"""The body of a dead letter: enough for an operator to judge and replay the email, and nothing private.
+"""The body of a dead letter: enough for an operator to understand the failure and replay the email. Nothing private.
 
-Only failed and held emails have such a body. RabbitMQ dead-letters a message that cannot be decoded with its body
-unchanged.
+Only dead letters of failed and held emails have such a body. If a message cannot be decoded, RabbitMQ moves it to the
+DLQ with its original body.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
 MAX_ERROR_CHARACTERS: Final = 4000
-"""A longer error is cut, so that every dead letter stays far below `pointer.MAX_BODY_OCTETS`. The email's row has the
-full text."""
+"""A longer error is truncated: every dead letter must be far shorter than `pointer.MAX_BODY_OCTETS`. The email's row has
+the full text."""
 
 MAX_ATTEMPT_COUNT: Final = 2**31 - 1
 """The maximum of the database column."""
@@ -36,7 +36,7 @@ def decode(body: bytes) -> DeadLetter:
     """The dead letter in a message.
 
     Raises:
-        InvalidPointer: the body is not a dead letter. The reason quotes nothing from the message.
+        InvalidPointer: The body is not a dead letter. The error quotes nothing from the message.
     """
     fields = decode_fields(body)
     return DeadLetter(

@@ -1,7 +1,7 @@
 """Reads deliveries and writes acks as bytes, in one step. pika needs a dozen calls and objects per frame.
 
 A delivery has three frames (AMQP 0-9-1, section 4.2.3): method, header with properties, and body. This module reads a
-delivery only if all of its frames have arrived, and it has no properties except those that our publisher sets and the
+delivery only if all its frames have arrived, and if its only properties are those that our publisher sets and the
 headers that RabbitMQ adds on redelivery. pika handles everything else.
 """
 
@@ -16,7 +16,7 @@ from pika import data, exceptions, spec
 UNREADABLE: Final = (
     exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error,
 )  # fmt: skip
-"""What pika raises on header values that other clients may write, such as a timestamp in milliseconds."""
+"""The exceptions that pika raises for header values of other clients, such as a timestamp in milliseconds."""
 
 _DELIVER: Final = struct.pack(">L", spec.Basic.Deliver.INDEX)
 _FRAME: Final = struct.Struct(">BHL")
@@ -102,7 +102,7 @@ def _delivery_at(buffer: bytes, at: int) -> DeliveryFrame | None:
 
 
 def is_incomplete_delivery(buffer: bytes) -> bool:
-    """Whether the buffer starts with an incomplete delivery that this module may read once the rest arrives."""
+    """Whether the buffer starts with an incomplete delivery that this module may read when the rest has arrived."""
     if buffer[7:11] != _DELIVER or buffer[0] != spec.FRAME_METHOD:
         return False
     header_at = 8 + _FRAME.unpack_from(buffer)[2]
@@ -120,7 +120,7 @@ def is_incomplete_delivery(buffer: bytes) -> bool:
 
 
 def _table(buffer: bytes, at: int, end: int, flags: int) -> bytes | None:
-    """The encoded headers among the properties from this offset; None if there are none."""
+    """The encoded headers among the properties that start at this offset; None if the message has no headers."""
     if not flags & spec.BasicProperties.FLAG_HEADERS:
         return None
     if flags & spec.BasicProperties.FLAG_CONTENT_TYPE:

@@ -1,4 +1,4 @@
-"""Reads the DLQ without changing it. All messages are read; those that are not removed return to their positions.
+"""Reads the DLQ without changing it. A scan reads all messages; messages that are not removed keep their positions.
 
     async with DeadLetterQueue(connection, "email.dispatcher.dlq").scan() as scan:
         async for batch in scan.batches():
@@ -10,8 +10,8 @@ many messages would not preserve the order: a quorum queue returns them in any o
 `x-delivery-count` of every message; the limit of both queues is a million.
 
 A concurrent scan would see an empty queue, so callers take turns (`ops.dead_letters`). A scan must read all messages: a
-quorum queue puts returned messages behind those that were returned before, so a scan of the first few would move them
-to the end. If a process dies during a scan, nothing is lost, because RabbitMQ closes its channel.
+quorum queue puts returned messages behind messages that were returned before, so a scan of only the first messages
+would move them to the end. If a process dies during a scan, no message is lost, because RabbitMQ closes the channel.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WINDOW: Final = 50_000
 """Messages per channel; AMQP's prefetch has 16 bits. A deeper queue needs several channels."""
 BATCH: Final = 500
 _SILENCE_SECONDS: Final = 5.0
-"""If no message arrives for this long, another consumer has the remaining ones."""
+"""If no message arrives for this time, another consumer has the remaining messages."""
 _REQUEUE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.005
@@ -42,7 +42,7 @@ class DlqMessage(NamedTuple):
     Attributes:
         position: The position in the queue, from 0 at the head.
         properties: The AMQP properties.
-        redelivered: RabbitMQ delivered the message before; a scan counts as a delivery.
+        redelivered: Whether RabbitMQ has delivered the message before. A scan counts as a delivery.
     """
 
     position: int
@@ -61,21 +61,21 @@ class DeadLetterQueue:
         self.queue = queue
 
     async def depth(self) -> int:
-        """The number of messages that are ready. Excludes messages that a consumer holds.
+        """The number of ready messages. Does not count messages that are delivered to a consumer and not yet acked.
 
         Raises:
-            TopologyError: the queue does not exist.
+            TopologyError: The queue does not exist.
         """
         async with self._depth_query() as depth_now:
             return await depth_now()
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Read the messages that are on the queue now. Those that are not removed return when the block ends.
+        """Read the messages that are on the queue now. Messages that are not removed return when the block ends.
 
         Raises:
-            TopologyError: the queue does not exist.
-            BrokerUnavailable: the connection is lost. Messages that were not acked stay on the queue.
+            TopologyError: The queue does not exist.
+            BrokerUnavailable: The connection is lost. Messages that were not acked stay on the queue.
         """
         async with self._depth_query() as depth_now:
             scan = DlqScan(self._connection, self.queue, await depth_now())
@@ -103,7 +103,7 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # One after the other, because the order of messages is lost if two windows return at once.
+        # One window after the other: if two windows returned at the same time, the order of messages would be lost.
         for window in scan.windows:
             expected += await window.close()
             await _wait_until_returned(expected, depth_now)
@@ -140,7 +140,7 @@ class DlqScan:
                 return
 
     def remove(self, messages: Iterable[DlqMessage]) -> None:
-        """Remove these messages from the queue when the block ends, unless it ends with an exception.
+        """Remove these messages from the queue when the block ends. If it ends with an exception, removes none.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
         scan again until nothing is left to remove (`ops.dead_letters.remove`).
@@ -159,7 +159,7 @@ _Read = tuple[int, bytes, Any, bool]
 
 @dataclass(slots=True)
 class _ScanWindow:
-    """The messages that one channel holds."""
+    """The messages that were delivered on one channel."""
 
     channel: Channel
     size: int
@@ -182,7 +182,7 @@ class _ScanWindow:
             self._arrived.set()
 
     async def next(self) -> list[_Read]:
-        """The next messages; empty once all were read, or no more arrive."""
+        """The next messages. Empty if all messages were read, or if no more arrive."""
         if len(self._unread) < BATCH and self.received < self.size:
             await self._wait_for_messages()
         batch, self._unread = self._unread[:BATCH], self._unread[BATCH:]
@@ -199,7 +199,7 @@ class _ScanWindow:
             raise self.channel.closed.result()
 
     async def close(self) -> int:
-        """Ack the removed messages and return all others to the queue; returns how many were returned."""
+        """Ack the removed messages, and return all other messages to the queue. Returns how many were returned."""
         if self.channel.closed.done():
             return 0
         if self.removed:
@@ -210,7 +210,7 @@ class _ScanWindow:
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
-        """Ack the removed messages: those before the first kept one with one frame, later ones a few at a time."""
+        """Ack the removed messages: those before the first kept message with one frame, the others a few at a time."""
         first_kept = next(tag for tag in count(1) if tag not in self.removed)
         if first_kept > 1:
             self.channel.raw.basic_ack(first_kept - 1, multiple=True)
@@ -218,13 +218,13 @@ class _ScanWindow:
         for at in range(0, len(others), _ACKS_AT_ONCE):
             for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
-            # RabbitMQ's channel defers commands beyond the first 32 to a quorum queue, and drops them when it closes.
+            # RabbitMQ's channel defers more than 32 commands to a quorum queue, and drops these when the channel closes.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Wait until this many messages are on the queue. Messages of a closed channel return a moment later."""
+    """Wait until this many messages are on the queue: RabbitMQ returns the messages of a closed channel with a delay."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_REQUEUE_SECONDS):
             while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return

@@ -1,6 +1,6 @@
-"""Translates pika's exceptions into one clear sentence each, without the password.
+"""Translates each exception of pika into one clear sentence, without the password.
 
-pika nests its exceptions in one another and leaves most messages empty.
+pika nests its exceptions, and leaves most messages empty.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChannelClosed(BrokerUnavailable):
 
 
 def channel_fault(error: BaseException) -> BrokerUnavailable:
-    """The fault for a closed channel."""
+    """The error for a closed channel."""
     if isinstance(error, exceptions.ChannelClosed):
         return ChannelClosed(error.reply_code, error.reply_text)
     return BrokerUnavailable(f"The connection to RabbitMQ is lost: {reason(error)}.")
@@ -67,7 +67,7 @@ REMEDIES: Final = {
     _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (write / as %2F), or grant access: "
     "`dispatcher topology users` prints the commands.",
 }
-"""How to fix a refused login, by reason. Waiting or starting RabbitMQ does not help there."""
+"""How to fix a refused login, by reason. To wait, or to restart RabbitMQ, does not help in these cases."""
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (

@@ -1,7 +1,7 @@
-"""Checks RabbitMQ's report about our exchange and queues for everything that AMQP does not show, above all for losses.
+"""Checks RabbitMQ's report about our exchange and queues for faults that AMQP does not show, above all lost messages.
 
-A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy counts as much as an
-argument: `effective_policy_definition` combines user policies and operator policies.
+A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy has the same effect as
+an argument: `effective_policy_definition` combines user policies and operator policies.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
 MAX_NAMED_NODES: Final = 9
 MAX_SHOWN_CHARACTERS: Final = 100
 _REFUSING: Final = ("reject-publish", "reject-publish-dlx")
-"""A full queue that rejects publishes loses nothing: a rejected email stays due, and a rejected message stays on its
-queue."""
+"""A full queue that rejects publishes loses nothing: the email of a rejected message stays due, and a message that
+cannot be dead-lettered stays on the send queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ def find_faults(management: Management, topology: Topology) -> list[TopologyErro
     """Every fault of the exchange, queues, bindings and policies, each with its remedy.
 
     Raises:
-        BrokerUnavailable: the management API does not answer, or refuses this user.
+        BrokerUnavailable: The management API does not answer, or refuses this user.
     """
     faults = [*_exchange_faults(management, topology)]
     for name in topology.queues:
@@ -73,7 +73,7 @@ def find_offline_members(management: Management, topology: Topology) -> list[Off
     """Quorum queues with an offline member, the DLQ first. Classic queues have no members.
 
     Raises:
-        BrokerUnavailable: the management API does not answer, or refuses this user.
+        BrokerUnavailable: The management API does not answer, or refuses this user.
     """
     found = (offline_members_in(management.queue(name) or {}) for name in topology.queues)
     return [offline for offline in found if offline is not None]
@@ -110,7 +110,7 @@ def consumer_timeout_in(fields: Mapping[str, Any]) -> float | None:
     """Seconds without an ack after which RabbitMQ closes a channel; None if the queue has no such limit.
 
     Raises:
-        BrokerUnavailable: the reported value is not a number of milliseconds.
+        BrokerUnavailable: The reported value is not a number of milliseconds.
     """
     milliseconds = _QueueReport("", fields).effective("consumer-timeout")
     if milliseconds is None:
@@ -170,7 +170,7 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
 
 
 def _shown(value: object) -> str:
-    """A reported value as a short printable text. Anybody who may set a policy can put any text into it."""
+    """A reported value as a short printable text. A user who may set a policy can write any text into it."""
     text = printable(str(value)[: MAX_SHOWN_CHARACTERS + 1])
     return text if len(text) <= MAX_SHOWN_CHARACTERS else f"{text[:MAX_SHOWN_CHARACTERS]}…"
 

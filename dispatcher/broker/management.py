@@ -1,7 +1,7 @@
 """A client for RabbitMQ's HTTP API: its version, queue depths, and reports about exchange and queues.
 
-Counts lag by up to 5 seconds. A reply without a count is a failure, never a zero. All calls block; call them from a
-thread if an event loop runs.
+Counts are up to 5 seconds old. A reply without a count is an error, and never means zero. All calls block; call them
+from a thread if an event loop runs.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class QueueDepth:
 
     Attributes:
         messages: Ready and unacked messages.
-        ready: Messages that no consumer holds.
-        unacked: Messages that consumers hold.
+        ready: Messages that are not delivered to a consumer.
+        unacked: Messages that are delivered to a consumer and not yet acked.
         consumers: The number of consumers.
     """
 
@@ -51,13 +51,13 @@ class QueueDepth:
 
 
 class CountsUnavailable(BrokerUnavailable):
-    """The API answers without a queue's counts: they are not available yet, or the queue's node is down."""
+    """The API's answer contains no counts of the queue: they are not yet available, or the queue's node is down."""
 
 
 class Management:
     """A client for the HTTP API of one node or of a cluster. Prefers the node that answered last.
 
-    Follows no redirect and uses no proxy, because either would receive the password.
+    Follows no redirect and uses no proxy, because the other server would receive the password.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Management:
         Args:
             url: `http://user:password@host:15672`, or several URLs, comma-separated. The user needs the monitoring tag.
             ca_file: Certificates to trust instead of the system's, for https://.
-            timeout_seconds: Limit for a node's complete answer, however slowly it arrives.
+            timeout_seconds: The longest that a node's complete answer may take, even if it keeps sending bytes.
 
         Raises:
-            ConfigurationError: a URL or the certificates are invalid.
+            ConfigurationError: A URL or the certificates are invalid.
         """
         self._nodes = [_Node(one, ca_file, timeout_seconds) for one in addresses(url)]
         random.shuffle(self._nodes)
@@ -86,7 +86,7 @@ class Management:
         """RabbitMQ's version. Also shows whether the API answers.
 
         Raises:
-            BrokerUnavailable: the API does not answer, or refuses this user.
+            BrokerUnavailable: The API does not answer, or refuses this user.
         """
         status, fields = self._get("overview")
         version = fields.get("rabbitmq_version")
@@ -98,9 +98,9 @@ class Management:
         """The depth of a queue, up to 5 seconds old.
 
         Raises:
-            TopologyError: the queue does not exist.
-            CountsUnavailable: the queue is new, or its node is down, so the API has no counts.
-            BrokerUnavailable: the API does not answer, or refuses this user.
+            TopologyError: The queue does not exist.
+            CountsUnavailable: The queue is new, or its node is down, so the API has no counts.
+            BrokerUnavailable: The API does not answer, or refuses this user.
         """
         status, fields = self._get(f"queues/{self._vhost}/{quote(queue, safe='')}")
         if status == HTTPStatus.NOT_FOUND:
@@ -137,7 +137,7 @@ class Management:
         return fields
 
     def _get(self, path: str) -> tuple[int, Mapping[str, Any]]:
-        """The status and the JSON object of a reply; an empty object if the reply has none."""
+        """The status and the JSON object of a reply; an empty object if the reply contains no JSON object."""
         status, value = self._request(path)
         return status, value if isinstance(value, dict) else {}
 
@@ -185,7 +185,7 @@ class _Node:
     def get(self, path: str) -> tuple[int, Any]:
         """The status and the JSON of a reply; None for a reply without JSON."""
         connection = self._connection()
-        # The connection's own timeout applies to each read, so a server that drips bytes could exceed it forever.
+        # The connection's own timeout applies to each read, so a server that sends single bytes could delay us forever.
         is_late = threading.Event()
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
@@ -237,7 +237,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Shut down the socket, so that a read in another thread returns at once."""
+    """Shut down the socket. A read in another thread then returns immediately."""
     is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)

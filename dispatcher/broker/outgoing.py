@@ -47,7 +47,7 @@ class Outgoing:
         queue: The queue's name, which is also the routing key.
         message_id: The email's id; for a bundle, the id of its first email.
         correlation_id: None for a bundle, or if it exceeds AMQP's 255 octets. The email's row always has it.
-        traceparent: The W3C trace context for the header of that name; None for a bundle.
+        traceparent: The W3C trace context for the header `traceparent`; None for a bundle.
     """
 
     queue: str
@@ -70,7 +70,7 @@ class Outgoing:
             most: The most emails per message.
 
         Returns:
-            The messages, in the order of the emails and similar in size; and for each email, the index of its message.
+            The messages, in the order of the emails and similar in size. Then, for each email, the index of its message.
         """
         size = _bundle_size(len(due), most)
         starts = range(0, len(due), size)
@@ -115,8 +115,8 @@ class Outgoing:
 
 
 def _bundle_size(count: int, most: int) -> int:
-    """The size of equal bundles, as few as possible: 18 emails at most 16 each make 9 and 9, so that no worker
-    idles."""
+    """The size of the bundles: as few bundles as possible, of equal size. With at most 16 emails per bundle, 18 emails
+    become 9 and 9, and not 16 and 2, so that no worker is idle."""
     bundles = math.ceil(count / most)
     return math.ceil(count / bundles) if bundles else most
 

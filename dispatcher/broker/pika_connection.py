@@ -1,4 +1,4 @@
-"""Extends pika's connection. It detects a silent broker in time, writes frames in one piece, reads deliveries without
+"""Extends pika's connection. It detects a silent RabbitMQ in time, writes frames in one piece, reads deliveries without
 copying, and survives messages whose properties pika cannot parse."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CHECKS_PER_HEARTBEAT: Final = 10
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
     """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
 
-    RabbitMQ sends a heartbeat every half timeout. This class counts checks, not seconds: while our process is stopped
-    there are no checks, and data that arrived meanwhile is read before the next one.
+    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds: while our process is stopped,
+    there are no checks, and data that arrived in that time is read before the next check.
     """
 
     def __init__(self, connection: AsyncioConnection, timeout: int) -> None:
@@ -34,7 +34,7 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
     @property
     def connection_is_idle(self) -> bool:
-        """Whether this many consecutive checks found no data."""
+        """Whether CHECKS_PER_HEARTBEAT consecutive checks found no data."""
         return bool(self._idle_byte_intervals >= CHECKS_PER_HEARTBEAT)
 
 
@@ -46,7 +46,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Drop the connection at once. Pika's own `close` waits for an answer, which a blocked broker does not send."""
+        """Drop the connection immediately. Pika's `close` waits for an answer, which a blocked RabbitMQ does not send."""
         if self.is_closed:
             return
         if self._opened:
@@ -60,17 +60,17 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
         """Write the frames of many messages in one piece. pika would make three system calls per message.
 
-        All frames of the loop's current round are written together, in order, at its end.
+        All frames of the event loop's current round are written together, in order, at the end of the round.
         """
         self.emit(marshaled_frames)
 
     @property
     def most_body_octets(self) -> int:
-        """The longest body that fits into one frame. Valid once the connection is open."""
+        """The longest body that fits into one frame, in octets. Valid after the connection is open."""
         return int(self._body_max_length)
 
     def emit(self, frames: Sequence[bytes]) -> None:
-        """Write frames at the end of the loop's current round."""
+        """Write frames at the end of the event loop's current round."""
         if not self._frames:
             self.ioloop.call_soon(self._write_frames)
         self._frames.extend(frames)
@@ -80,12 +80,12 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self.bytes_sent += len(data)
         self.frames_sent += len(self._frames)
         self._frames.clear()
-        if self._transport is not None:  # None if the connection was lost meanwhile
+        if self._transport is not None:  # None if the connection is lost
             self._adapter_emit_data(data)
 
     def _on_data_available(self, data_in: bytes) -> None:
-        """Like pika's method, but reads deliveries first in our way. pika would also copy the remaining buffer for each
-        frame."""
+        """Replaces pika's method: reads deliveries with `deliveries` first. pika would also copy the remaining buffer
+        for each frame."""
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
@@ -108,14 +108,15 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             at = delivery.end
             self.frames_received += 3
             consume(channel, delivery, delivery, delivery.body)
-            if self._frame_buffer is not buffer:  # the connection was lost meanwhile
+            if self._frame_buffer is not buffer:  # `consume` has lost the connection
                 return
         self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
         """The next frame, with empty properties if pika cannot parse them.
 
-        Otherwise such a message would drop the connection, RabbitMQ would redeliver it, and the queue would be stuck.
+        Otherwise, such a message would close the connection, RabbitMQ would redeliver the message, and the queue would
+        be stuck.
         """
         try:
             return super()._read_frame()

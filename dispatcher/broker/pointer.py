@@ -1,13 +1,13 @@
-"""The body of a message: which email to send. It never contains content; PostgreSQL holds the truth, a message is only
-a hint.
+"""The body of a message: which email to send. It never contains an email's content. PostgreSQL is the source of truth;
+a message is only a hint.
 
-The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. Correlation id and trace context are in an AMQP property
-and a header, where tools look for them. A message that was published by hand may lack them. Additional fields are
-allowed. A dead letter starts with the same three fields, so a dead letter that is put back on the send queue points to
-its email.
+The body is `{"v": 1, "email_id": "…", "message_key": "…"}`. The correlation id is in an AMQP property and the trace
+context in a header, where tools look for them. A message that was published by hand may lack both. Additional fields
+are allowed. A dead letter starts with the same three fields. So a dead letter that is moved back to the send queue
+points to its email.
 
-A bundle points to several emails: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. Their correlation
-ids and trace contexts are only in the emails' rows.
+A bundle points to several emails: `{"v": 2, "emails": [{"email_id": "…", "message_key": "…"}, …]}`. The correlation ids
+and trace contexts of a bundle's emails are only in the emails' rows.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from dispatcher.errors import InvalidPointer
 VERSION: Final = 1
 BUNDLE_VERSION: Final = 2
 MAX_BODY_OCTETS: Final = 64 * 1024
-"""A hundred times larger than any pointer or dead letter of ours. A larger body is refused without parsing."""
+"""Much larger than our pointers, bundles and dead letters. A larger body is refused without parsing."""
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
-# Written out, because a repeated group and the ignore-case flag take twice as long.
+# Written without a repeated group and without the ignore-case flag, because these take twice the time.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Enqueue refuses more characters, such as unprintable ones. But its Python may have a newer Unicode version than ours.
+# Enqueue refuses more characters, such as unprintable ones. But the application's Python may have a newer Unicode
+# version than ours.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 
@@ -43,7 +44,7 @@ class Pointer(NamedTuple):
 
     Attributes:
         correlation_id: For the message's property; None if the email has none, and after `decode`.
-        traceparent: The W3C trace context for the message's header; None likewise.
+        traceparent: The W3C trace context for the message's header; None if the email has none, and after `decode`.
     """
 
     email_id: UUID
@@ -72,7 +73,7 @@ def decode(body: bytes) -> list[Pointer]:
     """The pointers in a message body, without the values of properties and headers.
 
     Raises:
-        InvalidPointer: the body, or any pointer in a bundle, is invalid. The reason quotes nothing from the message.
+        InvalidPointer: The body, or any pointer in a bundle, is invalid. The error quotes nothing from the message.
     """
     fields = _object(body)
     version = _version(fields)
@@ -87,7 +88,7 @@ def decode_fields(body: bytes) -> Mapping[str, Any]:
     """The fields of a body about one email. Only the version is checked.
 
     Raises:
-        InvalidPointer: the body is not a JSON object, is too large, or has an unknown version.
+        InvalidPointer: The body is not a JSON object, is too large, or has an unknown version.
     """
     fields = _object(body)
     if _version(fields) != VERSION:
@@ -125,7 +126,7 @@ def email_id(fields: Mapping[str, Any]) -> UUID:
     """The email's id.
 
     Raises:
-        InvalidPointer: the id is missing or is not a UUID.
+        InvalidPointer: The id is missing or is not a UUID.
     """
     text = fields.get("email_id")
     if type(text) is not str or not _UUID.fullmatch(text):
@@ -137,7 +138,7 @@ def message_key(fields: Mapping[str, Any]) -> str:
     """The email's message key.
 
     Raises:
-        InvalidPointer: the key is missing, or enqueue would refuse it.
+        InvalidPointer: The key is missing, or enqueue would refuse it.
     """
     text = fields.get("message_key")
     if (

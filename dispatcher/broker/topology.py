@@ -244,7 +244,7 @@ def _refusal(subject: str, variable: str, fault: ChannelClosed) -> TopologyError
     if fault.code == ACCESS_REFUSED:
         return TopologyError(
             f"RabbitMQ does not allow this user to declare {subject}.",
-            remedy="Grant the permission (see `dispatcher topology users`), or run `dispatcher init` as a different user.",
+            remedy="Grant the permission (see `dispatcher topology users`), or run `dispatcher init` as another user.",
         )
     if fault.code != PRECONDITION_FAILED:
         return TopologyError(f"RabbitMQ refuses to declare {subject}: {fault.code} {fault.text}.")

@@ -114,7 +114,7 @@ def _explained(step: str) -> Iterator[None]:
 
 
 def verify_schema(connection: Session) -> list[str]:
-    """Asserts that exactly this release's migrations were applied. Returns other schemas that have a dispatcher's tables.
+    """Asserts that exactly this release's migrations were applied. Returns other schemas that have our tables.
 
     Raises:
         SchemaError: No migration was applied, some are missing, the database is newer, or a migration was edited.

@@ -32,8 +32,7 @@ class ItemOutcome(StrEnum):
     UNDER_WAY = "under_way"
     """The email is already pending or sending, for example because of another replay."""
     DISCARDED = "discarded"
-    """The email's dead letter was discarded after the replay was created, or earlier if the replay excludes such emails.
-    """
+    """The dead letter was discarded after the replay was created, or earlier if the replay excludes such emails."""
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
@@ -154,7 +153,7 @@ async def find_overlaps(
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Makes a replay share the lowest rate with running replays of the same emails, unless it was created by `force`."""
+    """Makes a replay share the lowest rate with running replays of the same emails, unless it has `force`."""
     replay_ids = [replay.replay_id for replay in await find_overlaps(session, replay_id=replay_id)]
     await fetch(session, "save_overlaps", {"replay_id": replay_id, "replay_ids": replay_ids})
 

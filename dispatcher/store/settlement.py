@@ -51,7 +51,7 @@ class CrashedEmail:
 
 
 async def terminate_sessions(session: AsyncSession, worker: str) -> int:
-    """Terminates the sessions of a dead worker. Returns how many there were; if 0, the worker can commit nothing more."""
+    """Terminates the sessions of a dead worker. Returns their number; if 0, the worker can commit nothing more."""
     return len(await fetch(session, "terminate_sessions", {"application_name": worker}))
 
 
