@@ -1,4 +1,4 @@
-"""Channels that notify operators. None of them uses this dispatcher's queues, tables or providers.
+"""Channels that notify operators. No channel uses this dispatcher's queues, tables or providers.
 
 contract    the protocol of a channel
 wording     the texts and the JSON of a notice

@@ -43,7 +43,7 @@ def channels_of(settings: Settings) -> list[Channel]:
     """The configured channels, without the log. Opens no connection.
 
     Raises:
-        ConfigurationError: the CA file is not usable.
+        ConfigurationError: The CA file is not usable.
     """
     channels: list[Channel] = []
     if settings.alert_webhook_url:

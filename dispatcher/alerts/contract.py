@@ -30,10 +30,10 @@ class Channel(Protocol):
         ...
 
     async def send(self, notice: Notice) -> str:
-        """Sends a notice within seconds; returns a description of the result.
+        """Sends a notice within seconds. Returns a description of the result.
 
         Raises:
-            NotDelivered: the notice was not accepted, or the result is unknown.
+            NotDelivered: The notice was not accepted, or the result is unknown.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Resolves a webhook's host name, and allows only public addresses.
 
-The name is resolved once, and the connection goes to the checked addresses. So a name that resolves to a public address
-first and to a private one a moment later (DNS rebinding) reaches no private address.
+The name is resolved once, and the connection goes to the checked addresses. So if a name resolves to a public address
+first and to a private address a moment later (DNS rebinding), the webhook still reaches no private address.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dispatcher.alerts.contract import NotDelivered
 
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
-"""Networks that `is_global` treats as public, at least in part, although they are not: protocol assignments,
+"""Networks that are not public, although `is_global` treats them, at least in part, as public: protocol assignments,
 IPv4-compatible addresses, NAT64, site-local addresses."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""Resolves a host name and a port to addresses; raises OSError if there are none."""
+"""Resolves a host name and a port to addresses; raises OSError if the name has no address."""
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
@@ -33,7 +33,7 @@ async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: R
     """The addresses that a webhook may connect to, in the resolver's order.
 
     Raises:
-        NotDelivered: the name has no address, or an address is not public and `allow_private` is false.
+        NotDelivered: The name has no address, or an address is not public and `allow_private` is false.
     """
     try:
         found = await resolver(host, port)

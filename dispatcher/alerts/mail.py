@@ -62,7 +62,7 @@ class MailChannel:
         return f"the SMTP server accepted it for {taken} of {len(self._recipients)} recipients"
 
     async def _send(self, message: EmailMessage) -> int:
-        """Sends the message; returns how many recipients were refused. Raises if all were."""
+        """Sends the message. Returns how many recipients were refused. Raises if all recipients were refused."""
         server = self._server
         client = aiosmtplib.SMTP(
             hostname=server.host,
@@ -73,7 +73,7 @@ class MailChannel:
             start_tls=server.security == "starttls",
             tls_context=None if server.security == "none" else client_context(self._ca_file),
             timeout=self._total_seconds,
-            # By default, aiosmtplib resolves this host's full name and blocks the event loop meanwhile.
+            # By default, aiosmtplib resolves this host's full name, which blocks the event loop.
             local_hostname=socket.gethostname(),
         )
         async with client:
@@ -86,7 +86,7 @@ class MailChannel:
         message["To"] = ", ".join(self._recipients)
         message["Subject"] = subject(notice)
         message["Date"] = format_datetime(notice.at)
-        # The same id for each retry, so that a mailbox shows the notice once.
+        # Each retry has the same id, so a mailbox shows the notice once.
         message["Message-ID"] = f"<{notice.notice_id}@{self._sender.rpartition('@')[2]}>"
         # Prevents automatic replies (RFC 3834).
         message["Auto-Submitted"] = "auto-generated"

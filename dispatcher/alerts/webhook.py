@@ -49,7 +49,7 @@ class WebhookChannel:
             ca_file: Certificates to trust in addition to the system's, as PEM.
 
         Raises:
-            ConfigurationError: the CA file is not usable.
+            ConfigurationError: The CA file is not usable.
         """
         self._url = urlsplit(url)
         self._host = self._url.hostname or ""

@@ -26,7 +26,7 @@ _HEADS: Final = {
 
 
 def summary(notice: Notice) -> str:
-    """What is wrong, or what was resolved; without a capital letter and a full stop."""
+    """What is wrong, or what was resolved: a phrase without a capital letter and a full stop."""
     if notice.phase is Phase.TEST:
         return "a test of this alert channel; nothing is wrong"
     if notice.phase is Phase.RESOLVED:

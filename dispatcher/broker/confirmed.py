@@ -21,8 +21,8 @@ class ConfirmedMessages:
     time."""
 
     def __init__(self) -> None:
-        # Both dictionaries are ordered by our local time. They are separate: otherwise, a long queue would make us retry
-        # locked rows.
+        # Both dictionaries are ordered by our local time. They are separate: otherwise, a long queue would make us
+        # retry locked rows.
         self._waiting: dict[UUID, _Since] = {}
         self._locked: dict[UUID, _Since] = {}
 

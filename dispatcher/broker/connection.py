@@ -315,7 +315,7 @@ class Channel:
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
     def write(self, frames: bytes) -> None:
-        """Write the frames of messages at the end of the event loop's current round, together with other pending writes.
+        """Write the frames of messages at the end of the event loop's current round, with other pending writes.
 
         Raises:
             AMQPError: the channel is closing or closed.

@@ -18,8 +18,8 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
 MAX_ERROR_CHARACTERS: Final = 4000
-"""A longer error is truncated: every dead letter must be far shorter than `pointer.MAX_BODY_OCTETS`. The email's row has
-the full text."""
+"""A longer error is truncated: every dead letter must be far shorter than `pointer.MAX_BODY_OCTETS`. The email's row
+has the full text."""
 
 MAX_ATTEMPT_COUNT: Final = 2**31 - 1
 """The maximum of the database column."""

@@ -218,13 +218,13 @@ class _ScanWindow:
         for at in range(0, len(others), _ACKS_AT_ONCE):
             for tag in others[at : at + _ACKS_AT_ONCE]:
                 self.channel.raw.basic_ack(tag)
-            # RabbitMQ's channel defers more than 32 commands to a quorum queue, and drops these when the channel closes.
+            # RabbitMQ's channel defers commands beyond 32 to a quorum queue, and drops them when the channel closes.
             await self.channel.call(self.channel.raw.basic_qos, prefetch_count=self.size)
             await asyncio.sleep(_PAUSE_SECONDS)
 
 
 async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Wait until this many messages are on the queue: RabbitMQ returns the messages of a closed channel with a delay."""
+    """Wait until this many messages are on the queue. RabbitMQ returns a closed channel's messages with a delay."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_REQUEUE_SECONDS):
             while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return

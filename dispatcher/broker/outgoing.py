@@ -70,7 +70,7 @@ class Outgoing:
             most: The most emails per message.
 
         Returns:
-            The messages, in the order of the emails and similar in size. Then, for each email, the index of its message.
+            The messages, in the order of the emails and similar in size, and the index of each email's message.
         """
         size = _bundle_size(len(due), most)
         starts = range(0, len(due), size)

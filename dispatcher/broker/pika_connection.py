@@ -46,7 +46,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Drop the connection immediately. Pika's `close` waits for an answer, which a blocked RabbitMQ does not send."""
+        """Drop the connection immediately. Pika's `close` would wait for an answer: a blocked RabbitMQ sends none."""
         if self.is_closed:
             return
         if self._opened:

@@ -26,7 +26,7 @@ REFUSED_SECONDS: Final = 1.0
 takes less time. A channel that first publishes during an election keeps using the old leader, and refuses every message
 until that leader's node is up again (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
-"""The most unconfirmed messages. A larger window is not faster. The limit bounds our memory while RabbitMQ is blocked."""
+"""The most unconfirmed messages. A larger window is not faster. Limits our memory while RabbitMQ blocks publishers."""
 
 
 class Publisher:

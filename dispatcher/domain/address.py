@@ -1,6 +1,6 @@
 """Parses addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`.
 
-Deliberately narrower than RFC 5322. These forms are refused, and most providers refuse them too: quoted local parts
+Deliberately narrower than RFC 5322. These forms are refused, and most providers refuse them, too: quoted local parts
 (RFC 5321, section 4.1.2, advises against them), address literals such as `[192.0.2.1]` (they bypass DNS), comments,
 groups, folding, and a comma or another special character in an unquoted name. Wider in one way: letters of all scripts
 are allowed on both sides of the @ (RFC 6531). Python's `email.utils.parseaddr` guesses where this module refuses.
@@ -18,12 +18,12 @@ from dispatcher.domain.text import name_fault
 MAX_LOCAL_OCTETS: Final = 64
 """RFC 5321, section 4.5.3.1.1. Measured in UTF-8."""
 MAX_ADDRESS_OCTETS: Final = 254
-"""RFC 5321, section 4.5.3.1.3: a path has 256 octets, including its angle brackets. This also keeps the domain under
-its limit of 255."""
+"""RFC 5321, section 4.5.3.1.3: a path has 256 octets, including its angle brackets. This also keeps the domain below
+the limit of 255 octets for domains."""
 MAX_LABEL_OCTETS: Final = 63
 """RFC 1035, section 2.3.4. Measured in the form that DNS uses: Punycode if the label is not ASCII."""
 MAX_NAME_CHARACTERS: Final = 255
-"""No standard sets a limit. A longer text is not a name, and this one keeps an address far below the 998 octets of a
+"""No standard sets a limit. A longer text is not a name, and this limit keeps an address far below the 998 octets of a
 header line."""
 _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
 """A quoted name made of escapes only, plus an address, brackets and spaces. A longer text is refused without
@@ -42,7 +42,7 @@ _ASCII: Final = re.compile(r"[\x00-\x7f]+")
 _HOST_CATEGORIES: Final = frozenset({"Ll", "Lu", "Lo", "Lm", "Mn", "Mc", "Nd"})
 """The characters that RFC 5892 (section 2.1, LetterDigits) allows in domain names."""
 _HOST_EXCEPTIONS: Final = frozenset("\u06fd\u06fe\u0f0b\u3007")
-"""Also allowed (section 2.6). One of them is the zero of Chinese and Japanese numbers."""
+"""Also allowed (section 2.6). U+3007 is the zero of Chinese and Japanese numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Address:
 
     Attributes:
         display_name: Unquoted; empty if the address has no name.
-        local: As given. If it is not ASCII, the provider must support SMTPUTF8.
+        local: The part before the @, as given. If it is not ASCII, the provider must support SMTPUTF8.
         domain: As given. A domain that is not ASCII must be converted by IDNA (UTS 46) before it is sent.
     """
 
@@ -69,7 +69,7 @@ def parse_address(text: str) -> Address:
     """Parse a text into an address.
 
     Raises:
-        ValueError: says what is wrong, and never quotes the text.
+        ValueError: The text is not a valid address. The message says why, and never quotes the text.
     """
     if len(text) > _MAX_TEXT_CHARACTERS:
         raise ValueError("is too long to be an email address")
@@ -149,8 +149,8 @@ def _split_spec(spec: str) -> tuple[str, str]:
 def _check_local(local: str) -> None:
     if not local:
         raise ValueError("has nothing before the @")
-    # All of its characters are allowed, but some mail software decodes it, and the sender chooses the resulting
-    # address.
+    # All characters of an encoded word are allowed, but some mail software decodes the word. Whoever wrote it would
+    # then choose the resulting address.
     if "=?" in local:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:

@@ -25,13 +25,13 @@ class Kind(StrEnum):
     """The condition that an alert reports."""
 
     DEAD_LETTERS = "dead_letters"
-    """The DLQ holds messages."""
+    """The DLQ contains messages."""
     DEAD_LETTERS_UNPUBLISHED = "dead_letters_unpublished"
     """The age of the oldest dead letter grows, but the DLQ is empty, so its depth does not show the problem."""
     PROBE_FAILED = "probe_failed"
     """The depth of the DLQ could not be read."""
     UNDECIDED_EXPIRING = "undecided_expiring"
-    """Failed or held emails lose their content within a week, because no operator has decided about them."""
+    """Failed or held emails lose their content within a week, because no operator has resolved them."""
     NOTHING_SENT = "nothing_sent"
     """Emails are due, and no provider has accepted an email for a while."""
     PROVIDER_UNUSABLE = "provider_unusable"
@@ -67,15 +67,15 @@ class Alert:
     Contains nothing from any email except correlation ids, scrubbed.
 
     Attributes:
-        is_firing: Whether the condition holds now. If not, it has ended, or never began.
+        is_firing: Whether the condition is true now. If not, it has ended, or never began.
         queue: The DLQ.
         raised_at: When the condition was first seen.
         count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind has no count.
         oldest_age_seconds: Time since the oldest email failed, or a lower bound; None if unknown.
-        correlation_ids: Those of the oldest emails, at most `MAX_CORRELATION_IDS`.
+        correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
         reason: Why the probe failed or nothing is sent, or the affected providers or hosts; None for other kinds.
         host: The host that ran the check.
-        is_alone: PostgreSQL is unavailable, so each host sends its own notices.
+        is_alone: Whether PostgreSQL is unavailable. If so, each host sends notices by itself.
     """
 
     kind: Kind
@@ -100,7 +100,7 @@ class Notice:
     """A message to an operator about an alert.
 
     Attributes:
-        notice_id: Stays the same when the notice is sent again, so that a receiver can drop repetitions.
+        notice_id: The same when the notice is sent again. A receiver can use it to drop repetitions.
         at: When the notice was created.
     """
 
@@ -114,8 +114,8 @@ def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_se
     """The phase to notify now; None if no notice is due.
 
     Args:
-        is_firing: Whether the condition holds now.
-        notice_age_seconds: Seconds since the last notice that the condition holds; None if none was sent yet.
+        is_firing: Whether the condition is true now.
+        notice_age_seconds: Seconds since the last notice about the condition; None if no notice was sent yet.
     """
     if notice_age_seconds is None:
         return Phase.RAISED if is_firing else None

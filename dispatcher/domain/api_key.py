@@ -3,7 +3,7 @@
     ed_k3v9q0xw2m7a_q1bU…     prefix, id (shown in lists), secret (shown once)
 
 The secret is 32 random bytes from the kernel, so one round of SHA-256 protects it. bcrypt and similar functions slow
-down the guessing of passwords that people choose. 256 random bits cannot be guessed, so here they would only slow down
+down attempts to guess passwords that people choose. 256 random bits cannot be guessed, so bcrypt would only slow down
 every request.
 """
 
@@ -30,7 +30,7 @@ class Scope(StrEnum):
     READ = "read"
     """Read the status of emails, never their content."""
     OPERATE = "operate"
-    """Replay, discard or settle emails that failed or are held."""
+    """Replay, discard, confirm or release emails that failed or are held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits of one outage.
+    """The waits between retries during one outage.
 
     Attributes:
-        base_seconds: Upper bound of the first wait; doubles with each failure.
+        base_seconds: Upper bound of the first wait. It doubles with each failure.
         cap_seconds: Upper bound of every wait.
         failures: Failures since the last success.
     """
@@ -21,7 +21,7 @@ class Backoff:
     failures: int = 0
 
     def next_wait(self, random: Callable[[], float]) -> float:
-        """Record a failure; return the seconds to wait. The jitter keeps clients from retrying at the same moment.
+        """Record a failure, and return the seconds to wait. The jitter keeps clients from retrying at the same time.
 
         Args:
             random: Returns a number from 0 up to, but not including, 1.
@@ -31,6 +31,6 @@ class Backoff:
         return longest * random()
 
     def reset(self) -> bool:
-        """Record a success; return whether it ends an outage."""
+        """Record a success. Return whether it ends an outage."""
         ended, self.failures = self.failures > 0, 0
         return ended

@@ -30,17 +30,16 @@ class Requirement(Enum):
 class Capabilities:
     """What a provider supports, as far as we know without asking the provider.
 
-    If a limit is None, or a flag is True and depends on the account, the adapter or the provider decides.
+    If a limit is None, or a flag is True although it depends on the account, the adapter or the provider decides.
 
     Attributes:
-        copies: Peak memory for reading and sending an attachment, as a multiple of its size. Measure it for each
-            adapter: no default is safe.
+        copies: Peak memory for reading and sending an attachment, as a multiple of the attachment's size. Measure it
+            for each adapter: no default is safe.
         templates: The provider renders templates (`template_id`).
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
-        max_recipients: Limit for to, cc and bcc together.
-        max_octets: Limit for the whole encoded email.
-        delivers: The provider delivers emails to their recipients. Error messages do not recommend a provider that does
-            not.
+        max_recipients: The most recipients in to, cc and bcc together.
+        max_octets: The most octets of the whole encoded email.
+        delivers: The provider delivers emails to their recipients. Error messages recommend only such providers.
     """
 
     copies: int
@@ -76,7 +75,7 @@ def octets_of(email: AnyEmail) -> int:
 
 
 def smtputf8_field(email: AnyEmail) -> str | None:
-    """The first field with an address that needs SMTPUTF8 (RFC 6531); None if there is none."""
+    """The first field with an address that needs SMTPUTF8 (RFC 6531); None if no field has one."""
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not _is_ascii(text)), None)

@@ -11,14 +11,14 @@ from dispatcher.domain.status import Status
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """An email that only an operator, or evidence, can change.
+    """A failed or held email. Only an operator or evidence can change its status.
 
     Attributes:
         status: `failed` or `held`.
         error_type: A value of `domain.outcome.Reason`.
         error: The provider's error text or ours, without addresses.
-        attempts: The number of provider calls.
-        provider: The provider of the last call.
+        attempts: The number of attempts.
+        provider: The provider of the last attempt.
         failed_at: When the email became `failed` or `held`.
     """
 

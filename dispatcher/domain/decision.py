@@ -49,7 +49,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class MarkFailed:
-    """Record the email as failed, and have its dead letter published. No attempt follows.
+    """Record the email as failed. The relay then publishes its dead letter. No attempt follows.
 
     Attributes:
         reason: Our code for the cause.
@@ -65,7 +65,7 @@ class MarkFailed:
 
 @dataclass(frozen=True, slots=True)
 class MarkHeld:
-    """Record that the outcome is unknown, and have the dead letter published.
+    """Record that the outcome is unknown. The relay then publishes the email's dead letter.
 
     Attributes:
         detail: What the worker observed, scrubbed.
@@ -104,9 +104,9 @@ def decide(
     """Decide what to do after an attempt.
 
     Args:
-        attempt_number: The number of the attempt that just ended. Counts from 1, and again from 1 after a replay.
-        on_uncertain: The email's own policy if it has one, else the host's.
-        random: Returns a number from 0 up to, but not including, 1. Spreads the retries.
+        attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay.
+        on_uncertain: The email's own policy if it has one, otherwise the host's policy.
+        random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
     """
     match outcome:
         case Accepted(provider_message_id, detail):

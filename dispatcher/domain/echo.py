@@ -1,10 +1,10 @@
-"""Removes from a provider's error text whatever it repeats of the email.
+"""Removes everything from a provider's error text that repeats a part of the email.
 
 `scrub` recognizes addresses by their at sign, but does not have the email. A server may also repeat the mailbox name
 alone ("ann.lee: no such user"), the subject, a line of the body, or a code from the body. This module therefore
 compares the text with the email. It removes names of mailboxes and recipients, quotes of three words or more, whole
-short headers and file names, and single words that look like a code or a token. As a cost, an operator loses a phrase
-that the email and the provider both happened to use.
+short headers and file names, and single words that look like a code or a token. The cost: an operator does not see a
+phrase that by chance both the email and the provider use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PRIVATE_WORD: Final = "<private>"
 
 QUOTED_WORDS: Final = 3
 QUOTED_CHARACTERS: Final = 12
-"""A run of this many words and characters that also occurs in the email counts as a quote."""
+"""A run of at least QUOTED_WORDS words and this many characters that also occurs in the email counts as a quote."""
 NAME_CHARACTERS: Final = 3
 """Shorter names occur inside too many ordinary words."""
 CODE_CHARACTERS: Final = 4
@@ -29,7 +29,7 @@ CODE_CHARACTERS: Final = 4
 characters."""
 TOKEN_CHARACTERS: Final = 20
 BODY_CHARACTERS: Final = 256 * 1024
-"""Only this much of each body is compared."""
+"""Only the first part of each body, up to this length, is compared."""
 
 _WORD: Final = re.compile(r"\w+")
 _TAG: Final = re.compile(r"<[^<>]{0,2000}>")
@@ -37,7 +37,7 @@ _CUT: Final = re.compile(r"\w+…$")
 
 
 def without_echo(outcome: Outcome, email: OutgoingEmail) -> Outcome:
-    """The outcome with its text cleaned: nothing that repeats the email is left."""
+    """The outcome without any text that repeats a part of the email."""
     if not outcome.detail:
         return outcome
     # Fast path: acceptances are common and rarely repeat anything, so only names and the subject are searched.
@@ -69,7 +69,7 @@ def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
 
 
 def words_without_echo(words: str, email: OutgoingEmail) -> str:
-    """The provider's scrubbed text without anything that it repeats of the email."""
+    """The provider's scrubbed text, without anything that repeats a part of the email."""
     # `scrub` may have cut the last word. A partial word matches nothing in the email, so it is removed.
     words = _CUT.sub("…", words)
     folded = words.casefold()
@@ -114,7 +114,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """The words of a text, so that line breaks, punctuation and case make no difference."""
+    """The words of a text, without line breaks and punctuation, and in one case."""
     return f" {' '.join(_WORD.findall(text.casefold()))} "
 
 
@@ -132,7 +132,7 @@ def _without_quotes(words: str, email_words: str) -> str:
 
 
 def _quoted_length(plain: list[str], at: int, email_words: str) -> int:
-    """The number of words from `at` that are a quote; 0 if they are not."""
+    """The number of words, starting at `at`, that are a quote; 0 if there is no quote at `at`."""
     length = QUOTED_WORDS
     while at + length <= len(plain) and f" {' '.join(plain[at : at + length])} " in email_words:
         length += 1

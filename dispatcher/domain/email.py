@@ -31,11 +31,12 @@ class Email:
         template_id: The id of a provider's template that writes subject and body; None without a template.
         template_data: The values for the template.
         headers: Additional headers, read-only.
-        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending` and is sent to no
-            provider.
+        tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
+            receives it.
         erase_after_sending: Whether the content, including attachments, is deleted about a minute after it is sent.
         tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
-        correlation_id: The application's id for whatever caused the email. Logs and dead letters include it.
+        correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
+            include it.
         on_uncertain: What to do if the outcome of an attempt is unknown; None applies the host's policy.
     """
 
@@ -88,7 +89,7 @@ class Email:
                 only if DISPATCHER_ALLOWED_PROVIDER_HEADERS also contains these names.
 
         Raises:
-            InvalidEmail: names the first invalid argument.
+            InvalidEmail: An argument is invalid. The error contains the first such argument's name.
         """
         keep = partial(object.__setattr__, self)
         keep("message_key", rules.key("message_key", message_key))
@@ -129,8 +130,8 @@ class Email:
             allowed_headers: As for `Email`.
 
         Raises:
-            InvalidEmail: names the first field that is unknown, missing, of the wrong type or otherwise invalid. Uses
-                the JSON name.
+            InvalidEmail: A field is unknown, missing, of the wrong type or otherwise invalid. The error contains the
+                JSON name of the first such field.
         """
         arguments = arguments_of(document)
         try:
@@ -176,8 +177,8 @@ class Email:
         """A digest that shows whether a repeated message key has the same payload or a conflicting one.
 
         Covers everything that reaches the recipient or the provider, and `on_uncertain`. Excludes the key itself
-        (`tenant_id`, `message_key`). Also excludes `correlation_id`, which names the request, because a repeated
-        request has a new one. The order counts in lists. In headers, neither the order nor the case of names counts.
+        (`tenant_id`, `message_key`). Also excludes `correlation_id`, because a repeated request has a new correlation
+        id. The order of list entries matters. In headers, neither the order nor the case of names matters.
 
         Never change this form: any change turns repeats of stored emails into conflicts. A new field may extend the
         form only for emails that use the field.

@@ -1,8 +1,8 @@
 """Email ids: UUIDv7 (RFC 9562). An id contains its email's creation time, so a time range is an id range.
 
-The 12 bits after the millisecond hold its fraction (RFC 9562, section 6.2, method 3). They are raised if needed, so
-that the ids of one process ascend. 62 random bits follow. They come from the kernel at each call, so forked processes
-never produce the same id.
+The 12 bits after the millisecond contain its fraction (RFC 9562, section 6.2, method 3). If needed, the fraction is
+increased: the ids of one process always ascend. 62 random bits follow. They come from the kernel at each call, so
+forked processes never produce the same id.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
 _NOISE: Final = (1 << 62) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
-"""If the clock is set back by less than a second, ids keep ascending. If it is set back by more, ids follow the
-clock."""
+"""If the clock is set back by less than a second, ids still ascend. If the clock is set back by more, ids follow it."""
 
 
 class Ticks:
@@ -34,7 +33,7 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant. If the last tick was not earlier, the one after it."""
+        """The tick of an instant; but if the last tick was not earlier, the tick after the last one."""
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
             now = self._latest + 1
@@ -51,7 +50,7 @@ def new_email_id() -> UUID:
 
 
 def new_email_ids(count: int) -> list[UUID]:
-    """New unique ids, ascending. Reads random bytes from the kernel once for all of them."""
+    """New unique ids, ascending. Reads random bytes for all ids from the kernel in one call."""
     now = time.time_ns()
     ids = []
     for noise in memoryview(token_bytes(8 * count)).cast("Q"):
@@ -64,7 +63,7 @@ def time_of(email_id: UUID) -> datetime:
     """The creation time of an id, in UTC, to the millisecond.
 
     Raises:
-        ValueError: the id is not a UUIDv7, or its time is after the year 9999.
+        ValueError: The id is not a UUIDv7, or its time is after the year 9999.
     """
     millisecond = email_id.int >> 80
     if email_id.version != 7 or millisecond > _LATEST_MILLISECOND:
@@ -73,10 +72,10 @@ def time_of(email_id: UUID) -> datetime:
 
 
 def lowest_id_at(instant: datetime) -> UUID:
-    """The smallest id of an instant's millisecond: the bound of a partition or a time range.
+    """The smallest id of an instant's millisecond, for the bound of a partition or a time range.
 
     Raises:
-        ValueError: the instant has no time zone, or is before 1970.
+        ValueError: The instant has no time zone, or is before 1970.
     """
     if instant.tzinfo is None:
         raise ValueError("needs a time with a time zone")

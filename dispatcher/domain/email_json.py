@@ -1,4 +1,4 @@
-"""Converts the JSON object of an email to the arguments of `Email`, and attachments back. `email_rules` checks the
+"""Converts the JSON object of an email to the arguments of `Email`, and attachments to JSON. `email_rules` checks the
 values."""
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dispatcher.domain.outgoing import Attachment
 from dispatcher.errors import InvalidEmail
 
 REQUIRED_FIELDS: Final = ("message_key", "from")
-"""Fields that every email needs. `Email` checks the conditional ones: a recipient in to, cc or bcc, and a body in text,
-html or a template."""
+"""Fields that every email needs. `Email` checks the conditional fields: a recipient in to, cc or bcc, and a body in
+text, html or a template."""
 FIELDS: Final = frozenset(
     {
         *REQUIRED_FIELDS,
@@ -32,7 +32,7 @@ def arguments_of(document: object) -> dict[str, Any]:
     """The keyword arguments for `Email`. Checks field names and decodes attachments; `Email` checks the values.
 
     Raises:
-        InvalidEmail: the document is not an object, a field is unknown or missing, or an attachment cannot be decoded.
+        InvalidEmail: The document is not an object, a field is unknown or missing, or an attachment cannot be decoded.
     """
     if not isinstance(document, dict):
         raise InvalidEmail("email", "must be a JSON object")
@@ -85,7 +85,7 @@ def _decoded(field: str, text: object) -> bytes:
             return binascii.a2b_base64(text, strict_mode=True)
         pieces = (text[start : start + _DECODED_AT_ONCE] for start in range(0, len(text), _DECODED_AT_ONCE))
         return b"".join(binascii.a2b_base64(piece, strict_mode=True) for piece in pieces)
-    except ValueError:  # binascii.Error is a ValueError, and non-ASCII characters raise ValueError too.
+    except ValueError:  # binascii.Error is a ValueError, and non-ASCII characters raise ValueError, too.
         raise InvalidEmail(field, "is not valid base64 (RFC 4648, with padding, without line breaks)") from None
 
 

@@ -36,7 +36,7 @@ MAX_HEADER_NAME_CHARACTERS: Final = 76
 MAX_ATTACHMENTS: Final = 100
 """More than a reader opens. Bounds the rows per email."""
 MAX_ATTACHMENT_OCTETS: Final = 25 * 1024 * 1024
-"""For all attachments together, decoded. Base64 makes that 36 MB. SES accepts 40 MB; SendGrid and many servers accept
+"""For all attachments together, decoded. In base64, this is 36 MB. SES accepts 40 MB; SendGrid and many servers accept
 less."""
 MAX_TAGS: Final = 10
 """SendGrid's limit for categories."""
@@ -68,7 +68,7 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
     if not text.isprintable():
         raise InvalidEmail(field, "contains an unprintable character")
     if text != text.strip():
-        # HTTP removes outer spaces, so one key would name two different emails.
+        # HTTP removes outer spaces, so two different keys would become the same key.
         raise InvalidEmail(field, "starts or ends with a space; remove it")
     return text
 
@@ -205,7 +205,7 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """Attachments. If they are too large together, the error names the first attachment beyond the limit."""
+    """Attachments. If they are too large together, the error contains the first attachment beyond the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0

@@ -13,7 +13,7 @@ from typing import Final
 _RESERVED: Final = (
     # We write these from the email's own fields.
     *("from", "to", "cc", "bcc", "reply-to", "subject", "date", "message-id", "mime-version", "content-*"),
-    # Mail servers write these: the sender, the path, and the authentication results. SendGrid writes X-SG-….
+    # Mail servers write these headers: the sender, the path, and the authentication results. SendGrid writes X-SG-….
     *("sender", "return-path", "received", "received-spf", "authentication-results", "dkim-signature", "arc-*"),
     *(
         "domainkey-signature",
@@ -93,7 +93,7 @@ def is_reserved(name: str) -> bool:
 
 
 def header_name_fault(name: str, allowed: Collection[str] = ()) -> str | None:
-    """Why an email may not set a header: a phrase to put after the header's name. None if it may.
+    """Why an email may not set a header: a phrase to put after the header's name. None if the email may set it.
 
     Args:
         name: In any case.

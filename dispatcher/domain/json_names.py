@@ -1,4 +1,4 @@
-"""Detects an object with a duplicate name in a JSON text. RFC 8259 does not define which value counts, and parsers
+"""Detects an object with a duplicate name in a JSON text. RFC 8259 does not define which value is used, and parsers
 differ.
 
 orjson silently keeps the last value. Python's parser can report duplicates but is ten times slower. So this module
@@ -23,7 +23,7 @@ def has_duplicate_name(text: bytes | bytearray, value: object) -> bool:
         value: The parsed text.
     """
     names = _count_names(value)
-    # A text has at least as many colons as names. The count stops early, because a hostile text has millions.
+    # A text never has fewer colons than names. The count stops early, because a hostile text may have millions.
     if sum(1 for _ in islice(_NAME_END.finditer(text), names + 1)) == names:
         return False
     # Some colons may be inside strings. Without escape sequences, each quote starts or ends a string.

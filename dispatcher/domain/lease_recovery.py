@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 HOST_GRACE_SECONDS: Final = 5.0
-"""Grace after a lease expires, at most half the lease. Meanwhile only the relay of the owner's host may recover the
-lease, because that relay can read the owner's in-flight ledger."""
+"""Grace period after a lease expires, at most half the lease. In this period, only the relay of the owner's host may
+recover the email, because that relay can read the owner's in-flight ledger."""
 MAX_RECOVERY_INTERVAL_SECONDS: Final = 5.0
 """The longest interval between two searches for expired leases of other hosts."""
 
 
 def longest_recovery_seconds(lease_seconds: float) -> float:
-    """The latest time, after its expiry, at which a lost host's lease is recovered. Assumes that a relay leads."""
+    """The longest time from the end of a lost host's lease to the recovery of its email, if a relay leads."""
     return host_grace_seconds(lease_seconds) + recovery_interval_seconds(lease_seconds)
 
 
 def host_grace_seconds(lease_seconds: float) -> float:
-    """The grace in which only the relay of the owner's host may recover an expired lease."""
+    """The grace period, in which only the relay of the owner's host may recover an email."""
     return min(HOST_GRACE_SECONDS, lease_seconds / 2)
 
 

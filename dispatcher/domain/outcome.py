@@ -1,8 +1,9 @@
 """The outcome of one attempt: `Accepted | Deferred | Rejected | Uncertain`. A value, never an exception.
 
-An answer from the provider is `Accepted`, `Deferred` or `Rejected`. An attempt that fails before any byte that could
-cause acceptance is sent is `Deferred`. An attempt without an answer after such a byte is `Uncertain`. A failure of the
-provider as a whole raises `ProviderFault` instead, and uses up no attempt.
+An answer from the provider is `Accepted`, `Deferred` or `Rejected`. If an attempt fails before a byte was sent that
+could cause acceptance, the outcome is `Deferred`. If such a byte was sent and no answer arrives, the outcome is
+`Uncertain`. If the provider as a whole cannot be used, the adapter raises `ProviderFault` instead, and no attempt is
+used.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ class Reason(StrEnum):
     """Why an email was not accepted: one code for all providers. The value of `email_log.error_type`."""
 
     THROTTLED = "throttled"
-    """The provider asked us to send more slowly. This does not concern the email itself."""
+    """The provider asked us to send more slowly. The reason is not the email itself."""
     RECIPIENT_DEFERRED = "recipient_deferred"
     """The provider cannot deliver to these recipients now: greylisting, or a full or busy mailbox."""
     REJECTED_RECIPIENT = "rejected_recipient"
@@ -35,7 +36,7 @@ class Reason(StrEnum):
     SERVER_ERROR = "server_error"
     """The provider reported a temporary failure."""
     TIMEOUT_BEFORE_SEND = "timeout_before_send"
-    """The attempt timed out before any byte that could cause acceptance was sent."""
+    """The attempt timed out before a byte was sent that could cause acceptance."""
     CONTENT_DELETED = "content_deleted"
     """The email's content was deleted before it was sent (retention or privacy). There is nothing to send."""
     CONTENT_UNREADABLE = "content_unreadable"
@@ -49,12 +50,13 @@ class Reason(StrEnum):
 
 
 SOME_REFUSED: Final = "refused recipients: "
-"""Prefix of the detail of an acceptance that refuses some recipients. The refused recipients follow, up to a `; `."""
+"""If the provider accepts an email but refuses some recipients, the detail begins with this text, the refused
+recipients, and `; `."""
 
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
 )
-"""Reasons that say nothing about the email. Routing may try another provider at once."""
+"""Reasons that say nothing about the email. Routing may immediately try another provider."""
 
 
 class Concern(Enum):
@@ -74,7 +76,7 @@ class Accepted:
 
     Attributes:
         provider_message_id: The provider's id for the email; None if it gave none.
-        detail: The provider's answer, scrubbed. May list single recipients that it refused.
+        detail: The provider's answer, scrubbed. May list recipients that the provider refused.
     """
 
     provider_message_id: str | None = None
@@ -89,8 +91,8 @@ class Deferred:
         reason: Our code for the cause.
         detail: The provider's error text, scrubbed of addresses.
         code: The provider's error code, such as `451 4.7.1` or `429`.
-        retry_after: Seconds that the provider asked us to wait; None if it gave none.
-        known_concern: What the deferral concerns, if the adapter knows more than the reason says.
+        retry_after: Seconds that the provider asked us to wait; None if it gave no time.
+        known_concern: What the deferral concerns, if the adapter knows this better than the reason implies.
     """
 
     reason: Reason
@@ -111,7 +113,7 @@ class Deferred:
 
 @value
 class Rejected:
-    """The provider permanently refused the email. Another attempt with the same email would fail too.
+    """The provider permanently refused the email. A further attempt with the same email would fail, too.
 
     Attributes:
         reason: Our code for the cause.
@@ -130,7 +132,7 @@ class Uncertain:
 
     Attributes:
         detail: What the adapter observed, scrubbed of addresses.
-        code: The provider's code, if an answer arrived that makes no sense.
+        code: The provider's code, if an invalid answer arrived.
     """
 
     detail: str | None = None
@@ -146,8 +148,9 @@ Outcome = Accepted | Deferred | Rejected | Uncertain
 
 
 def left_out(detail: str | None) -> str | None:
-    """The recipients that an acceptance refused, as positions and codes: `2 (550 5.1.1), 3 (451)`. None if it accepted
-    all.
+    """The refused recipients of an accepted email, as positions and codes: `2 (550 5.1.1), 3 (451)`.
+
+    None if the provider accepted all recipients.
 
     Args:
         detail: The `detail` of the acceptance.

@@ -21,7 +21,7 @@ _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, secti
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
 ERASE_TAG: Final = "one_time_code"
-"""Marks an email whose content is deleted after sending. The row keeps it among its tags; no provider receives it."""
+"""Marks an email whose content is deleted after it is sent. The tag stays in the row; no provider receives it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Attachment(OutgoingAttachment):
     """A file to attach to an email. Always valid.
 
     Raises:
-        InvalidEmail: names the first invalid argument.
+        InvalidEmail: An argument is invalid. The error contains the first such argument's name.
     """
 
     def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class OutgoingEmail:
 
     Attributes:
         email_id: The only id of this email that the provider receives.
-        created_at: When it was enqueued. Every attempt uses it as the Date header.
+        created_at: When the email was enqueued. Every attempt uses this time in the Date header.
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.

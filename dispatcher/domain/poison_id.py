@@ -1,4 +1,4 @@
-"""The id of a poison message. Such a message names no email, so its id is derived from its bytes."""
+"""The id of a poison message. Such a message contains no email id, so its id is derived from its bytes."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def poison_id(body: bytes) -> str:
 
 
 def is_poison_id(name: str) -> bool:
-    """Whether a name has the form of a poison id. An email id never does, and a message key hardly ever."""
+    """Whether a name has the form of a poison id. An email id never has this form, and a message key hardly ever."""
     return _POISON_ID.fullmatch(name) is not None

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Final
 
 _MAX_DOUBLINGS: Final = 60
-"""Beyond any cap; keeps the power from overflowing."""
+"""More doublings would exceed every cap. The limit keeps the power from overflowing."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How many attempts, and how long between them.
+    """How many attempts an email gets, and how long the waits between them are.
 
     Attributes:
-        max_attempts: Attempts in all, including the first.
-        base_seconds: Upper bound of the wait before the second attempt; doubles with each further attempt.
+        max_attempts: All attempts, including the first.
+        base_seconds: Upper bound of the wait before the second attempt. It doubles with each further attempt.
         cap_seconds: Upper bound of every wait. If the provider asks for a longer wait, no retry follows.
     """
 
@@ -30,11 +30,12 @@ class RetryPolicy:
 
         Args:
             next_attempt: From 2.
-            retry_after: Seconds that the provider asked for. Jitter is added, so that emails do not all return at once.
+            retry_after: Seconds that the provider asked for. Jitter is added, so that emails are not all retried at the
+                same time.
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after
-        # Written with `not … <=`, so that a NaN from the provider ends the retries too.
+        # `not … <=`, because a NaN from the provider must end the retries, too.
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
         doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)

@@ -1,6 +1,6 @@
-"""Makes a provider's error text safe to store and to log: no addresses, credentials or control characters, bounded.
+"""Makes a provider's error text safe to store and to log: short, without addresses, credentials or control characters.
 
-`echo` also removes what the text repeats of the email.
+`echo` also removes everything that repeats a part of the email.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ CREDENTIAL_WORD: Final = "<credential>"
 ENCODED_WORD: Final = "<encoded>"
 
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
-"""Only this much is scrubbed before the cut, so that a megabyte of text costs nothing."""
+"""Only the text's start, up to this length, is scrubbed before it is truncated. A megabyte of text then costs nothing.
+"""
 _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
 """The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
 # White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
@@ -38,7 +39,7 @@ _WORD: Final = re.compile(r"""<?(?:"[^"<>]{0,64}")?[^\s<>()\[\],;:"]+(?:\[[^\[\]
 def scrub(words: str) -> str:
     """The text on one line, without addresses and credentials, at most `MAX_CHARACTERS` long. Idempotent.
 
-    Any word with an at sign counts as an address, so that unusual forms of addresses are removed too.
+    Any word with an at sign counts as an address, so unusual forms of addresses are removed, too.
     """
     words = words[:_READ_CHARACTERS]
     if not (words.isascii() and words.isprintable()):

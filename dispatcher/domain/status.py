@@ -5,18 +5,19 @@
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
-       └──────────────── recovered ◀── held by a recovery whose worker returns: not accepted (or ──▶ failed)
+       └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed)
 
 Rules:
 
-1. Only an operator or evidence moves an email out of `failed` or `held`. Recovery of a lost host holds emails without
-   evidence. If the worker or its ledger returns, its evidence replaces that decision, unless the email has changed
-   since.
+1. Only an operator or evidence changes the status of an email that is `failed` or `held`. When a host is lost, recovery
+   sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
+   the email has changed since.
 2. `sent` is final.
 3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status.
-4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because one of them may have recorded that
-   the email was sent.
-5. Only `pending` may be leased. Recovery decides about an expired `sending`: the owner may or may not have sent it.
+4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because a lost commit may have recorded
+   that the email was sent.
+5. Only a `pending` email may be leased. If the lease of a `sending` email expires, recovery decides the next status:
+   the owner may or may not have sent the email.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ TRANSITIONS: Final = MappingProxyType(
 )
 
 FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD})
-"""Statuses after which no process sends the email. Only an operator or evidence changes it."""
+"""Statuses in which no process sends the email. Only an operator or evidence changes these statuses."""
 
 
 class OnUncertain(StrEnum):

@@ -1,4 +1,4 @@
-"""The data for a provider's template: a JSON object, bounded so that PostgreSQL and every JSON reader can hold it."""
+"""The data for a provider's template: a JSON object with limits, so that PostgreSQL and JSON readers can represent it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def checked_data(value: object) -> Mapping[str, object]:
     """The validated data; the top level is read-only.
 
     Raises:
-        InvalidEmail: the value is not an object, or contains something that JSON or PostgreSQL cannot hold.
+        InvalidEmail: The value is not an object, or contains a value that JSON or PostgreSQL cannot represent.
     """
     if not isinstance(value, Mapping):
         raise InvalidEmail("template_data", "must be a JSON object")
@@ -47,7 +47,7 @@ def _check(value: object, depth: int) -> None:
         case Mapping():
             for name, item in value.items():
                 if not isinstance(name, str):
-                    raise InvalidEmail("template_data", "contains a name that is not a string")
+                    raise InvalidEmail("template_data", "has an object key that is not a string")
                 _check(name, depth)
                 _check(item, depth - 1)
         case list() | tuple():

@@ -1,4 +1,4 @@
-"""Rules for texts by where they are used: in a header, as a name that a reader sees, or in a body.
+"""Rules for texts, depending on their use: in a header, as a name that a reader sees, or in a body.
 
 Each rule returns the reason for a refusal, or None. The reason follows the field's name, and never quotes the text.
 """
@@ -18,7 +18,7 @@ _ENCODED_WORD: Final = re.compile(r"=\?[^?]*\?[bq]\?.*\?=", re.IGNORECASE)
 
 
 def header_fault(text: str) -> str | None:
-    """Why a text is not allowed in a header; None if it is.
+    """Why a text is not allowed in a header; None if it is allowed.
 
     An encoded word (RFC 2047) is refused. Receivers and Python's `email` package would decode it, and its hidden
     content, such as line breaks, has not been validated.
@@ -34,7 +34,7 @@ def header_fault(text: str) -> str | None:
 
 
 def name_fault(text: str) -> str | None:
-    """Why a text is not allowed as a display name or file name: the header rules, and no reordering characters."""
+    """Why a text is not allowed as a display name or file name. As `header_fault`, and without reordering characters."""
     if not text.isprintable() and _REORDERS.search(text):
         return "contains a character that changes the reading direction"
     return header_fault(text)
@@ -51,7 +51,10 @@ def printable_lines(text: str) -> str:
 
 
 def body_fault(text: str) -> str | None:
-    """Why a text is not allowed in a body: PostgreSQL cannot store NUL, and UTF-8 has no lone surrogates."""
+    """Why a text is not allowed in a body; None if it is allowed.
+
+    PostgreSQL cannot store NUL, and UTF-8 has no lone surrogates.
+    """
     if "\0" in text:
         return "contains a NUL character"
     if not text.isascii() and _SURROGATE.search(text):

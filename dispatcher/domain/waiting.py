@@ -12,9 +12,9 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
 MAX_AHEAD_COUNT: Final = 10_000
-"""The count of emails ahead stops at this number, because a larger one would not help."""
+"""The count of emails ahead stops at this number. A larger number would not help an operator."""
 MARKED_SECONDS: Final = 60.0
-"""How long due emails may lack their mark as published. The confirm is usually recorded within half a minute."""
+"""How long an email may stay due. Its due mark is usually cleared within half a minute after RabbitMQ's confirm."""
 _REASONS: Final = frozenset(Reason)
 
 
@@ -22,13 +22,13 @@ class WaitReason(StrEnum):
     """What a pending or sending email waits for."""
 
     LOCKED = "locked"
-    """Another transaction holds a lock on its row."""
+    """Another transaction holds a lock on the email's row."""
     NOT_DUE = "not_due"
-    """It is due later, because a worker could not use the provider that it needs, or had no memory for it."""
+    """The email is due later, because a worker could not use the provider that it needs, or had no memory for it."""
     NO_RELAY = "no_relay"
     """No relay publishes for the database."""
     UNPUBLISHED = "unpublished"
-    """RabbitMQ has not confirmed its message."""
+    """RabbitMQ has not confirmed the email's message."""
     NO_WORKER = "no_worker"
     """No worker runs."""
     PROVIDER_PAUSED = "provider_paused"
@@ -36,24 +36,24 @@ class WaitReason(StrEnum):
     PROVIDER_REFUSES = "provider_refuses"
     """The provider refuses the account, the credentials or the configuration. An operator has to act."""
     PROVIDER_FAILS = "provider_fails"
-    """The provider cannot be reached, or fails for every email. Workers retry it automatically."""
+    """The provider cannot be reached, or fails for every email. Workers try the provider again automatically."""
     QUEUED = "queued"
-    """Other emails are ahead of it."""
+    """Other emails are ahead of this email."""
     LEASED = "leased"
-    """A worker has leased it and is sending it."""
+    """A worker has leased the email and is sending it."""
     WORKER_LOST = "worker_lost"
-    """The worker that leased it has ended; a relay will recover the lease."""
+    """The worker that leased the email has ended; a relay will recover the email."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderProblem:
-    """A provider that some workers cannot use now.
+    """A provider that at least one worker cannot use now.
 
     Attributes:
         state: The worst state that a worker reports: `open`, then `half_open`, then `paused`.
         workers: How many workers report one of these states.
-        reason: Why, from the worker with the worst state: a `Reason`, or the provider's error text, scrubbed; None if
-            unknown.
+        reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
+            scrubbed. None if unknown.
         seconds_left: How long the state lasts; None if unknown.
     """
 
@@ -69,14 +69,14 @@ class Facts:
     """What PostgreSQL records about one pending or sending email, and about everything that it may wait for.
 
     Attributes:
-        now: The time of PostgreSQL's clock, like all times here.
+        now: The current time. All times here are by PostgreSQL's clock.
         was_leased: Whether a worker has leased the email before.
-        due_at: When its message must be on the send queue; None once RabbitMQ has confirmed the message.
+        due_at: When the email's message must be on the send queue; None after RabbitMQ has confirmed the message.
         has_owner: Whether the worker that leased the email has a database session.
         has_relay: Whether a relay publishes for the database.
         workers: The number of workers with a session, on all hosts.
         ahead: Pending emails that were enqueued before this one, at most `MAX_AHEAD_COUNT`.
-        ceilings: The most emails per second, by provider; only providers with a limit.
+        ceilings: The most emails per second, by provider. Contains only providers with a limit.
     """
 
     now: datetime
@@ -100,7 +100,7 @@ class WaitExplanation:
     Attributes:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
-        ahead: For `QUEUED`, the number of emails ahead; else None.
+        ahead: For `QUEUED`, the number of emails ahead; otherwise None.
     """
 
     reason: WaitReason
@@ -116,7 +116,7 @@ def explain_wait(
 
     Args:
         providers: The configured providers; empty if the caller does not know them.
-        recovery_seconds: The latest time after its expiry at which a lost worker's lease is recovered.
+        recovery_seconds: The longest time from the end of a lost worker's lease to the recovery of its email.
         holders: Sessions that may hold a lock on the email's row.
     """
     if holders:
@@ -138,7 +138,7 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
-    """Why its message is not on the send queue yet; None if it is, or will be at once."""
+    """Why the email's message is not yet on the send queue; None if it is, or if it will be immediately."""
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
@@ -178,7 +178,7 @@ def _count(ahead: int) -> str:
 
 
 def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProblem]:
-    """The providers that no worker can use; empty if any worker can use any provider."""
+    """The problems of all providers. Empty if at least one worker can use at least one of `providers`."""
     away = [each for each in facts.troubles if each.workers >= facts.workers]
     return away if {each.provider for each in away} >= set(providers) else []
 
@@ -203,7 +203,7 @@ def describe_problem(problem: ProviderProblem) -> str:
 
 
 def _also(facts: Facts) -> str:
-    """Sentences about providers that some workers cannot use, because they may be part of the reason."""
+    """Sentences about providers that some workers cannot use: these problems may be part of the reason."""
     return "".join(f" {describe_problem(each)}" for each in facts.troubles)
 
 

@@ -22,7 +22,7 @@ CHECKS: Final = (
 LATE_SECONDS: Final = 20.0
 """A process that has waited longer than this for a commit, or for RabbitMQ's confirms, fails the check."""
 FRESH_SECONDS: Final = 10.0
-"""If RabbitMQ answered a process of this host less than this long ago, an unanswered poll does not fail the check."""
+"""If RabbitMQ has answered a process of this host within this time, an unanswered poll does not fail the check."""
 OLD_SECONDS: Final = 6 * POLL_SECONDS
 """A server whose last answer is older than this fails the check, unless it is polled less often."""
 
@@ -52,7 +52,7 @@ class Health:
         self._members = members
 
     def reasons(self) -> dict[str, str | None]:
-        """Why each check fails, by its name; None if it passes."""
+        """Why each check fails, by the check's name; None if the check passes."""
         members = [member for member in self._members() if not member.is_ending]
         is_served = any((seconds := each.served_seconds) is not None and seconds < FRESH_SECONDS for each in members)
         return {
@@ -77,7 +77,7 @@ class Health:
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
 
-        Half open counts as open: a trial attempt is running, which happens after each wait and may take long.
+        A half-open breaker counts as open: a probe is running, which happens after each wait and may take long.
         """
         views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
         if not views or any(state not in ("open", "half_open") for _, state in views):
@@ -100,7 +100,7 @@ class Health:
 def _unavailability(
     poll: Poll[MonitorCounts] | Poll[dict[str, FoundQueue]], server: str, answered: type[Exception]
 ) -> str | None:
-    """Why a server counts as unreachable. Leaves out the error's text, which may name users and hosts; see the log."""
+    """Why a server counts as unreachable. Omits the error's text, which may contain users and hosts; see the log."""
     if isinstance(poll.fault, answered):
         return None
     if poll.fault is not None:

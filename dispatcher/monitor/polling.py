@@ -18,16 +18,16 @@ ANSWER_SECONDS: Final = 15.0
 LARGEST_SHARE: Final = 0.05
 """The share of time that polls may take: a slow server is polled less often."""
 LONGEST_SECONDS: Final = 60.0
-"""The longest interval between two polls, so that a server's recovery is noticed soon."""
+"""The longest interval between two polls. The monitor must detect a server's recovery soon."""
 
 
 class Poll(Generic[T]):
     """Polls one server at intervals.
 
     Attributes:
-        found: The last poll's answer; None if the poll failed, or before the first one.
-        fault: The last poll's error; None if it succeeded, or before the first one.
-        interval_seconds: From the end of a poll to the next one.
+        found: The last poll's answer; None if the poll failed, or before the first poll.
+        fault: The last poll's error; None if the poll succeeded, or before the first poll.
+        interval_seconds: The time from the end of a poll to the next poll.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Poll(Generic[T]):
 
     @property
     def age_seconds(self) -> float | None:
-        """Seconds since the answer arrived; None if there is none."""
+        """Seconds since the answer arrived; None if there is no answer."""
         return None if self._answered_at is None or self.found is None else time.monotonic() - self._answered_at
 
     async def run(self) -> None:
@@ -65,7 +65,7 @@ class Poll(Generic[T]):
                 await self._close()
 
     async def run_once(self) -> None:
-        """Polls once, and sets `interval_seconds` by how long that took."""
+        """Polls once, and sets `interval_seconds` according to the duration of the poll."""
         began_at = time.monotonic()
         await self.ask()
         self.interval_seconds = interval_after(time.monotonic() - began_at, shortest=self._seconds)

@@ -1,7 +1,7 @@
 """The monitor's gauges in /metrics, read from PostgreSQL and RabbitMQ at the last poll.
 
-They describe the whole database and broker, so all hosts report the same values: take the maximum over hosts, not the
-sum. An unknown value is left out, and never reported as zero.
+They describe the whole database and all of RabbitMQ, so all hosts report the same values: take the maximum over hosts,
+not the sum. An unknown value is left out, and never reported as zero.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ SENT_LAST_DAY: Final = ServerGauge(
 )
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
-    "Messages on the send queue and on the DLQ, without those that consumers hold.",
+    "Messages on the send queue and on the DLQ, without delivered messages that are not yet acked.",
     ("queue",),
 )
 SEND_QUEUE_WORKERS: Final = ServerGauge(
@@ -64,7 +64,7 @@ SEND_QUEUE_WORKERS: Final = ServerGauge(
 FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
 AGE: Final = ServerGauge("dispatcher_readings_age_seconds", "Age of the data last read from the server.", ("server",))
 BUILD: Final = ServerGauge(
-    "dispatcher_build_info", "Always 1; the labels name the running versions.", ("version", "python")
+    "dispatcher_build_info", "Always 1; the labels contain the running versions.", ("version", "python")
 )
 
 SERVER_GAUGES: Final = tuple(each for each in globals().copy().values() if isinstance(each, ServerGauge))
@@ -83,7 +83,7 @@ class ServerGauges(Collector):
         self._health = health
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing, so that the registry does not collect once to find the names."""
+        """Returns nothing. Without this method, the registry would collect once to find the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
