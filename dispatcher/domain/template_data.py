@@ -1,4 +1,4 @@
-"""The data for a provider's template: a JSON object with limits, so that PostgreSQL and JSON readers can represent it."""
+"""The data for a provider's template: a JSON object that PostgreSQL and every JSON reader can represent."""
 
 from __future__ import annotations
 

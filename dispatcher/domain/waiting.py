@@ -178,7 +178,7 @@ def _count(ahead: int) -> str:
 
 
 def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProblem]:
-    """The problems of all providers. Empty if at least one worker can use at least one of `providers`."""
+    """The providers that no worker can use. Empty if at least one worker can use at least one of `providers`."""
     away = [each for each in facts.troubles if each.workers >= facts.workers]
     return away if {each.provider for each in away} >= set(providers) else []
 

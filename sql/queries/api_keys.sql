@@ -37,9 +37,9 @@ values (%(key_id)s, (clock_timestamp() at time zone 'UTC')::date, 0)
 on conflict (key_id, day) do nothing;
 
 -- name: take_recipients
--- Takes `wanted` recipients from a key's quota for today, or all that is left of the quota. Takes none if less than
--- `needed` is left. Returns the day, the number taken, and the seconds until that day ends. No row: today has no row
--- yet.
+-- Takes `wanted` recipients from a key's quota for today, or all recipients that are left. Takes none if fewer than
+-- `needed` are left. Returns the day, the number taken, and the seconds until the day ends. No row: the key has no row
+-- for today yet.
 with today as (
     select key_id, day, recipient_count
     from dispatcher.api_key_day

@@ -1,5 +1,5 @@
 -- name: list_dead
--- A page of failed and held emails, newest first, from below a given id on, with the number of emails from there on.
+-- A page of failed and held emails with ids below a given id, newest first, and the number of all emails below this id.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
@@ -59,7 +59,7 @@ from dispatcher.find_dead_emails(
 order by email_id;
 
 -- name: find_known_ids
--- The given ids that exist in email_log, with any status.
+-- Those of the given ids that exist in email_log, with any status.
 select email_id
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)

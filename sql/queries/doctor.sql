@@ -1,5 +1,6 @@
 -- name: find_filled_defaults
--- Default partitions that hold rows, because their week had no partition. No row: partitions were always made in time.
+-- Default partitions that contain rows, because the rows' week had no partition. No row: all partitions were created in
+-- time.
 select 'email_log_default'
 where exists (select 1 from dispatcher.email_log_default)
 union all

@@ -15,7 +15,7 @@ where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
 
 -- name: list_attempts
--- The attempts of an email, first one first.
+-- The attempts of an email, in order.
 select
     attempt_number, worker, provider, started_at, finished_at, outcome, error_type, provider_code, error
 from dispatcher.email_attempt
@@ -23,14 +23,14 @@ where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_acts
--- What operators did to an email, first action first.
+-- The actions of operators on an email, in order.
 select acted_at, actor, action, reason, detail
 from dispatcher.operator_audit
 where email_id = %(email_id)s
 order by audit_id;
 
 -- name: list_replays_of
--- The replays that included an email, first one first.
+-- The replays that included an email, in order.
 select r.replay_id, r.actor, r.reason, i.outcome, i.settled_at
 from dispatcher.email_replay_item as i
 join dispatcher.email_replay as r using (replay_id)

@@ -25,9 +25,9 @@ where email_id = %(email_id)s
 order by attempt_number, started_at;
 
 -- name: list_tenant_emails
--- A page of a tenant's emails, newest first, between two ids. Reads at most `examined` rows, whatever the filter, so
--- that every page costs about the same. The last column is the id below which the next page starts, null after the last
--- page; it is returned even if no email matches.
+-- A page of a tenant's emails, newest first, between two ids. Reads at most `examined` rows for every filter, so each
+-- page costs about the same. The last column is the id below which the next page starts, null after the last page. This
+-- column is returned even if no email matches.
 with examined as (
     select
         email_id, tenant_id, message_key, status, attempt_count, correlation_id, error_type, last_error, provider,

@@ -1,6 +1,6 @@
 -- The rights of each kind of role; `dispatcher topology grants` replaces {role} by the role's name. PostgreSQL checks
--- the rights on the table that a statement names, so the weekly partitions need no rights. Neither do identity columns,
--- LISTEN and NOTIFY. A default privilege for later tables would let a reader read the content of emails.
+-- only the rights on the table in the statement, so the weekly partitions need no rights. Identity columns, LISTEN and
+-- NOTIFY need none, either. With a default privilege for later tables, a reader could read the content of emails.
 
 -- name: grant_producer
 -- An application that enqueues with the library: it inserts emails, and finds their ids by their keys. No rows.

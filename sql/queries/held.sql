@@ -1,6 +1,5 @@
 -- name: list_held
--- A page of held emails, whose outcome is unknown, oldest first, after a given id; with the number of emails from there
--- on.
+-- A page of held emails with ids above a given id, oldest first, and the number of all held emails above this id.
 select
     email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
     count(*) over ()
@@ -50,8 +49,8 @@ select email_id
 from confirmed;
 
 -- name: release_held
--- An operator has a held email sent again: it becomes pending and due, its attempts count from 1 again, and the release
--- is audited. Zero rows: the email is not held, has no content, or does not exist; find_status returns which.
+-- An operator releases a held email: it becomes pending and due, its attempts count from 1 again, and the release is
+-- audited. Zero rows: the email is not held, has no content, or does not exist; find_status returns which.
 with released as (
     update dispatcher.email_log as e
     set

@@ -3,12 +3,12 @@
 -- delivered message proves that the email was published, so the same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
--- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on what
--- the tables held when it was made. A plan that started from the range of ids would read, for each email of a batch,
--- every row between the oldest and the newest. So emails are looked up with `= any`, here and below. The other
--- conditions are wrapped in `… is true`, which neither a join nor another index can start from.
+-- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
+-- contents of the tables at the time of planning. A plan that started from the range of ids would read, for each email
+-- of a batch, every row between the oldest and the newest email. So emails are looked up with `= any`, here and below.
+-- The other conditions are wrapped in `… is true`, so neither a join nor a different index can start from them.
 -- A statement that locks or changes rows of a partitioned table finds them by `= any`, never laterally, by a join or by
--- `= (select …)`, because these prune partitions at run time. If another transaction has changed such a row meanwhile,
+-- `= (select …)`, because these prune partitions at run time. If another transaction has just changed such a row,
 -- PostgreSQL 18 before commit 1b5dd3a (October 2026) reads freed memory and crashes. test_plans.py checks every statement.
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
@@ -81,7 +81,7 @@ returning e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
--- lease that a recovery took from it, as long as the email has not changed since and was not discarded; otherwise null.
+-- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null.
 -- A missing id has no row.
 select
     email_id, message_key, status,
@@ -98,11 +98,11 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
--- Extends leases that this worker still owns, and never shortens them: a deferral recorded meanwhile may have extended
--- one beyond the wait before its retry. An expired lease is extended, too, unless it was already recovered. A missing
--- id was lost.
--- The end always changes, if only by a microsecond. Recovery identifies an expired lease by its end, and must notice
--- the renewal even if the clock was set back.
+-- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended it
+-- beyond the wait before the retry. An expired lease is extended, too, unless its email was already recovered. If an id
+-- is missing in the result, the worker has lost its lease.
+-- The end always changes, even if only by a microsecond. Recovery identifies an expired lease by its end, and must
+-- detect the renewal even if the clock was set back.
 update dispatcher.email_log as e
 set locked_until = greatest(
     e.locked_until + interval '1 microsecond',
@@ -119,9 +119,9 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: release
--- Returns leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
+-- Releases leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
 -- after away_seconds, for example if their provider is unavailable while others work, or if a worker has no memory for
--- them. A missing id was lost.
+-- them. If an id is missing in the result, the worker has lost its lease.
 update dispatcher.email_log as e
 set
     status = 'pending',
@@ -140,7 +140,7 @@ returning e.email_id;
 -- name: replay_dead_letters
 -- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if the dead letter
 -- matches its current failure (see ops/dead_letters.py), the email cannot have arrived, it has content, and its dead
--- letter was moved back fewer than most_times times; a higher number means that a machine moves it. Returns one verdict
+-- letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
 -- per email: replayed, refused (an operator must use a command), or stale. An id is missing if another transaction has
 -- locked its row.
 with free as (

@@ -41,10 +41,10 @@ where e.email_id = any(%(email_ids)s)
 
 -- name: find_holders
 -- Sessions whose transaction is older than age_seconds, has locked rows of emails or keys, and does not itself wait for
--- a lock: the oldest few. PostgreSQL reports who holds a row lock only to a session that waits for it, so these are
--- candidates. Statement texts are left out, because they may contain private data. For another user's session,
--- PostgreSQL may show only the pid; a prepared transaction has none. Last column: the transaction is committed here and
--- waits for a synchronous standby.
+-- a lock: the oldest few. PostgreSQL shows the holder of a row lock only to a session that waits for the lock, so these
+-- sessions are candidates. Statement texts are left out, because they may contain private data. For a different user's
+-- session, PostgreSQL may show only the pid; a prepared transaction has no pid. Last column: the transaction is
+-- committed on this server and waits for a synchronous standby.
 select
     l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision,
     coalesce(a.wait_event = 'SyncRep', false)

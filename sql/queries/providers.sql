@@ -1,5 +1,5 @@
 -- name: begin_rate
--- Creates a provider's token bucket, empty, unless it exists. Returns a row if it was created.
+-- Creates an empty token bucket for a provider, unless the provider has one. Returns a row if the bucket was created.
 insert into dispatcher.provider_rate (provider, per_second, tokens, refilled_at)
 values (%(provider)s, %(ceiling)s, 0, clock_timestamp())
 on conflict (provider) do nothing
@@ -8,11 +8,11 @@ returning provider;
 -- name: take_tokens
 -- Takes up to `wanted` whole tokens from a provider's bucket; returns the number taken and the current rate. No row:
 -- the bucket does not exist.
--- The bucket fills at the rate and holds at most `burst` tokens. After a halving, the rate climbs back to the ceiling,
--- by a twentieth of the ceiling per second. The clock is read after the row is locked. Read earlier, it could be behind
--- the time that another session stored meanwhile, and the time between would count twice. A stored time in the future
--- means that the clock was set back or the server was replaced; without a correction the bucket would stay empty until
--- then.
+-- The bucket fills at the rate and contains at most `burst` tokens. After the rate was halved, it grows back to the
+-- ceiling, by a twentieth of the ceiling per second. The clock is read after the row is locked. If the clock were read
+-- earlier, another session could store a later time first, and the time between would count twice. A stored time in the
+-- future means that the clock was set back or the server was replaced; without a correction, the bucket would stay empty
+-- until that time.
 with locked as (
     select provider, per_second, tokens, refilled_at
     from dispatcher.provider_rate
@@ -48,8 +48,8 @@ where r.provider = b.provider
 returning least(%(wanted)s, floor(b.available))::integer, r.per_second;
 
 -- name: halve_rate
--- Halves a provider's rate and empties its bucket, at most once per second, however many emails were throttled
--- together. No row: the rate was halved less than a second ago.
+-- Halves a provider's rate and empties the bucket, at most once per second, even if many emails are throttled at the
+-- same time. No row: the rate was halved less than a second ago.
 update dispatcher.provider_rate
 set
     per_second = greatest(%(ceiling)s / 64, per_second / 2),
@@ -61,7 +61,7 @@ where provider = %(provider)s
 returning per_second;
 
 -- name: set_provider_state
--- Sets how one worker slot sees a provider; `seconds` is how long the state lasts, null if unknown.
+-- Stores one worker slot's breaker state for a provider; `seconds` is how long the state lasts, null if unknown.
 insert into dispatcher.provider_state (provider, slot, state, reason, until_at)
 values (
     %(provider)s, %(slot)s, %(state)s, %(reason)s,
@@ -78,8 +78,8 @@ returning provider;
 -- name: list_troubles
 -- Providers that at least one worker cannot use now, by name: the worst reported state (of equal states, the one that
 -- lasts longest), how many workers report a problem, the reason, and how many seconds the state lasts (null: unknown).
--- A running worker reports again when a state ends. A report that is a minute past its end, or has no end and is an
--- hour old, comes from a dead worker and is ignored.
+-- A running worker reports again when a state ends. A report that ended more than a minute ago, or that has no end and
+-- is an hour old, comes from a dead worker and is ignored.
 select distinct on (provider)
     provider,
     state,

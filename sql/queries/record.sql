@@ -1,18 +1,18 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
 -- idempotency key, counts the hour, and makes dead letters due.
--- Returns the ids whose lease was still ours. A missing id had lost its lease: its attempt is recorded, but its email
--- is not changed. An acceptance is the exception: it makes the email `sent` under any lease, because it proves that the
--- email was sent.
--- Ids and instants travel in binary: writing and reading them as text costs five times as much.
--- If recovery took this lease and holds the email, unchanged since, then a deferral or rejection still counts, because
--- nothing was accepted under the lease. A deferred email becomes pending, since the worker cannot retry under a lost
--- lease. Both are audited. An uncertain outcome confirms the recovery, so that nothing undoes it later. The ids of such
--- emails are not returned, because their lease is lost.
+-- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the attempt
+-- is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under any lease,
+-- because it proves that the email was sent.
+-- Ids and instants are sent in binary: to write and read them as text would cost five times as much.
+-- If recovery took this lease and set the email to `held`, and the email has not changed since, a deferral or rejection
+-- still counts, because nothing was accepted under the lease. A deferred email becomes pending, because the worker
+-- cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no later
+-- statement undoes it. The ids of such emails are not returned, because their lease is lost.
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
 -- lease has not changed since.
--- The plan is kept (see lease.sql): `= any` and `is true` allow access to emails only by id. An array of one tenant
--- allows access to a key only by its index, where a merge join would read all keys.
+-- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
+-- one tenant, it can find a key only by the key's index; a merge join would read all keys.
 with result as (
     select *
     from unnest(

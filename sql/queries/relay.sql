@@ -3,7 +3,7 @@
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must be published to the send queue, longest due first, and due at `since` or later. A due mark
+-- Emails whose message must be published to the send queue, due at `since` or later, longest due first. A due mark
 -- is the time when it was written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds
 -- ahead of the clock was written before the clock was set back, so it is due, too. Two ranges are read, to skip the
 -- emails between them: hundreds of thousands may wait there for a provider that is unavailable.
@@ -27,7 +27,7 @@ order by publish_due_at
 limit %(limit)s;
 
 -- name: find_publish_due_ids
--- As find_publish_due, but only the ids: for when PostgreSQL cannot read one of the rows.
+-- As find_publish_due, but only the ids. Used if PostgreSQL cannot read one of the rows.
 select email_id
 from (
     (
@@ -59,10 +59,10 @@ where email_id = any(%(email_ids)s)
     and publish_due_at is not null;
 
 -- name: mark_published
--- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is the one
--- that the publisher read. If a lease has cleared it, or the email became due again, the row stays as it is.
+-- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still the
+-- mark that the publisher read. If a lease has cleared the mark, or the email became due again, the row is not changed.
 -- The statement waits for no lock, so it delays no lease. It returns the ids that are still due because another
--- transaction has locked their rows; mostly that transaction is a lease that clears the mark itself.
+-- transaction has locked their rows. Usually, that transaction is a lease statement, which clears the mark itself.
 -- No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
 with free as (
     select email_id
@@ -110,7 +110,7 @@ order by dead_letter_due_at
 limit %(limit)s;
 
 -- name: find_dead_letter_due_ids
--- As find_dead_letter_due, but only the ids: for when PostgreSQL cannot read one of the rows.
+-- As find_dead_letter_due, but only the ids. Used if PostgreSQL cannot read one of the rows.
 select email_id
 from dispatcher.email_log
 where dead_letter_due_at is not null
@@ -139,8 +139,8 @@ where email_id = %(email_id)s
     and dead_letter_due_at is not null;
 
 -- name: mark_dead_lettered
--- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it is the one in
--- the dead letter: an email that failed again since then has a new dead letter due.
+-- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it equals the time
+-- in the dead letter: if an email has failed again since, a new dead letter is due.
 update dispatcher.email_log
 set dead_letter_due_at = null
 where email_id = any(%(email_ids)s)
@@ -154,7 +154,7 @@ where email_id = any(%(email_ids)s)
 
 -- name: recover_expired
 -- Recovers emails whose lease expired without a result from its owner. It is unknown whether they were sent. By policy
--- they are held with a dead letter due, or become pending and due. They are held, too, if no attempt is left, as in
+-- they become held with a dead letter due, or pending and due. They also become held if no attempt is left, as in
 -- domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not changed since
 -- find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
 with expired as (
@@ -207,8 +207,8 @@ select email_id, correlation_id, status, attempt_count
 from rescued;
 
 -- name: find_lost_messages
--- A row: some email's message was published more than age_seconds ago and the email is still pending. Unless many
--- emails wait, its message is lost. Here and below, a time more than ahead_seconds ahead of the clock also counts,
+-- A row: at least one email is still pending although its message was published more than age_seconds ago. Unless many
+-- emails wait, this message is lost. Here and below, a time more than ahead_seconds ahead of the clock also counts,
 -- because it was written before the clock was set back.
 select 1
 from dispatcher.email_log
@@ -220,7 +220,7 @@ limit 1;
 
 -- name: find_lost_message_ids
 -- Up to `limit` emails of find_lost_messages. After a promotion that made emails uncertain, leaves them out for
--- doubt_seconds, so that workers can first record what they have in flight.
+-- doubt_seconds, so that workers can first record the results of in-flight emails.
 select email_id
 from dispatcher.email_log
 left join dispatcher.relay_timeline as t on true
@@ -236,10 +236,10 @@ order by email_id
 limit %(limit)s;
 
 -- name: republish_lost
--- Makes the emails of find_lost_message_ids due again. Call it while the send queue is empty, which proves that their
--- messages are lost. After a promotion that lost commits (see timeline.sql), emails published before it may have been
--- sent: by policy they are held, or due again. Returns a row per changed email, and whether it was uncertain in this
--- way.
+-- Makes the emails of find_lost_message_ids due again. Call this while the send queue is empty, which proves that their
+-- messages are lost. After a promotion that lost commits (see timeline.sql), emails that were published before the
+-- promotion may have been sent: by policy, they become held, or due again. Returns a row per changed email, and whether
+-- the email was uncertain because of a promotion.
 with vanished as (
     select
         email_id,
@@ -278,8 +278,8 @@ returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> '
 
 -- name: republish_overtaken
 -- Makes emails due again if emails that were published much later are already being sent. A queue keeps its order, so
--- the message is lost, or a worker has it without a lease; a second message is harmless. Leaves out emails that a
--- promotion made uncertain, because they must not be held by mistake. Returns a row per email.
+-- the message is lost, or a worker has the message without a lease; a second message is harmless. Leaves out emails that
+-- a promotion made uncertain, because they must not become held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log

@@ -1,5 +1,5 @@
 -- name: create_replay
--- Creates a replay with its list of emails, and audits it. Changes none of the emails.
+-- Creates a replay with its list of emails, and audits this. Changes no email.
 with made as (
     insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason, paced_with)
     values (
@@ -26,10 +26,10 @@ from made;
 
 -- name: replay_next
 -- Replays the next email of a running replay, after a given id, and stores its outcome in the same commit. If another
--- transaction has locked the email's row (for example another replay of the same email), nothing changes: the outcome
--- is null, and the email is still to do. A discarded email is skipped. It is replayed only if it was discarded before
--- the replay was created, and the replay is for given ids or for discarded emails. Zero rows: no email is left, or the
--- replay does not run.
+-- transaction has locked the email's row (for example a second replay of the same email), nothing changes: the outcome
+-- is null, and the email still waits. A discarded email is skipped, with one exception: it is replayed if it was
+-- discarded before the replay was created, and the replay is for given ids or for discarded emails. Zero rows: no email
+-- is left, or the replay is not running.
 with item as (
     select
         i.email_id,
@@ -109,8 +109,8 @@ select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
 -- name: find_overlaps
--- Other running replays that still have to replay some of the given emails, or some of the emails that the given replay
--- still has to replay: id, actor, reason, pace, and the number of shared emails.
+-- Other running replays in which some of the given emails still wait, or some of the emails that still wait in the given
+-- replay: id, actor, reason, rate, and the number of common emails.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)
@@ -131,8 +131,8 @@ group by r.replay_id
 order by r.replay_id;
 
 -- name: save_overlaps
--- Stores the replays with which this replay shares its pace. Zero rows: it was created with `force` and keeps its own
--- pace.
+-- Stores the replays with which this replay shares its rate. Zero rows: this replay was created with `force` and keeps
+-- its own rate.
 update dispatcher.email_replay
 set paced_with = %(replay_ids)s::bigint[]
 where replay_id = %(replay_id)s
@@ -140,8 +140,8 @@ where replay_id = %(replay_id)s
 returning replay_id;
 
 -- name: find_pace
--- The emails per second that a replay may send now: its share of the slowest pace among the overlapping replays that
--- are being run. Null: no limit.
+-- The emails per second that a replay may send now: its share of the lowest rate among the overlapping replays that
+-- are running. Null: no limit.
 select min(r.per_second) / count(*)
 from dispatcher.email_replay as mine
 join dispatcher.email_replay as r
@@ -174,7 +174,7 @@ where r.replay_id = %(replay_id)s
     );
 
 -- name: finish_replay
--- Marks a replay as done if no email is left. Zero rows: some are left, or the replay is not running.
+-- Marks a replay as done if no email is left. Zero rows: emails are left, or the replay is not running.
 update dispatcher.email_replay as r
 set state = 'done', changed_at = clock_timestamp()
 where r.replay_id = %(replay_id)s
@@ -185,7 +185,7 @@ where r.replay_id = %(replay_id)s
 returning r.replay_id;
 
 -- name: stop_replay
--- Stops a replay, and audits it. Zero rows: the replay is not running.
+-- Stops a replay, and audits this. Zero rows: the replay is not running.
 with stopped as (
     update dispatcher.email_replay
     set state = 'stopped', changed_at = clock_timestamp()
@@ -199,7 +199,7 @@ from stopped
 returning replay_id;
 
 -- name: resume_replay
--- Resumes a replay that was stopped or interrupted, with a new pace if one is given. Zero rows: it is done or unknown.
+-- Resumes a stopped or interrupted replay, with a new rate if given. Zero rows: the replay is done or unknown.
 with resumed as (
     update dispatcher.email_replay
     set
@@ -217,7 +217,7 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- The latest replays, or one of them: its emails by outcome, and whether a session is running it now.
+-- The latest replays, or one replay: its emails by outcome, and whether a session is running the replay now.
 select
     r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
     r.changed_at, coalesce(r.paced_with, array[]::bigint[]),

@@ -1,6 +1,7 @@
 -- name: prune_partition
--- Drops one partition of old emails that are all finished and decided. Returns its name; zero rows: none is left to
--- drop. Here and below, undecided_days is how long a failed or held email is kept without a decision; 0: for ever.
+-- Drops one partition of old emails, all of which are finished and not undecided. Returns its name. Zero rows: no
+-- partition is left to drop. Here and below, an undecided email is failed or held, and no operator has acted on it;
+-- undecided_days is how long such an email is kept, and 0 means forever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
@@ -27,8 +28,9 @@ where not dispatcher.email_log_must_stay(
     );
 
 -- name: delete_content
--- Deletes the content of up to `limit` emails that are finished, decided and older than `days`, if their partition
--- could not be dropped: it has ended but other emails keep it, or it is the default partition, which is never dropped.
+-- Deletes the content of up to `limit` emails that are finished, not undecided, and older than `days`, if their
+-- partition could not be dropped: other emails in the partition must be kept, or it is the default partition, which is
+-- never dropped.
 -- Returns a row per email. Uses statement_timestamp(), because PostgreSQL searches no index by a value that may change
 -- from row to row.
 with old as (
@@ -136,8 +138,8 @@ select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '
 
 -- name: count_expiring
 -- Undecided failed and held emails that lose their content within warn_days: how many, and the seconds until the first
--- of them may (null if there is none). The range of ids excludes younger emails without reading them; it allows one day
--- for a producer's wrong clock.
+-- of them may lose it (null if there is none). The range of ids excludes younger emails without reading them; the range
+-- allows for a producer's clock that is wrong by up to one day.
 select
     count(*),
     extract(epoch from min(created_at) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision

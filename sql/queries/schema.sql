@@ -54,7 +54,7 @@ insert into dispatcher.dispatcher_migration (number, name, checksum)
 values (%(number)s, %(name)s, %(checksum)s);
 
 -- name: find_database_id
--- The identity that `init` gave this database.
+-- The id that `dispatcher init` gave this database.
 select database_id
 from dispatcher.dispatcher_database;
 
@@ -97,10 +97,11 @@ select set_config('email_dispatcher.session', %(mark)s, false);
 select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session
--- A commit waits for the disk, because an outside action follows it. No statement waits for ever. The server notices a
--- client whose host vanished within 15 seconds, so that the client's locks are released.
--- Sequential scans are off, because every statement finds its rows by an index. A plan made while a partition was
--- almost empty would scan it sequentially and be kept while it fills: each Monday, until the next autoanalyze.
+-- A commit waits for the disk, because the worker sends an email after the commit. No statement waits forever. The
+-- server detects within 15 seconds that a client's host has vanished, and releases the client's locks.
+-- Sequential scans are off, because every statement finds its rows by an index. Otherwise, a plan that was made while a
+-- partition was almost empty would use a sequential scan, and PostgreSQL would keep this plan while the partition fills:
+-- each Monday, until the next autoanalyze.
 select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
@@ -113,16 +114,17 @@ select
     set_config('tcp_user_timeout', '15000', false);
 
 -- name: disable_statement_timeout
--- In addition to configure_session: for a session that reads large tables from end to end and delays nothing meanwhile.
+-- In addition to configure_session: for a session that reads whole large tables and does not delay other work.
 select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
 -- In addition to configure_session: for sessions that execute only a worker's statements (see lease.sql) or only the
--- relay's. Each is planned once for all values, because planning a lease of a few emails, or a search for due emails,
--- costs more than executing it. Without this setting, PostgreSQL plans them each time once the tables are analysed.
+-- relay's. Each statement is planned once for all values (a generic plan), because to plan a lease of a few emails, or a
+-- search for due emails, costs more than to execute it. Without this setting, PostgreSQL plans each execution again
+-- after the tables were analysed.
 -- A generic plan locks every partition with its indexes, about 9 relations per week; a plan for the given values locks
--- only those of one week. So it is not forced if all sessions together might need more locks than the server has room
--- for, which is twice max_locks_per_transaction per session.
+-- only the relations of one week. So generic plans are not forced if all sessions together might need more locks than
+-- the server has room for, which is twice max_locks_per_transaction per session.
 select set_config(
     'plan_cache_mode',
     case

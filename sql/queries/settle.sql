@@ -1,5 +1,5 @@
 -- name: terminate_sessions
--- Terminates the sessions of a dead worker; zero rows: none is left, so nothing of that worker can commit any more.
+-- Terminates the sessions of a dead worker. Zero rows: no session is left, so the worker can commit nothing more.
 select pg_terminate_backend(pid)
 from pg_stat_activity
 where application_name = %(application_name)s
@@ -7,15 +7,15 @@ where application_name = %(application_name)s
     and pid <> pg_backend_pid();
 
 -- name: find_leases
--- The leases of a worker, with the columns of find_expiring. No row: it has none.
+-- The leases of a worker, with the columns of find_expiring. No row: the worker has no lease.
 select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_recovered
--- The emails that a recovery took from a worker and holds, and that have not changed since, with the token of the lost
--- lease.
+-- The emails that a recovery took from a worker and set to `held`, if they have not changed since, with the token of the
+-- lost lease.
 select email_id, rescued_token
 from dispatcher.email_log
 where status = 'held'
@@ -25,9 +25,8 @@ where status = 'held'
 
 -- name: revert_recovery
 -- Undoes recoveries of emails that have not changed since: nothing was accepted under the lost leases, and nothing will
--- be. The emails become pending and due; a discarded email stays as the operator left it. attempt_base is raised to
--- give the attempt back; attempt_count stays, because it identifies the dead letter. Audited. Returns a row per changed
--- email.
+-- be. The emails become pending and due; a discarded email is not changed. attempt_base is increased, so the attempt
+-- does not count; attempt_count stays, because it identifies the dead letter. Audited. Returns a row per changed email.
 with recovered as (
     update dispatcher.email_log as e
     set
@@ -62,7 +61,7 @@ select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
 from recovered;
 
 -- name: find_attempt_bases
--- How many attempts each email had when it was last replayed; emails that never were are left out.
+-- How many attempts each email had when it was last replayed. Emails that were never replayed are left out.
 select email_id, attempt_base
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
@@ -103,8 +102,8 @@ where e.email_id = any(array(select email_id from free))
 returning e.email_id, e.correlation_id, e.status, e.crash_count;
 
 -- name: find_expiring
--- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all others.
--- Call it before any look into a ledger.
+-- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all other
+-- workers. Call this before a ledger is read.
 select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
 from dispatcher.email_log
 where status = 'sending'
@@ -112,8 +111,8 @@ where status = 'sending'
     and locked_until < clock_timestamp() + %(within_seconds)s * interval '1 second';
 
 -- name: release_found
--- Returns leases that find_leases or find_expiring found and under which nothing was or will be sent: the emails become
--- pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for example by a renewal.
+-- Releases leases that find_leases or find_expiring found, and whose emails were not and will not be sent. The emails
+-- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since (by a renewal, say).
 -- Returns a row per changed email.
 update dispatcher.email_log as e
 set

@@ -4,7 +4,7 @@
 set transaction isolation level repeatable read, read only;
 
 -- name: count_unfinished
--- Emails by status, without `sent`: the partial index holds only these.
+-- Emails by status, without `sent`: the partial index contains only these emails.
 select status, count(*)
 from dispatcher.email_log
 where status <> 'sent'
@@ -17,7 +17,8 @@ from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
--- Age in seconds of the oldest pending email, and how long the longest due email has been due; null if there is none.
+-- Age in seconds of the oldest pending email, and for how many seconds the longest due email has been due. Null if no
+-- email is pending or due.
 select
     (
         select extract(epoch from clock_timestamp() - created_at)::double precision
@@ -35,7 +36,8 @@ select
     );
 
 -- name: count_sent_recently
--- Emails sent in the last hour and in the last 24 hours. An hour that lies partly within counts by that part.
+-- Emails sent in the last hour and in the last 24 hours, from counts per clock hour. A clock hour that is only partly
+-- within the time counts in proportion.
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
@@ -44,9 +46,9 @@ where outcome = 'accepted'
     and hour > now() - interval '26 hours';
 
 -- name: list_workers
--- Workers with sessions or leases: name, seconds since the session began (null: it has no session any more), number of
--- emails under its leases, and seconds until the last of these leases expires (null: it has none). PostgreSQL shows the
--- sessions of another role without their start; such a worker counts as started now.
+-- Workers with sessions or leases: name, seconds since the session began (null: the worker has no session), number of
+-- emails under the worker's leases, and seconds until the last of these leases expires (null: it has no leases).
+-- PostgreSQL shows the sessions of other roles without their start time; such a worker counts as started now.
 with present as (
     select application_name as worker, coalesce(min(backend_start), clock_timestamp()) as began_at
     from pg_stat_activity

@@ -1,6 +1,6 @@
 -- name: note_timeline
--- If PostgreSQL is on the timeline that was recorded last, records that it still is, and whether commits wait for a
--- standby. No row: the timeline changed, or none was recorded yet.
+-- If PostgreSQL is still on the timeline that was recorded last, records the current time, and whether commits wait for
+-- a standby. No row: the timeline changed, or no timeline was recorded yet.
 update dispatcher.relay_timeline
 set
     noted_at = clock_timestamp(),
@@ -10,7 +10,7 @@ returning timeline;
 
 -- name: find_noted_timeline
 -- The last recorded timeline, whether commits waited for a standby then, and the current timeline. Locks the row, so
--- that two relays wait for each other. No row: none was recorded yet.
+-- that two relays wait for each other. No row: no timeline was recorded yet.
 select
     timeline,
     is_synchronous,
@@ -19,8 +19,9 @@ from dispatcher.relay_timeline
 for update;
 
 -- name: begin_timeline
--- Records the current timeline. If commits were lost, everything published up to the last transaction that this server
--- replayed becomes uncertain. After a restart that time is unknown, and the time of the last record is used.
+-- Records the current timeline. If commits were lost, all messages that were published up to the last transaction that
+-- this server replayed become uncertain. After a restart, the time of that transaction is unknown; the time of the last
+-- record is then used.
 insert into dispatcher.relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
@@ -39,9 +40,9 @@ set
 
 -- name: mark_leases_uncertain
 -- Makes the leases that a promotion left uncertain: their emails may have been recorded or leased again on the lost
--- timeline, so a ledger that does not name them proves nothing. The suffix on the owner's name excludes them from the
--- recovery of dead workers. Their worker can still renew and record them by token; otherwise they are recovered by
--- policy after they expire. Returns a row per lease.
+-- timeline, so a ledger that does not contain them proves nothing. The suffix on the owner's name excludes the leases
+-- from the recovery of dead workers. Their worker can still renew and record them by token; otherwise, the emails are
+-- recovered by policy after the leases expire. Returns a row per lease.
 update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
