@@ -126,7 +126,7 @@ def _exchange_faults(management: Management, topology: Topology) -> Iterator[Top
     if fields is None:
         yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
     elif fields.get("type") != "direct" or not fields.get("durable") or fields.get("auto_delete"):
-        remedy = "Delete it and run `dispatcher init`, or set another name in DISPATCHER_EXCHANGE."
+        remedy = "Delete it and run `dispatcher init`, or set a different name in DISPATCHER_EXCHANGE."
         yield TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy)
 
 

@@ -122,8 +122,7 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drop this connection: the next message uses a new connection. The callers publish unconfirmed messages again.
-        """
+        """Drop this connection; the next message uses a new one. The callers publish unconfirmed messages again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()

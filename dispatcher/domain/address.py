@@ -149,8 +149,8 @@ def _split_spec(spec: str) -> tuple[str, str]:
 def _check_local(local: str) -> None:
     if not local:
         raise ValueError("has nothing before the @")
-    # All characters of an encoded word are allowed, but some mail software decodes the word. Whoever wrote it would
-    # then choose the resulting address.
+    # All characters of an encoded word are allowed, but some mail software decodes the word. The author of the encoded
+    # word would then choose the resulting address.
     if "=?" in local:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:

@@ -34,7 +34,7 @@ def header_fault(text: str) -> str | None:
 
 
 def name_fault(text: str) -> str | None:
-    """Why a text is not allowed as a display name or file name. As `header_fault`; also refuses reordering characters."""
+    """Why a text is not allowed as a display name or file name. As `header_fault`, but refuses reordering, too."""
     if not text.isprintable() and _REORDERS.search(text):
         return "contains a character that changes the reading direction"
     return header_fault(text)

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task was cancelled although nothing stopped the process: something that the task awaited was cancelled."""
+    """A task was cancelled although nothing stopped the process: something that the task waited for was cancelled."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:

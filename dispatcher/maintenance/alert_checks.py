@@ -197,8 +197,7 @@ class StateDurations:
         self._since = {state: self._since.get(state, now) for state in states}
 
     def clear(self) -> None:
-        """Deletes all states after a missed check, because a state may have ended and begun again since the last check.
-        """
+        """Deletes all states after a missed check: a state may have ended and begun again since the last check."""
         self._began_at = None
         self._since = {}
 

@@ -83,8 +83,7 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The failed and held emails with one value of a property: their number, and when the first and last were enqueued.
-    """
+    """The failed and held emails with one value of a property: their number, and the first and last enqueue times."""
 
     value: str
     emails: int
@@ -184,8 +183,7 @@ async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, rea
 
 
 async def release_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `pending` and due, in one audited commit. Returns False if it is not held or has no content.
-    """
+    """Makes a held email `pending` and due, in one audited commit. False if the email is not held or has no content."""
     return bool(await fetch(session, "release_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 

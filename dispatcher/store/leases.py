@@ -205,8 +205,7 @@ class LeaseStore:
             raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted. Read in slices, because a session keeps memory for its largest answer.
-        """
+        """An attachment; None if it was deleted. Read in slices: a session keeps memory for its largest answer."""
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:
@@ -248,8 +247,7 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has a lease for.
-        """
+        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has leased."""
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(

@@ -26,8 +26,8 @@ from dispatcher.alert_told
 where queue = %(queue)s;
 
 -- name: save_announced_alert
--- Records that a channel sent a notice about an active alert, age_seconds ago. If another monitor has recorded a notice,
--- keeps the later time.
+-- Records that a channel sent a notice about an active alert, age_seconds ago. If another monitor has recorded a
+-- notice, keeps the later time.
 insert into dispatcher.alert_told as t (queue, kind, channel, raised_at, told_at)
 values (
     %(queue)s, %(kind)s, %(channel)s, %(raised_at)s,

@@ -13,7 +13,8 @@ from dispatcher.email_attempt
 order by started_at;
 
 -- name: try_demo_lock
--- For a server that environment variables specify. True: this session now has the lock, so no other demo uses the server.
+-- For a server that environment variables specify. True: this session now has the lock, so no other demo uses the
+-- server.
 select pg_try_advisory_lock(hashtext('email_dispatcher_demo'));
 
 -- name: drop_demo_database

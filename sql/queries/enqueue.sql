@@ -1,11 +1,11 @@
 -- name: enqueue
--- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due immediately,
--- and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself, and the relay
--- publishes the emails that the caller did not publish.
+-- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due
+-- immediately, and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself,
+-- and the relay publishes the emails that the caller did not publish.
 -- Returns the inserted ids and when each is due. Each email is due at a different instant, because the relay continues
 -- from an instant. A missing id has a key that already existed (see find_by_key).
--- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is sent
--- in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
+-- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
+-- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
 -- The statement runs with the search_path of the application's session. So each operator and function has exactly the
 -- argument types that pg_catalog declares: PostgreSQL finds no better match in another schema.
 with input as (

@@ -9,7 +9,8 @@
 -- The other conditions are wrapped in `… is true`, so neither a join nor a different index can start from them.
 -- A statement that locks or changes rows of a partitioned table finds them by `= any`, never laterally, by a join or by
 -- `= (select …)`, because these prune partitions at run time. If another transaction has just changed such a row,
--- PostgreSQL 18 before commit 1b5dd3a (October 2026) reads freed memory and crashes. test_plans.py checks every statement.
+-- PostgreSQL 18 before commit 1b5dd3a (October 2026) reads freed memory and crashes. test_plans.py checks every
+-- statement.
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.

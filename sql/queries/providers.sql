@@ -11,8 +11,8 @@ returning provider;
 -- The bucket fills at the rate and contains at most `burst` tokens. After the rate was halved, it grows back to the
 -- ceiling, by a twentieth of the ceiling per second. The clock is read after the row is locked. If the clock were read
 -- earlier, another session could store a later time first, and the time between would count twice. A stored time in the
--- future means that the clock was set back or the server was replaced; without a correction, the bucket would stay empty
--- until that time.
+-- future means that the clock was set back or the server was replaced; without a correction, the bucket would stay
+-- empty until that time.
 with locked as (
     select provider, per_second, tokens, refilled_at
     from dispatcher.provider_rate

@@ -1,9 +1,9 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
 -- idempotency key, counts the hour, and makes dead letters due.
--- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the attempt
--- is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under any lease,
--- because it proves that the email was sent.
+-- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the
+-- attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under
+-- any lease, because it proves that the email was sent.
 -- Ids and instants are sent in binary: to write and read them as text would cost five times as much.
 -- If recovery took this lease and set the email to `held`, and the email has not changed since, a deferral or rejection
 -- still counts, because nothing was accepted under the lease. A deferred email becomes pending, because the worker

@@ -59,8 +59,9 @@ where email_id = any(%(email_ids)s)
     and publish_due_at is not null;
 
 -- name: mark_published
--- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still the
--- mark that the publisher read. If a lease has cleared the mark, or the email became due again, the row is not changed.
+-- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still
+-- the mark that the publisher read. If a lease has cleared the mark, or the email became due again, the row is not
+-- changed.
 -- The statement waits for no lock, so it delays no lease. It returns the ids that are still due because another
 -- transaction has locked their rows. Usually, that transaction is a lease statement, which clears the mark itself.
 -- No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
@@ -278,8 +279,8 @@ returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> '
 
 -- name: republish_overtaken
 -- Makes emails due again if emails that were published much later are already being sent. A queue keeps its order, so
--- the message is lost, or a worker has the message without a lease; a second message is harmless. Leaves out emails that
--- a promotion made uncertain, because they must not become held by mistake. Returns a row per email.
+-- the message is lost, or a worker has the message without a lease; a second message is harmless. Leaves out emails
+-- that a promotion made uncertain, because they must not become held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log

@@ -109,8 +109,8 @@ select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
 -- name: find_overlaps
--- Other running replays in which some of the given emails still wait, or some of the emails that still wait in the given
--- replay: id, actor, reason, rate, and the number of common emails.
+-- Other running replays in which some of the given emails still wait, or some of the emails that still wait in the
+-- given replay: id, actor, reason, rate, and the number of common emails.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)

@@ -1,7 +1,7 @@
 -- name: prune_partition
--- Drops one partition of old emails, all of which are finished and not undecided. Returns its name. Zero rows: no
--- partition is left to drop. Here and below, an undecided email is failed or held, and no operator has acted on it;
--- undecided_days is how long such an email is kept, and 0 means forever.
+-- Drops one partition of old emails, if all these emails are finished and not undecided. Returns the partition's name.
+-- Zero rows: no partition is left to drop. Here and below, an undecided email is failed or held, and no operator has
+-- acted on it; undecided_days is how long such an email is kept, and 0 means forever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',

@@ -100,8 +100,8 @@ select current_setting('email_dispatcher.session', true);
 -- A commit waits for the disk, because the worker sends an email after the commit. No statement waits forever. The
 -- server detects within 15 seconds that a client's host has vanished, and releases the client's locks.
 -- Sequential scans are off, because every statement finds its rows by an index. Otherwise, a plan that was made while a
--- partition was almost empty would use a sequential scan, and PostgreSQL would keep this plan while the partition fills:
--- each Monday, until the next autoanalyze.
+-- partition was almost empty would use a sequential scan, and PostgreSQL would keep this plan while the partition
+-- fills: each Monday, until the next autoanalyze.
 select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
@@ -119,8 +119,8 @@ select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
 -- In addition to configure_session: for sessions that execute only a worker's statements (see lease.sql) or only the
--- relay's. Each statement is planned once for all values (a generic plan), because to plan a lease of a few emails, or a
--- search for due emails, costs more than to execute it. Without this setting, PostgreSQL plans each execution again
+-- relay's. Each statement is planned once for all values (a generic plan), because to plan a lease of a few emails, or
+-- a search for due emails, costs more than to execute it. Without this setting, PostgreSQL plans each execution again
 -- after the tables were analysed.
 -- A generic plan locks every partition with its indexes, about 9 relations per week; a plan for the given values locks
 -- only the relations of one week. So generic plans are not forced if all sessions together might need more locks than

@@ -14,8 +14,8 @@ where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_recovered
--- The emails that a recovery took from a worker and set to `held`, if they have not changed since, with the token of the
--- lost lease.
+-- The emails that a recovery took from a worker and set to `held`, if they have not changed since, with the token of
+-- the lost lease.
 select email_id, rescued_token
 from dispatcher.email_log
 where status = 'held'
@@ -112,7 +112,8 @@ where status = 'sending'
 
 -- name: release_found
 -- Releases leases that find_leases or find_expiring found, and whose emails were not and will not be sent. The emails
--- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since (by a renewal, say).
+-- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since (by a renewal,
+-- say).
 -- Returns a row per changed email.
 update dispatcher.email_log as e
 set

@@ -1,8 +1,8 @@
 -- name: find_wait
 -- Why a pending or sending email waits: PostgreSQL's time, the email's marks, whether the worker that leased it has a
 -- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of this email. To
--- count these emails, the statement reads at most most_ahead pending emails, due or not. Zero rows: the email is finished
--- or does not exist.
+-- count these emails, the statement reads at most most_ahead pending emails, due or not. Zero rows: the email is
+-- finished or does not exist.
 select
     clock_timestamp(),
     e.status,
