@@ -85,7 +85,7 @@ def _verify_broker(settings: Settings) -> None:
 
 
 def _inspect_broker(settings: Settings) -> list[str]:
-    """Errors that RabbitMQ's management API shows. None if the API is unreachable, because sending does not need it."""
+    """Errors that RabbitMQ's management API shows. Empty if the API is unreachable: sending does not need it."""
     if not settings.rabbitmq_management_url:
         get_log().info("topology.unverified", reason="DISPATCHER_RABBITMQ_MANAGEMENT_URL is not set")
         return []
