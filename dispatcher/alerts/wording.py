@@ -106,8 +106,8 @@ def _resolution(alert: Alert) -> str:
         Kind.DEAD_LETTERS: f"the dead-letter queue {alert.queue} is empty again",
         Kind.DEAD_LETTERS_UNPUBLISHED: f"dead letters reach the queue {alert.queue} again",
         Kind.PROBE_FAILED: f"the dead-letter queue {alert.queue} can be checked again",
-        Kind.UNDECIDED_EXPIRING: "no failed or held email is about to lose its content any more",
-        Kind.NOTHING_SENT: "emails are being sent again, or no email is due any more",
+        Kind.UNDECIDED_EXPIRING: "no failed or held email is about to lose its content",
+        Kind.NOTHING_SENT: "emails are being sent again, or no email is due",
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
         Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
     }[alert.kind]

@@ -67,7 +67,7 @@ def parameters(amqp_url: str, *, name: str = "", ca_file: Path | None = None) ->
     found = [_parameters(url, name, ca_file) for url in addresses(amqp_url)]
     if len({each.virtual_host for each in found}) > 1:
         raise ConfigurationError(
-            ["The URLs in DISPATCHER_AMQP_URL name different virtual hosts. Use the same one in each."]
+            ["The URLs in DISPATCHER_AMQP_URL contain different virtual hosts. Use the same virtual host in each URL."]
         )
     return found
 

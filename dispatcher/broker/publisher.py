@@ -136,7 +136,7 @@ class Publisher:
             # Keep the connection. RabbitMQ would accept a new connection, and buffer a second window of messages.
             return BrokerUnavailable(
                 "RabbitMQ blocks publishers: it is short of memory or disk space.",
-                remedy="See the alarm in its log or on its management page. No email is lost meanwhile.",
+                remedy="See the alarm in RabbitMQ's log or on its management page. No email is lost.",
             )
         stream.connection.abort()
         unanswered = len(batch.published) - batch.answered

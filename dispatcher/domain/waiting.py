@@ -120,7 +120,9 @@ def explain_wait(
         holders: Sessions that may hold a lock on the email's row.
     """
     if holders:
-        return WaitExplanation(WaitReason.LOCKED, f"Another transaction holds a lock on its row: {'; '.join(holders)}.")
+        return WaitExplanation(
+            WaitReason.LOCKED, f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
+        )
     if facts.status is Status.SENDING:
         return _of_lease(facts, recovery_seconds)
     return _of_publishing(facts) or _of_workers(facts, providers)
@@ -130,10 +132,12 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
     if not facts.has_owner:
         settled_at = facts.locked_until + timedelta(seconds=recovery_seconds)
         return WaitExplanation(
-            WaitReason.WORKER_LOST, "The worker that leased it has ended; a relay will recover the email.", settled_at
+            WaitReason.WORKER_LOST,
+            "The worker that leased the email has ended; a relay will recover the email.",
+            settled_at,
         )
     last = f" Its last attempt ended as {facts.error_type}." if facts.error_type else ""
-    words = f"A worker has leased it and is sending it.{last}{_also(facts)}"
+    words = f"A worker has leased the email and is sending it.{last}{_also(facts)}"
     return WaitExplanation(WaitReason.LEASED, words, facts.locked_until)
 
 
@@ -144,14 +148,14 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     due_seconds = (facts.now - facts.due_at).total_seconds()
     # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones.
     if due_seconds < 0 and facts.was_leased:
-        words = "A worker postponed it, because it could not use the provider that it needs, or had no memory for it."
+        words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
         return WaitExplanation(
             WaitReason.NO_RELAY, "No relay runs for this database: start `dispatcher run` on a host."
         )
     if due_seconds > MARKED_SECONDS:
-        words = f"RabbitMQ has not confirmed its message for {due_seconds:.0f} s. Run `dispatcher doctor`."
+        words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)
     return None
 

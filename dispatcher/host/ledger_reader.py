@@ -175,10 +175,10 @@ def _read(path: Path, content: bytes) -> DeadLedger:
     try:
         found = [read_slot(content[at : at + SLOT_BYTES]) for at in range(HEADER_BYTES, end, SLOT_BYTES)]
     except (ValueError, IndexError) as error:
-        raise LedgerUnreadable("it holds a value that this release does not know") from error
+        raise LedgerUnreadable("it contains a value that this release does not know") from error
     attempts = tuple(attempt for attempt in found if attempt)
     if attempts and head.database_id is None:
-        raise LedgerUnreadable("it does not name the database of its emails")
+        raise LedgerUnreadable("it does not contain the id of the database of its emails")
     return DeadLedger(
         path=path,
         worker=head.worker,

@@ -101,6 +101,6 @@ def lock_run_dir(run_dir: Path) -> int:
     except BlockingIOError as error:
         raise DispatcherError(
             f"Another `dispatcher run` uses the run directory {run_dir}.",
-            remedy="Stop the other one, or set DISPATCHER_RUN_DIR to another folder.",
+            remedy="Stop that process, or set DISPATCHER_RUN_DIR to a different directory.",
         ) from error
     return descriptor

@@ -76,7 +76,7 @@ def test_a_lock_comes_first_and_its_holders_are_named() -> None:
     found = explain_wait(facts(workers=0), holders=["pid 7 (psql), idle in transaction"])
 
     assert found.reason is WaitReason.LOCKED
-    assert found.detail == "Another transaction holds a lock on its row: pid 7 (psql), idle in transaction."
+    assert found.detail == "Another transaction holds a lock on the email's row: pid 7 (psql), idle in transaction."
 
 
 @pytest.mark.parametrize(
