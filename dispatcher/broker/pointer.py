@@ -26,7 +26,7 @@ from dispatcher.errors import InvalidPointer
 VERSION: Final = 1
 BUNDLE_VERSION: Final = 2
 MAX_BODY_OCTETS: Final = 64 * 1024
-"""Much larger than our pointers, bundles and dead letters. A larger body is refused without parsing."""
+"""Larger than any pointer, bundle or dead letter of ours. A larger body is refused without parsing."""
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"

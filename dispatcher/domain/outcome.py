@@ -50,8 +50,8 @@ class Reason(StrEnum):
 
 
 SOME_REFUSED: Final = "refused recipients: "
-"""If the provider accepts an email but refuses some recipients, the detail begins with this text, the refused
-recipients, and `; `."""
+"""If the provider accepts an email but refuses some recipients, the detail begins with this text. The refused
+recipients follow, up to `; ` or the end."""
 
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}

@@ -34,7 +34,7 @@ POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
 """The wait until every CPU sees the write of `voided_at`, and this process sees earlier writes (nanoseconds)."""
 GRACE_SHARE: Final = 3.0
-"""A worker with an email on the wire gets a further third of a lease to record the answer."""
+"""A worker with an email on the wire gets a further third of a lease to record the answer: time for two renewals."""
 
 
 class FrozenWorkers:

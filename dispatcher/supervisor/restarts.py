@@ -16,7 +16,7 @@ class Restarts:
 
     Attributes:
         first_wait_seconds: The first wait before a restart. It doubles with each further end.
-        free: After how many ends in a row the process restarts without a wait.
+        free: How many ends in a row are followed by a restart without a wait.
         in_a_row: How often the process has ended since it was last healthy, or last up.
     """
 

@@ -1,5 +1,5 @@
 -- name: list_dead
--- A page of failed and held emails with ids below a given id, newest first, and the number of all emails below this id.
+-- A page of failed and held emails with ids below a given id, newest first, and how many emails match below this id.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()

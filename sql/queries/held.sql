@@ -1,5 +1,5 @@
 -- name: list_held
--- A page of held emails with ids above a given id, oldest first, and the number of all held emails above this id.
+-- A page of held emails with ids above a given id, oldest first, and how many emails match above this id.
 select
     email_id, tenant_id, message_key, correlation_id, provider, attempt_count, last_error, created_at,
     count(*) over ()
