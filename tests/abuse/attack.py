@@ -1,6 +1,7 @@
-"""Runs one case's attackers in a separate process: `python -m tests.abuse.attack CASE TARGET`. Prints results as JSON.
+"""Runs one case's attackers in a separate process and prints their results as JSON: `python -m tests.abuse.attack CASE
+TARGET`.
 
-The attackers run at a lower priority: on a machine of their own they would use none of the API's CPU.
+The attackers run at a lower priority. In reality, they run on other machines and use no CPU of the API's host.
 """
 
 from __future__ import annotations
@@ -38,12 +39,10 @@ async def _attack(case: Case, target: Target) -> Counter[str]:
 
 
 def parse_target(known: dict[str, Any]) -> Target:
-    """Parses a target from JSON."""
     return Target(**known | {"held": [UUID(text) for text in known["held"]], "foreign": UUID(known["foreign"])})
 
 
 def main() -> None:
-    """The command-line entry point."""
     os.nice(5)
     raise_file_limit()
     case, target = CORPUS[sys.argv[1]], parse_target(orjson.loads(sys.argv[2]))

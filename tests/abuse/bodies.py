@@ -25,21 +25,21 @@ NOT_ALLOWED: Final = frozenset({"422 email-not-allowed"})
 TOO_LARGE: Final = frozenset({"413 body-too-large"})
 BUSY: Final = frozenset({"503 overloaded"})
 MOST: Final = 39 * MIB
-"""Just below the largest body that the API reads."""
+"""Bytes; just below the size of the largest body that the API reads."""
 
 
 def email(**fields: Any) -> bytes:
-    """An email with other fields."""
+    """A valid email as JSON, with the given fields changed."""
     return orjson.dumps(EMAIL | fields)
 
 
 def text(content: bytes) -> bytes:
-    """An email with this text, which is already escaped as JSON."""
+    """An email whose text is `content`, which must already be escaped for JSON."""
     return b'{"from":"shop@example.com","to":"ann@example.org","subject":"a","text":"' + content + b'"}'
 
 
 def data(content: bytes) -> bytes:
-    """An email with this JSON value in its template data."""
+    """An email with the JSON value `content` in its template data."""
     start = b'{"from":"shop@example.com","to":"ann@example.org","template_id":"t","template_data":{"a":'
     return start + content + b"}}"
 
@@ -124,7 +124,7 @@ async def _typed(headers: tuple[str, ...], body: bytes, target: Target) -> list[
 
 
 async def _in_chunks(piece: bytes, target: Target) -> list[str]:
-    """Sends a body in the smallest chunks."""
+    """Sends a body with chunked encoding, one small piece per chunk."""
     named = (target.authorization(), f"Idempotency-Key: {target.message_key()}", JSON, "Transfer-Encoding: chunked")
     chunks = piece * (MIB // len(piece))
     return [await exchange(target.port, [head("POST /v1/emails", *named) + chunks + b"0\r\n\r\n"])]

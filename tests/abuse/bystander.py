@@ -1,7 +1,7 @@
-"""Another tenant and a health check: `python -m tests.abuse.bystander PORT KEY PATH`, until its stdin ends.
+"""Plays another tenant and a health check until stdin ends: `python -m tests.abuse.bystander PORT KEY PATH`.
 
 It enqueues emails at a steady rate on a few connections, and requests /healthz on a new connection each time. For each
-request it writes a line to PATH: when it began (monotonic clock), its kind, its seconds, and its result.
+request it writes a line to PATH: the start (monotonic clock), the kind, the duration in seconds, and the result.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ EMAIL: Final = b'{"from":"shop@example.com","to":"ann@example.org","subject":"Yo
 
 
 async def _send(port: int, key: str, number: int, notes: TextIO) -> None:
-    """One sender, with its share of the rate, and at most one request at once."""
+    """Enqueues emails on one connection, at its share of the rate. Waits for each response before the next request."""
     every = SENDERS / PER_SECOND
     due_at = time.monotonic() + number * every / SENDERS
     sent = 0
@@ -35,7 +35,7 @@ async def _send(port: int, key: str, number: int, notes: TextIO) -> None:
                 while result == "202":
                     await asyncio.sleep(max(0.0, due_at - time.monotonic()))
                     began_at = time.monotonic()
-                    due_at = max(due_at + every, began_at - 1.0)  # catches up with at most a second
+                    due_at = max(due_at + every, began_at - 1.0)  # never more than one second behind schedule
                     sent += 1
                     named = (f"Authorization: Bearer {key}", f"Idempotency-Key: bystander-{number}-{sent}")
                     await connection.send(post("/v1/emails", EMAIL, *named))
@@ -81,7 +81,6 @@ async def _run(port: int, key: str, notes: TextIO) -> None:
 
 
 def main() -> None:
-    """The command-line entry point."""
     with Path(sys.argv[3]).open("w", buffering=1) as notes:
         uvloop.run(_run(int(sys.argv[1]), sys.argv[2], notes))
 

@@ -21,8 +21,8 @@ class Target:
         keys: API keys by kind: `send`, `read`, `operate`, `revoked`, `bound` (to one sender), `slow`
             (one request per second), `poor` (fifty recipients per day).
         held: Ids of held emails of the attacker's own tenant.
-        foreign: An email of another tenant.
-        foreign_replay: A replay of another tenant.
+        foreign: The id of an email of another tenant.
+        foreign_replay: The id of a replay of another tenant.
         seconds: How long the attack lasts.
     """
 
@@ -40,17 +40,17 @@ class Target:
         return f"abuse-{self.name}-{next(self.numbers)}"
 
     def authorization(self, kind: str = "send") -> str:
-        """The Authorization header with the key of a kind."""
+        """The Authorization header with the key of this kind (see `keys`)."""
         return f"Authorization: Bearer {self.keys[kind]}"
 
 
 Attack = Callable[[Target], Awaitable[list[str]]]
-"""One round of an attack; returns each request's result: status and code, or how the connection ended."""
+"""Makes one round of an attack; returns the result of each request: status and code, or how the connection ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One case.
+    """One attack, repeated by several clients.
 
     Attributes:
         allowed: The results that the attackers may get.

@@ -1,4 +1,4 @@
-"""Callers with valid keys and valid requests who use more than their share."""
+"""Callers with valid keys and valid requests that use more than their share of the API."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def _batch(target: Target) -> list[str]:
 
 
 async def _crossing_batches(target: Target) -> list[str]:
-    """Sends two batches at once, with the same new keys in opposite order."""
+    """Sends two batches at the same time, with the same new message keys in opposite order."""
     keys = [target.message_key() for _ in range(200)]
     bodies = [orjson.dumps({"emails": [EMAIL | {"message_key": key} for key in order]}) for order in (keys, keys[::-1])]
     requests = [post("/v1/emails/batch", body, target.authorization()) for body in bodies]

@@ -37,14 +37,15 @@ _SAMPLE_SECONDS: Final = 0.01
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """The measurements of one case.
+    """What was measured during one case.
 
     Attributes:
         got: The attackers' results, and how often each occurred.
         memory_mb: The largest growth of the API process's memory since it was last at rest.
-        health_ms: The slowest response of /healthz, without the time that the API or the bystander waited for a CPU.
-        raw_health_ms: The same with that time.
-        sends_share: The other tenant's sends per second, as a share of those without an attack.
+        health_ms: The slowest response of /healthz, minus the time during which the API or the bystander waited for a
+            CPU.
+        raw_health_ms: The slowest response of /healthz, including that time.
+        sends_share: The emails per second that the other tenant enqueued, as a share of its rate without an attack.
         faults: Unexpected errors in the API's log.
     """
 
@@ -58,7 +59,7 @@ class CaseResult:
 
     @property
     def surprises(self) -> list[str]:
-        """Results that the attackers should not have got."""
+        """The attackers' results that the case does not allow."""
         return sorted(self.got.keys() - self.case.allowed)
 
 
@@ -79,7 +80,7 @@ class _Sample:
 
 @dataclass(slots=True)
 class AttackedApi:
-    """A running API, and a bystander that sends emails of another tenant and requests /healthz."""
+    """A running API, and a bystander that enqueues emails of another tenant and requests /healthz."""
 
     api: Program
     bystander: int
@@ -98,7 +99,7 @@ class AttackedApi:
         result = attack(case, self.target | {"seconds": case.seconds})
         until = result["ended_at"] + AFTER_SECONDS
         wait_until(lambda: time.monotonic() > until)
-        # Then the bystander has written all earlier results.
+        # Once this result is written, all earlier results are, too.
         wait_until(lambda: self._has_result_since(until), 2 * RESPONSE_SECONDS)
         sends, health, raw = self._watched(result["began_at"], until)
         samples = [sample.resident_bytes for sample in self._samples if result["began_at"] <= sample.at <= until]
@@ -126,7 +127,8 @@ class AttackedApi:
         return int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
     def _watched(self, began_at: float, ended_at: float) -> tuple[float, float, float]:
-        """Accepted sends per second, and the slowest /healthz in ms: without and with the time waiting for a CPU."""
+        """Accepted emails per second; the slowest /healthz in ms without the time waiting for a CPU; and the same with
+        it."""
         notes = [note for note in self.read_notes() if began_at <= note.at <= ended_at]
         sends = sum(note.what == "send" and note.result == "202" for note in notes)
         health = [note for note in notes if note.what == "health"]
@@ -136,7 +138,7 @@ class AttackedApi:
         return sends / (ended_at - began_at), 1000 * max(net), 1000 * max(seconds)
 
     def _waited(self, began_at: float, ended_at: float) -> float:
-        """How many seconds the API and the bystander waited for a CPU."""
+        """The seconds that the API and the bystander waited for a CPU."""
         first = bisect(self._samples, began_at, key=lambda sample: sample.at) - 1
         last = bisect(self._samples, ended_at, key=lambda sample: sample.at)
         samples = self._samples[max(0, first) : last + 1]
@@ -165,13 +167,13 @@ class AttackedApi:
 
 
 def _waited_seconds(pid: int) -> float:
-    """How many seconds a process's threads were runnable but did not run (see the kernel's sched-stats.rst)."""
+    """The seconds that a process's threads were runnable but did not run (see the kernel's sched-stats.rst)."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[1]) for task in tasks) / 1e9
 
 
 def attack(case: Case, target: dict[str, Any]) -> dict[str, Any]:
-    """Runs a case's attackers in a separate process, and returns their results."""
+    """Runs a case's attackers in a separate process; returns their results."""
     command = [sys.executable, "-m", "tests.abuse.attack", case.id, orjson.dumps(target).decode()]
     done = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.PIPE, check=True)
     result: dict[str, Any] = orjson.loads(done.stdout)
@@ -179,7 +181,7 @@ def attack(case: Case, target: dict[str, Any]) -> dict[str, Any]:
 
 
 def start_api(host: Host) -> tuple[Program, dict[str, Any]]:
-    """Starts an API process with keys and held emails. Returns it, and the target for attackers."""
+    """Starts an API process with API keys and held emails. Returns the process, and the target for attackers."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         keys = _make_keys(connection)
         held, foreign = make_held(connection)
@@ -191,7 +193,7 @@ def start_api(host: Host) -> tuple[Program, dict[str, Any]]:
 
 @contextmanager
 def attacked_api(host: Host) -> Iterator[AttackedApi]:
-    """An API process, while the bystander runs."""
+    """Runs an API process and the bystander during the block."""
     api, target = start_api(host)
     notes = host.folder / "notes"
     words = [str(target["port"]), target["keys"].pop("bystander"), str(notes)]
@@ -236,7 +238,7 @@ def _id(key: str) -> str:
 
 
 def make_held(connection: psycopg.Connection) -> tuple[list[str], str]:
-    """Inserts held emails: of the attacker's tenant, and one of another tenant. Returns their ids."""
+    """Inserts held emails of the attacker's tenant, and one held email of another tenant. Returns their ids."""
     emails = [_email("attacker", number) for number in range(HELD)] + [_email("bystander", HELD)]
     ids = [str(answer.email_id) for answer in enqueue_many(connection, emails)]
     connection.execute(

@@ -29,7 +29,7 @@ async def _look(path: str, kind: str, target: Target) -> list[str]:
 
 
 async def _start_replay(target: Target) -> list[str]:
-    """Creates a replay at the slowest pace."""
+    """Creates a replay at the lowest rate."""
     key = target.authorization("operate")
     slow = orjson.dumps(REASON | {"per_second": 0.01})
     return [await exchange(target.port, [post("/v1/replays", slow, key)])]
@@ -61,7 +61,8 @@ CASES: Final = (
         "replay",
         "a body of 250 KB of lists",
         partial(_replay, b"[" * 250_000),
-        # Each is charged 50 MB for its 250,000 values. Two at once exceed a key's share of the memory, 64 MiB.
+        # Each request is charged 50 MB for its 250,000 values. Two concurrent requests exceed a key's share of the
+        # memory, 64 MiB.
         frozenset({"400 malformed-json", "422 invalid-body", "503 overloaded"}),
     ),
     Case(

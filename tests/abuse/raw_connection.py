@@ -1,4 +1,4 @@
-"""The attacker's raw connections: any bytes, and the responses to them."""
+"""Raw connections of the attackers: they send any bytes, and read the responses."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class RawConnection:
         self._writer.close()
 
     async def send(self, octets: bytes) -> bool:
-        """Sends bytes; returns whether the connection was still open."""
+        """Sends bytes; returns whether the connection is still open."""
         try:
             self._writer.write(octets)
             await self._writer.drain()
@@ -83,7 +83,7 @@ class RawConnection:
         self._writer.transport.abort()
 
     async def answer(self) -> str:
-        """The next response: its status and problem code; `end`, `reset` or `silence` without a response."""
+        """The status and problem code of the next response; `end`, `reset` or `silence` if no response arrives."""
         try:
             async with asyncio.timeout(RESPONSE_SECONDS):
                 status, _ = await self._answer()
@@ -115,7 +115,7 @@ class RawConnection:
 
 
 async def exchange(port: int, pieces: Iterable[bytes]) -> str:
-    """Sends all pieces unless the connection breaks, and returns the first response."""
+    """Sends the pieces until the connection breaks; returns the first response."""
     async with await RawConnection.open(port) as connection:
         sending = asyncio.create_task(_send_all(connection, pieces))
         result = await connection.answer()
@@ -124,7 +124,7 @@ async def exchange(port: int, pieces: Iterable[bytes]) -> str:
 
 
 async def provoke(port: int, pieces: Iterable[bytes]) -> str:
-    """Sends all pieces, and returns all responses until the connection ends."""
+    """Sends all pieces; returns all responses until the connection ends."""
     async with await RawConnection.open(port) as connection:
         sending = asyncio.create_task(_send_all(connection, pieces))
         result = await connection.answers()

@@ -37,12 +37,13 @@ KEYED: Final = jsonschema.Draft202012Validator({**SCHEMAS["KeyedEmail"], "compon
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None:
-    """Uses held emails for half of the decisions, and makes positive cases valid emails with new keys."""
+    """Gives half of the requests to confirm or release an email the id of a held email. Makes each positive case a
+    valid email with a new key."""
     label = case.operation.label
     if "/v1/held/" in label and random.random() < 0.5:
         case.path_parameters["email_id"] = random.choice(HELD)
         if isinstance(case.body, dict):
-            case.body.pop("tenant_id", None)  # the API key has a tenant
+            case.body.pop("tenant_id", None)  # the API key decides the tenant
     if case.meta is None or case.meta.generation.mode is not GenerationMode.POSITIVE:
         return
     if label == "POST /v1/emails" and isinstance(case.body, dict):
@@ -53,7 +54,7 @@ def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None
 
 
 def new_key(given: str) -> str:
-    """A unique key in the form of the given one, quoted or bare: `"0"` and `0` are the same key."""
+    """A unique message key, quoted if `given` is quoted: `"0"` and `0` are the same key."""
     unique = uuid4().hex
     if len(given) + len(unique) <= MAX_KEY_CHARACTERS:
         return f'{given[:-1]}{unique}"' if given.startswith('"') else given + unique
@@ -61,7 +62,7 @@ def new_key(given: str) -> str:
 
 
 def valid_email(email: dict[str, Any]) -> dict[str, Any]:
-    """A valid email that differs as little as possible from the given one."""
+    """A valid email that differs from `email` only where it must."""
     email = {name: value for name, value in email.items() if name not in ("message_key", "tenant_id")}
     for _ in range(100):
         try:

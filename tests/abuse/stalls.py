@@ -15,13 +15,14 @@ HALF: Final = b'{"from":'
 
 
 def _upload(target: Target, length: int, *headers: str) -> bytes:
-    """The headers of an upload with a valid key."""
+    """The headers of a POST request with a valid API key and this content length."""
     named = (target.authorization(), f"Idempotency-Key: {target.message_key()}", *headers)
     return head("POST /v1/emails", JSON, f"Content-Length: {length}", *named)
 
 
 async def _stall(sent: Callable[[Target], bytes], connections: int, target: Target) -> list[str]:
-    """Opens connections that send these bytes and then nothing more. Returns the result of each by the end."""
+    """Opens connections, each of which sends these bytes and then nothing. Returns each connection's result when the
+    time is over."""
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(connections)]
         for client in clients:
@@ -35,7 +36,7 @@ async def _stall(sent: Callable[[Target], bytes], connections: int, target: Targ
 
 
 async def _drip(octets: Callable[[Target], bytes], connections: int, target: Target) -> list[str]:
-    """Sends single bytes at intervals on that many connections."""
+    """Sends one byte at a time on this number of connections."""
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(connections)]
         texts = [octets(target) for _ in clients]
@@ -61,7 +62,7 @@ async def _unread(path: str, kind: str | None, ahead: int, connections: int, tar
 
 
 async def _flood(count: int, target: Target) -> list[str]:
-    """Pipelines many requests."""
+    """Sends `count` requests on one connection without waiting for responses."""
     async with await RawConnection.open(target.port) as client:
         await client.send(get("/healthz") * count)
         results = await client.answers()
@@ -69,7 +70,7 @@ async def _flood(count: int, target: Target) -> list[str]:
 
 
 async def _reset(*sent: bytes, target: Target) -> list[str]:
-    """Sends part of a request, and resets the connection, for each of the given parts."""
+    """For each given part of a request: opens a connection, sends the part, and resets the connection."""
     for octets in sent:
         client = await RawConnection.open(target.port)
         await client.send(octets)

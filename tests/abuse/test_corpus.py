@@ -1,8 +1,8 @@
 """Hostile clients against a real API process with real PostgreSQL and RabbitMQ: `./run test -m abuse -s`.
 
-Every case must be refused or harmless. Meanwhile the test measures the memory of the process, its /healthz latency, and
-another tenant's throughput. A busy machine is as slow as one under attack, so a case fails only if it fails three
-times, each time compared with a measurement without an attack just before.
+Every case must be refused or harmless. During each case, the test measures the API process's memory, its /healthz
+latency, and another tenant's throughput. A busy machine is slow even without an attack. So a case fails only after
+three failed tries, each compared with a new measurement without an attack.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.acceptance.harness import Host
 
 MAX_REMAINING_MB: Final = 64.0
 MAX_MEMORY_MB: Final = 192.0
-"""The default of DISPATCHER_API_MEMORY_BYTES, plus the objects of the one body that is being parsed."""
+"""The default of DISPATCHER_API_MEMORY_BYTES, plus the objects of one body during its parsing."""
 MAX_HEALTH_MS: Final = 100.0
 MIN_SENDS_SHARE: Final = 0.9
 ATTEMPTS: Final = 3
@@ -42,7 +42,7 @@ async def test_odd_framings_are_refused_or_harmless(host: Host) -> None:
 
 @pytest.mark.abuse
 def test_all_attacks_are_refused_or_harmless_and_do_not_disturb_other_clients(host: Host) -> None:
-    """ABUSE_CASES selects cases by a regular expression; ABUSE_JSON names a file for the results."""
+    """ABUSE_CASES is a regular expression that selects cases; ABUSE_JSON is the path of a file for the results."""
     chosen = re.compile(os.environ.get("ABUSE_CASES", ""))
     with attacked_api(host) as attacked:
         attacked.rest()

@@ -1,4 +1,4 @@
-"""The books: the fate of every email, from the database, the DLQ and the provider's ledger."""
+"""Compares the enqueued emails with the database, the DLQ and the provider's list of accepted emails."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class EmailRecord:
 
     @property
     def is_final(self) -> bool:
-        """Whether no process changes the email any more."""
+        """Whether the email has a final status, which no process changes."""
         return self.status in FINAL
 
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The fate of each email.
+    """What happened to each email.
 
     Attributes:
-        by_status: The emails by their status in the database.
-        lost: Emails without a row, or `sent` and never delivered. No process would ever notice them.
+        by_status: The emails with each status in the database.
+        lost: Emails that have no row, and emails that are `sent` but never arrived. No process would ever notice them.
         duplicates: Emails that arrived more than once, and how often.
-        untrue: Emails that are `failed` and arrived anyway.
+        untrue: Emails that are `failed` but arrived.
         strangers: Emails that arrived or have a row, but were never enqueued.
         unannounced: Failed and held emails without a dead letter.
         misannounced: Dead letters of emails that are neither failed nor held.
@@ -92,8 +92,8 @@ class Books:
         return not self.unannounced
 
     def assert_harmless(self) -> None:
-        """Nothing is lost, sent twice or untrue. The DLQ may still have dead letters of emails that were proved sent
-        since."""
+        """Asserts that no email is lost, sent twice, or `failed` although it arrived. The DLQ may still have dead
+        letters of emails that were later proved to be sent."""
         assert not self.lost, f"lost: {len(self.lost)}"
         assert not self.duplicates, f"duplicates: {self.duplicates}"
         assert not self.untrue, f"failed, yet delivered: {self.untrue}"
@@ -102,14 +102,13 @@ class Books:
         assert self.misannounced <= self.by_status.get("sent", frozenset())
 
     def assert_balanced(self) -> None:
-        """Harmless, and the DLQ has exactly one dead letter for each failed or held email."""
+        """Asserts the same, and that the DLQ has exactly one dead letter for each failed or held email."""
         self.assert_harmless()
         assert not self.misannounced, f"with a dead letter, but alive: {self.misannounced}"
 
 
 def announced_in(dead_letters: Iterable[QueueMessage]) -> Counter[UUID]:
-    """The number of dead letters per email, without messages that the broker dead-lettered because they cannot be
-    decoded."""
+    """The number of dead letters per email. Undecodable messages, which RabbitMQ dead-lettered, are not counted."""
     found: Counter[UUID] = Counter()
     for dead_letter in dead_letters:
         if not dead_letter.was_rejected:

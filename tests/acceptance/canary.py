@@ -1,4 +1,5 @@
-"""Canaries: private words in an email that must appear nowhere except at the provider, and a search for them."""
+"""Canaries are private words in an email that may reach only the provider and the content tables. This module searches
+for them."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ CANARIES: Final = {
     "password": "vykrapassword",
     "caller's key": "vykracaller",
 }
-"""Each is named after the field that contains it."""
+"""The private words by the field that contains them."""
 API_KEY: Final = f"SG.{CANARIES['API key']}01.x2y3"
 PASSWORD: Final = CANARIES["password"]
 RECIPIENT: Final = f"{CANARIES['recipient']}@example.org"
@@ -37,7 +38,7 @@ ECHO: Final = (
     f"{CANARIES['header']}; {CANARIES['file name']}.pdf; we read that the {CANARIES['text']} is in it; "
     f"Authorization: Bearer {API_KEY}; key {API_KEY}"
 )
-"""The longest answer that a provider may give about it."""
+"""An answer of a provider that repeats the email's private values."""
 
 _CONTENT_TABLES: Final = ("email_content", "email_attachment")
 
@@ -74,17 +75,17 @@ def found_in(places: Mapping[str, bytes | str]) -> list[str]:
 def _forms(canary: str) -> Iterator[bytes]:
     yield canary.encode()
     for shift in range(3):
-        # In a longer text, the neighbours decide about the first and last base64 characters.
+        # In a longer text, the first and last base64 characters of a word depend on the bytes before and after it.
         yield base64.b64encode(b"." * shift + canary.encode())[2 * (shift > 0) + shift : -4].lower()
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
-    """The content of every file."""
+    """The content of every file below a folder, by path."""
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tables(database_url: str, *, of_content: bool) -> dict[str, str]:
-    """All rows as text: of the tables that hold emails' content, or of all others."""
+    """All rows as text, by table: the tables with emails' content, or all other tables."""
     listed = "select relname from pg_class where relkind in ('r', 'p') and relnamespace = 'dispatcher'::regnamespace"
     with psycopg.connect(database_url, autocommit=True) as connection:
         names = [name for (name,) in connection.execute(listed)]

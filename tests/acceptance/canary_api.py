@@ -1,4 +1,4 @@
-"""Every invalid request to the HTTP API, each with canaries in it."""
+"""Sends each kind of invalid request to the HTTP API, with canaries in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PATHS: Final = (
 
 
 def request(listener: str, method: str, path: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
-    """A server's answer: the status, and everything it sent."""
+    """Sends a request; returns the status, and all bytes of the response."""
     connection = HTTPConnection(listener, timeout=20)
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     connection.request(method, path, body or None, {"Content-Type": "application/json", **named})
@@ -48,7 +48,7 @@ def request(listener: str, method: str, path: str, body: bytes = b"", **headers:
 
 
 def ask_everything(listener: str) -> bytes:
-    """Every answer of the API at this address."""
+    """Sends all invalid requests; returns all responses."""
     good, other = orjson.dumps(GOOD), orjson.dumps({**GOOD, "subject": NAME})
     batch = orjson.dumps({"emails": [*_BAD]})
     answers = [

@@ -1,4 +1,5 @@
-"""A proxy to a server of the test run. While it is shut, the server is unreachable for one program only."""
+"""A proxy to a server of the test run. While the proxy is shut, only the program that connects through it cannot reach
+the server."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from dispatcher.dev.ports import choose
 
 
 class ClosableProxy:
-    """Forwards bytes in both directions while it is open. While it is shut, nothing listens on its port.
+    """While it is open, forwards bytes in both directions. While it is shut, nothing listens on its port.
 
     Attributes:
         url: The server's URL, through the proxy.
@@ -21,12 +22,12 @@ class ClosableProxy:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "", parts.port or 0)
-        # Outside the range of automatic ports, because it must still be free when the proxy opens again.
+        # Outside the ephemeral port range, so that no other socket takes the port while the proxy is shut.
         (self._port,) = choose(1)
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._passing: list[socket.socket] = []
         self._changing = threading.Lock()
-        """Held to shut, and to accept a connection. So each connection is either refused or cut."""
+        """A lock for shutting and for accepting a connection. So each connection is either refused or cut."""
         credentials = parts.netloc.rpartition("@")[0]
         self.url = urlunsplit(parts._replace(netloc=f"{credentials}@127.0.0.1:{self._port}"))
         self._serve()
@@ -38,9 +39,9 @@ class ClosableProxy:
         self.shut()
 
     def shut(self) -> None:
-        """Refuse new connections, and cut existing ones."""
+        """Refuse new connections, and cut the existing connections."""
         with self._changing:
-            # Closing the socket does not wake the thread that accepts.
+            # Closing the socket would not wake the thread that waits in `accept`.
             with suppress(OSError):
                 self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()

@@ -1,4 +1,4 @@
-"""SendGrid's double as a separate process, and several providers combined into one recipient."""
+"""Runs the SendGrid double as a separate process, and makes several provider doubles usable as one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.supervisor.program import Program, eventually
 
 
 class Double:
-    """A local SendGrid, with its ledger of accepted emails and its list of requests.
+    """A local SendGrid, which records accepted emails and requests in files.
 
     Attributes:
         program: The process; a new one after `start`.
@@ -32,11 +32,11 @@ class Double:
         folder.mkdir()
         self._folder = folder
         self._options = options
-        (self._port,) = choose(1)  # outside the range of automatic ports: it must be free again after each restart
+        (self._port,) = choose(1)  # outside the ephemeral port range, so that it is free after a restart
         self.start()
 
     def start(self) -> None:
-        """Start it on the same port, with the same ledger."""
+        """Start it on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.http_double", *words, *self._options]
         self.program = program = Program(argv, self._folder, "double", env={"PATH": defpath})
@@ -68,26 +68,27 @@ class Double:
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each accepted email."""
+        """The size of its record in bytes; the record grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def requests(self, came: str | None = None) -> list[dict[str, Any]]:
-        """Every request that it has read at least partly: `email_id`, `came` and `at`, in unix seconds."""
+        """All requests that it has read at least partly, or only those with this result. Fields: `email_id`, `came`
+        (the result) and `at` (unix seconds)."""
         found = self._lines("requests.jsonl")
         return [request for request in found if came is None or request["came"] == came]
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it observed on the wire, if started with `--wire`; see `HttpDouble.record_event`."""
+        """The events on its connections, if it was started with `--wire`; see `HttpDouble.record_event`."""
         return self._lines("wire.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        """The lines of one of its files, which it may be writing."""
+        """The complete lines of one of its files; the double may be writing another line."""
         *lines, _unfinished = (self._folder / name).read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 
 
 class SeveralRecipients:
-    """Several providers combined into one recipient."""
+    """Presents several provider doubles as one `Recipient`: merged settings, and the sum of their deliveries."""
 
     def __init__(self, *recipients: Recipient) -> None:
         self._recipients = recipients

@@ -34,7 +34,7 @@ from tests.supervisor.program import DEADLINE_SECONDS, Program, eventually
 DISPATCHER: Final = (sys.executable, "-m", "dispatcher.cli.main")
 WORKERS: Final = 2
 CONNECTIONS: Final = 8
-"""SMTP connections per worker: this many emails can be on the wire at once."""
+"""SMTP connections per worker, and so the most emails that a worker can have on the wire."""
 
 
 VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
@@ -42,20 +42,20 @@ VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
 
 
 class Recipient(Protocol):
-    """The provider, with its own ledger."""
+    """A provider double, which records the emails that it accepts."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that make a dispatcher send there."""
+        """The settings that make a dispatcher send to it."""
         ...
 
     def delivered(self) -> Counter[UUID]:
-        """How often each email arrived."""
+        """The number of times that each email arrived."""
         ...
 
 
 class Capture:
-    """The capture provider's Maildir; its file names are the ledger."""
+    """The capture provider's Maildir; its file names are the record of accepted emails."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -72,7 +72,7 @@ class Capture:
 
 
 class Sink:
-    """The local SMTP server as a separate process, with its ledger.
+    """The local SMTP server as a separate process. It records accepted emails in a file.
 
     Attributes:
         program: The process; a new one after `start`.
@@ -84,11 +84,11 @@ class Sink:
         folder.mkdir()
         self._folder = folder
         self._options = options if keeps_eml else ("--no-eml", *options)
-        (self._port,) = choose(1)  # outside the range of automatic ports: it must be free again after each restart
+        (self._port,) = choose(1)  # outside the ephemeral port range, so that it is free after a restart
         self.start()
 
     def start(self) -> None:
-        """Start it on the same port, with the same ledger."""
+        """Start it on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
         self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
@@ -109,7 +109,7 @@ class Sink:
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each accepted email."""
+        """The size of its record in bytes; the record grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def behave(self, **behaviour: object) -> None:
@@ -119,12 +119,12 @@ class Sink:
             assert control.makefile("rb").readline() == b"{}\n", behaviour
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it observed on the wire, if started with `--wire`; see `SmtpSink.record_event`."""
+        """The events on its connections, if it was started with `--wire`; see `SmtpSink.record_event`."""
         *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 
     def become(self, *options: str) -> None:
-        """Restart it with other options, on the same port and with the same ledger."""
+        """Restart it with these options, on the same port and with the same record of accepted emails."""
         self.kill()
         self._options = ("--no-eml", *options)
         self.start()
@@ -144,7 +144,7 @@ class Sink:
 
 
 class Host:
-    """Everything that the processes of one test share."""
+    """What the processes of one test share: database, queues, run directory and provider."""
 
     def __init__(self, folder: Path, servers: Servers, database_url: str, topology: Topology) -> None:
         self.folder = folder
@@ -167,17 +167,17 @@ class Host:
         return self.command("run", stdout=stdout, **settings)
 
     def command(self, *words: str, stdout: Path | None = None, **settings: object) -> Program:
-        """Start one of our commands; settings are given without their prefix."""
+        """Start a command of `dispatcher`. Settings are given without the prefix DISPATCHER_."""
         return self.program([*DISPATCHER, *words], words[0], stdout=stdout, env=self.environment(**settings))
 
     def program(self, argv: Sequence[str], name: str, *, env: Mapping[str, str], stdout: Path | None = None) -> Program:
-        """Start any program in its own session; it is ended with the host."""
+        """Start a program in its own session. `destroy` kills the program."""
         program = Program(argv, self.folder, f"{name}-{len(self._programs)}", env=env, stdout=stdout)
         self._programs.append(program)
         return program
 
     def environment(self, **settings: object) -> dict[str, str]:
-        """The environment of our commands; settings are given without their prefix."""
+        """The environment for commands of `dispatcher`. Settings are given without the prefix DISPATCHER_."""
         usual = {
             "DATABASE_URL": self.database_url,
             "AMQP_URL": self.servers.amqp_url,
@@ -215,29 +215,29 @@ class Host:
         return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
 
     def await_ledger(self, pid: int) -> None:
-        """Wait until a worker has its in-flight ledger. One worker may start long after another."""
+        """Wait until a worker has created its in-flight ledger. One worker may start long after another."""
         eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
 
     def await_consumers(self, count: int = WORKERS) -> None:
-        """Wait until this many workers consume. From then on each gets its share."""
+        """Wait until this number of workers consume. From then on, RabbitMQ gives each worker its share of the
+        messages."""
         eventually(lambda: self.rabbit.consumers(self.topology.queue) == count, f"{count} consumers")
 
     def await_work(self, pid: int) -> None:
-        """Wait until a worker has leased more than can be on the wire."""
+        """Wait until a worker has leased more emails than it can have on the wire."""
         eventually(lambda: len(self.leased_by(pid)) > CONNECTIONS, f"leases of {pid}")
 
     def books(self, enqueued: Iterable[UUID]) -> Books:
-        """The fate of every enqueued email."""
+        """What happened to every enqueued email."""
         dead_letters = self.rabbit.read_all(self.topology.dlq)
         return Books.of(enqueued, self.rows(), self.recipient.delivered(), dead_letters)
 
     def await_delivered(self, count: int) -> None:
-        """Wait until the provider has seen this many emails."""
+        """Wait until the provider has accepted this number of emails."""
         eventually(lambda: len(self.recipient.delivered()) >= count, f"delivery of {count} emails")
 
     def await_finished(self, enqueued: Iterable[UUID], *, seconds: float = DEADLINE_SECONDS) -> Books:
-        """Wait until all of these emails are sent, failed or held, with their dead letters on the DLQ; returns the
-        books."""
+        """Wait until all of these emails are sent, failed or held, and the dead letters are on the DLQ."""
         ids = set(enqueued)
 
         def unfinished() -> Counter[str]:
@@ -259,7 +259,7 @@ class Host:
         return "\n".join(f"--- {each.pid}\n{each.log[-2000:]}{each.words[-2000:]}" for each in self._programs)
 
     def destroy(self) -> None:
-        """End everything that still runs."""
+        """Kill all programs that still run."""
         for program in self._programs:
             program.destroy()
         if self._sink:
@@ -267,7 +267,7 @@ class Host:
 
 
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:
-    """Send SIGTERM. The run must exit 0 in time, no child may fail, and no process may be left."""
+    """Send SIGTERM. Assert that the run exits 0 in time, that no child fails, and that no process remains."""
     run.send(signal.SIGTERM)
     assert run.await_exit(seconds) == 0, run.log[-3000:]
     draining = [event for event in run.events("process.exited") if "retry_in_seconds" not in event]
@@ -285,7 +285,7 @@ def emails(
     on_uncertain: OnUncertain | None = None,
     template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to a different recipient; without text if they have a template."""
+    """Plain emails, each to a different recipient. With a template, they have no text."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",

@@ -1,4 +1,4 @@
-"""Servers that a test may stop and restart, with their data, on their ports."""
+"""Private servers that a test may stop and restart. A restarted server keeps its data and its port."""
 
 from __future__ import annotations
 
@@ -25,54 +25,55 @@ BOOT_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class StoppableServers:
-    """A set of private servers for one module."""
+    """The private servers of one test module."""
 
     servers: Servers
 
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a server with a signal; returns when it has ended."""
+        """Send a signal to a server; return when the server has exited."""
         self.send(name, number)
         eventually(lambda: self.has_ended(name), f"the end of {name}")
 
     def restart(self, name: str) -> None:
-        """Restart a server; returns when it accepts clients."""
+        """Restart a server; return when it accepts clients."""
         self.launch(name)
         eventually(lambda: self.answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
 
     def send(self, name: str, number: signal.Signals) -> int:
-        """Send a signal to a running server; returns its pid."""
+        """Send a signal to a running server; return the server's pid."""
         pid = self._pid(name)
         os.kill(pid, number)
         return pid
 
     def has_ended(self, name: str) -> bool:
-        """Whether it has ended and its starter has noticed, because a server that counts as running is not
+        """Whether the server has exited and the process that started it has noticed. Until then it would not be
         restarted."""
         return self._processes.exit_report(name) is not None and name not in self._processes.running()
 
     def is_replaced(self, name: str, pid: int) -> bool:
-        """Whether a new process has replaced it. Starting any server starts all that have ended."""
+        """Whether a new process has replaced the process `pid`. A start of any server also restarts all servers that
+        have exited."""
         return self._processes.running().get(name, pid) != pid
 
     def launch(self, name: str) -> None:
-        """Start a server that has ended."""
+        """Start a server that has exited."""
         self._processes.launch(name, self.plan(name))
 
     def plan(self, name: str) -> Plan:
-        """How it is started: program, environment, folder."""
+        """How a server is started: program, environment, folder."""
         plan: Plan = json.loads((self.servers.folder / "plan" / f"{name}.json").read_text())
         return plan
 
     def freeze(self, name: str) -> None:
-        """Make it hang until `thaw`, with every connection open."""
+        """Make a server hang until `thaw`. Its connections stay open."""
         self._signal_family(name, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
-        """Let it continue. Idempotent."""
+        """Let a frozen server continue. Idempotent."""
         self._signal_family(name, signal.SIGCONT)
 
     def restore(self) -> None:
-        """Restore all servers, whatever a test did."""
+        """Make all servers run again, whatever a test did."""
         for name in (POSTGRES, RABBITMQ):
             if name in self._processes.running():
                 self.thaw(name)
@@ -95,7 +96,7 @@ class StoppableServers:
                 os.kill(member, number)
 
     def answers(self, name: str) -> bool:
-        """Whether it accepts clients."""
+        """Whether a server accepts clients."""
         if name == POSTGRES:
             with suppress(psycopg.OperationalError), psycopg.connect(self.servers.database_url, connect_timeout=2):
                 return True

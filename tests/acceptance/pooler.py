@@ -1,4 +1,4 @@
-"""PgBouncer between the product and PostgreSQL: Debian's package, fetched without root and run on its own port."""
+"""Runs PgBouncer between the dispatcher and PostgreSQL. Debian's package is downloaded without root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from tests.waiting import wait_until
 
 @contextmanager
 def pgbouncer(folder: Path, database_url: str, *, mode: str) -> Iterator[str]:
-    """The URL of a pooler in this mode (`session`, `transaction`) for the database."""
+    """Runs a pooler in this mode (`session`, `transaction`) during the block; yields the database's URL through the
+    pooler."""
     root = cache.obtain("pgbouncer-debian", _fetch)
     parts = urlsplit(database_url)
     (port,) = ports.choose(1)

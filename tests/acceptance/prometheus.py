@@ -1,4 +1,5 @@
-"""A real Prometheus: Debian's package, fetched without root into the cache, scraping one address on loopback."""
+"""Runs a real Prometheus that scrapes one address on loopback. Debian's package is downloaded into the cache without
+root."""
 
 from __future__ import annotations
 
@@ -38,20 +39,20 @@ def programs() -> Path:
         debian.fetch("prometheus", fetched, unless_installed="prometheus", remedy=REMEDY, progress=print)
         for name in ("prometheus", "promtool"):
             shutil.move(fetched / "usr/bin" / name, folder / name)
-        # The scripts of its pages: three quarters of the whole.
+        # The scripts of its web pages, which are three quarters of the package.
         shutil.rmtree(fetched)
 
     return cache.obtain("prometheus-debian", build)
 
 
 def promtool(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The output of promtool."""
+    """Run promtool; return its result."""
     return subprocess.run([programs() / "promtool", *words], capture_output=True, text=True, check=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Prometheus:
-    """A server that scrapes."""
+    """A running Prometheus server."""
 
     url: str
 
@@ -70,7 +71,7 @@ class Prometheus:
         return found
 
     def rules(self) -> list[dict[str, Any]]:
-        """Every alert rule with its health and state."""
+        """All alert rules with health and state."""
         return [rule for group in self._get("rules")["groups"] for rule in group["rules"]]
 
     def _get(self, path: str, **words: str) -> dict[str, Any]:
@@ -81,7 +82,7 @@ class Prometheus:
 
 @contextmanager
 def scraping(target: str, folder: Path) -> Iterator[Prometheus]:
-    """A Prometheus with our rules that has scraped the target."""
+    """Runs a Prometheus with our rules during the block, which begins after the first scrape of the target."""
     folder.mkdir()
     configuration = folder / "prometheus.yml"
     configuration.write_text(_CONFIGURATION.format(rules=RULES, target=target))

@@ -1,4 +1,4 @@
-"""RabbitMQ seen from outside: by another client, and by an operator on its management page."""
+"""RabbitMQ as a separate client sees it, and as an operator sees it on the management page."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class QueueMessage:
 
     @property
     def was_rejected(self) -> bool:
-        """Whether the broker put it there because a consumer rejected it."""
+        """Whether RabbitMQ dead-lettered it because a consumer rejected it."""
         return "x-death" in (self.properties.headers or {})
 
 
 class Rabbit:
-    """A blocking client that does not use the product; one connection per call. Of several URLs, uses the first that
+    """A blocking client without the dispatcher's code. Each call opens a connection to the first of the URLs that
     answers."""
 
     def __init__(self, amqp_url: str, management_url: str) -> None:
@@ -50,7 +50,7 @@ class Rabbit:
                 channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
 
     def read_all(self, queue: str) -> list[QueueMessage]:
-        """Every ready message. The messages stay on the queue, and are ready again when this returns."""
+        """All ready messages. They stay on the queue, and are ready again when this returns."""
         found = []
         with self._channel() as channel:
             while True:
@@ -58,12 +58,12 @@ class Rabbit:
                 if method is None:
                     break
                 found.append(QueueMessage(body, properties))
-            # Closing returns the unacked messages, a moment later.
+            # RabbitMQ requeues the unacked messages a moment after the close.
         wait_until(lambda: self.waiting(queue) >= len(found))
         return found
 
     def waiting(self, queue: str) -> int:
-        """The number of ready messages, without those that consumers hold."""
+        """The number of ready messages; unacked messages do not count."""
         with self._channel() as channel:
             while True:
                 asked_at = time.monotonic()
@@ -93,7 +93,7 @@ class Rabbit:
             channel.queue_delete(queue)
 
     def close_connections(self, *names: str, chosen: Callable[[], bool] = lambda: True) -> int:
-        """Close the connections of this name by force, as far as selected; returns how many."""
+        """Close the connections with these names by force if `chosen` returns true; return their number."""
         listed = [
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
@@ -104,7 +104,7 @@ class Rabbit:
         return len(listed)
 
     def connections_of(self, pids: Collection[int]) -> set[str]:
-        """The connections of these processes; RabbitMQ lists a new one some seconds late."""
+        """The names of these processes' connections. RabbitMQ lists a new connection some seconds late."""
         return {
             connection["name"]
             for connection in json.loads(self._request("GET", "/api/connections"))
@@ -112,7 +112,7 @@ class Rabbit:
         }
 
     def close_connections_of(self, pids: Collection[int]) -> int:
-        """Close the connections of these processes by force, and no others on the same RabbitMQ; returns how many."""
+        """Close only the connections of these processes by force; return their number."""
         listed = self.connections_of(pids)
         for name in listed:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
@@ -141,7 +141,7 @@ class Rabbit:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()
             body = reply.read()
-            # A closed connection needs no closing.
+            # The connection is already closed.
             assert reply.status < 300 or (method, reply.status) == ("DELETE", 404), (reply.status, body)
             return body
         finally:

@@ -1,4 +1,4 @@
-"""Operators are alerted in time about dead letters and about a failed probe, through channels outside our own
+"""Operators get alerts in time about dead letters and about a failed probe. The alerts do not go through our own
 queues."""
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.supervisor.program import Program, eventually
 
 PROBE_SECONDS = 0.5
 SOON_SECONDS = 30.0
-"""Management counts lag by 5 seconds, and the machine may be busy; a quiet one needs 6."""
+"""The management API's counts lag by 5 seconds, so an idle machine needs 6 seconds. A busy machine needs more."""
 POISON = b'{"to": "ann@example.org", "subject": "Your code", "text": "code-QZ4711"'
 
 
@@ -33,7 +33,6 @@ def ca() -> trustme.CA:
 
 @pytest.fixture
 def receiver(ca: trustme.CA) -> Iterator[Receiver]:
-    """The receiver of webhooks."""
     with receiving(ca, "127.0.0.1") as running:
         yield running
 
@@ -84,7 +83,7 @@ def await_mails(mailbox: Sink, subject: str) -> list[EmailMessage]:
             email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
             for path in mailbox.mail_folder.glob("*.eml")
         ]
-        # An email that is still being written has no subject yet.
+        # A file that is still being written has no subject yet.
         return [one for one in parsed if (one["Subject"] or "").startswith(subject)]
 
     return eventually(found, f"an email '{subject}'", seconds=SOON_SECONDS)
@@ -134,7 +133,7 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     await_posted(receiver, "dead_letters", "alert.resolved")
     await_mails(mailbox, "[RESOLVED]")
     stop(run)
-    # However often it checked meanwhile.
+    # One alert, although the monitor checked several times.
     notice_types = [one.json["type"] for one in receiver.posted if one.data["kind"] == "dead_letters"]
     assert notice_types == ["alert.raised", "alert.resolved"]
 
@@ -171,14 +170,14 @@ def test_an_unreachable_management_api_alerts_within_one_interval_and_sending_co
         posted = await_posted(receiver, "probe_failed")
         ids = host.enqueue(emails(100))
         books = host.await_finished(ids)
-        # Before the condition ends: each channel sends on its own, and sends nothing about a condition that ended
-        # before.
+        # Wait for both channels before the condition ends. A channel sends nothing about a condition that has already
+        # ended.
         assert await_mails(mailbox, "[CRITICAL] RabbitMQ: the dead-letter queue")
         proxy.open()
         await_posted(receiver, "probe_failed", "alert.resolved")
         stop(run)
 
-    # One interval, and some time for a busy machine.
+    # One interval, plus time for a busy machine.
     assert posted.arrived_at - shut_at < PROBE_SECONDS + 10
     assert posted.data["severity"] == "CRITICAL"
     assert posted.data["count"] is None

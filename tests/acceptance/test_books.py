@@ -1,4 +1,4 @@
-"""Tests of the oracle: it detects each way in which the books can fail to balance."""
+"""`Books` detects each way in which the enqueued emails, the database, the DLQ and the deliveries can disagree."""
 
 from __future__ import annotations
 

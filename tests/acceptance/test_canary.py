@@ -1,9 +1,9 @@
-"""Nothing private leaks: emails, keys and passwords full of canaries go through the whole chain with the most verbose
+"""Nothing private leaks: emails, keys and passwords with canaries pass through the whole system with the most verbose
 settings.
 
-Excluded, with the reason: the provider and the content tables, where canaries belong; the bytes of a poison message,
-which are RabbitMQ's copy of a foreign message, and which `dlq show p-…` prints on purpose (`dlq list` prints them
-without addresses); and the output of `dlq show --reveal`, which requires a reason.
+Three places are excluded: the provider and the content tables, where canaries belong; the bytes of a poison message,
+which came from outside and which `dlq show p-…` prints on purpose (`dlq list` prints them without addresses); and the
+output of `dlq show --reveal`, for which an operator gives a reason.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PASSWORD_URL = "smtp://postmaster:{}@127.0.0.1:{}?tls=none"
 
 @dataclass
 class Setup:
-    """A host with two providers, all of its monitoring, an operators' mailbox, and the recorded output."""
+    """A host with two providers and all of its monitoring, the operators' mailbox, and the recorded output."""
 
     host: Host
     double: Double
@@ -44,14 +44,14 @@ class Setup:
     output: dict[str, bytes | str] = field(default_factory=dict)
 
     def command(self, *words: str) -> str:
-        """Run a command to its end, and record its output."""
+        """Run a command until it exits; record and return its output."""
         ended = in_process(*words)
         self.output[" ".join(words)] = ended.stdout + ended.stderr
         assert ended.code in (0, 3) or words == ("doctor",), ended
         return ended.stdout
 
     def get(self, listener: str, path: str) -> None:
-        """Request a page, and record it."""
+        """Request a page; record the response."""
         self.output[path] = request(listener, "GET", path)[1]
 
 
@@ -129,25 +129,25 @@ def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     poison = {words: places.pop(words) for words in list(places) if "--poison" in words}
     assert canary.found_in(places) == []
     assert not [found for found in canary.found_in(poison) if found.startswith(("recipient", "sender"))]
-    # The search would have found it.
+    # The search does find canaries where they belong.
     content = canary.found_in(canary.tables(host.database_url, of_content=True))
     assert {found.partition(" in ")[0] for found in content} >= {"recipient", "subject", "text", "html", "header"}
 
 
 def _send_in_every_way(place: Setup, run: Program) -> None:
-    """Enqueue an email for each way to end, each with a provider that repeats its input."""
+    """Enqueue one email for each possible result. The provider repeats the email's private values in each answer."""
     host, double = place.host, place.double
     host.await_finished(host.enqueue([canary.email("accepted")]))
     complaint = {"errors": [{"message": canary.ECHO, "field": "personalizations.0.to.0.email"}]}
     double.behave(reply={"status": 400, "body": complaint})
     host.await_finished(host.enqueue([canary.email("rejected")]))
-    # Deferred, and then accepted by the other provider.
+    # SendGrid defers the email; SMTP accepts it.
     double.behave(reply={"status": 503, "body": complaint})
     host.await_finished(host.enqueue([canary.email("deferred")]))
     double.behave(act="close")
     host.await_finished(host.enqueue([canary.email("held")]))
     _kill_while_on_the_wire(place, run)
-    # The account is refused, and the other provider refuses the emails.
+    # SendGrid refuses the account, and SMTP refuses the emails.
     place.sink.become("--login", f"postmaster:{canary.PASSWORD}", "--reply", f"end=554 5.7.1 {canary.ECHO}")
     double.behave(reply={"status": 401, "body": complaint})
     host.await_finished(host.enqueue([canary.email("refused")]))
@@ -157,7 +157,7 @@ def _send_in_every_way(place: Setup, run: Program) -> None:
     place.sink.become("--login", "postmaster:another", "--reply", f"auth=535 5.7.8 {canary.PASSWORD}: {canary.ECHO}")
     host.enqueue([canary.email("waiting")])
     run.await_events("provider.paused", provider="smtp", state="open")
-    # From here on, the providers get other requests, or none.
+    # From here on, no email reaches a provider.
     double.behave(reply={"status": 401})
 
 
@@ -168,14 +168,14 @@ def _kill_while_on_the_wire(place: Setup, run: Program) -> None:
     eventually(lambda: len(place.double.requests()) > seen, "an email on the wire")
     (owner,) = {place.host.rows()[email_id].locked_by for email_id in ids}
     assert owner is not None
-    # The ledger while it is in use.
+    # The ledger of a running worker.
     place.output.update({f"{path} early": octets for path, octets in _files(place.host.run_dir).items()})
     run.send_to(int(owner.split(":")[2]), signal.SIGKILL)
     place.host.await_finished(ids)
 
 
 def _title(pid: int) -> bytes:
-    with suppress(OSError):  # The process may have ended meanwhile.
+    with suppress(OSError):  # the process may have exited
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
@@ -193,7 +193,7 @@ def _ask_the_api(place: Setup) -> Program:
 
 
 def _look_at_everything(place: Setup, listener: str) -> None:
-    """Run every command of an operator."""
+    """Request each status page, and run each command that an operator uses."""
     for page in ("/metrics", "/readyz", "/healthz"):
         place.get(listener, page)
     failed = next(str(each) for each, row in place.host.rows().items() if row.status == "failed")

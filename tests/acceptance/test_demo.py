@@ -1,4 +1,4 @@
-"""`dispatcher demo` on the servers of the test run: its output, its end, and that nothing of it is left."""
+"""`dispatcher demo` on the servers of the test run: output, exit, and removal of everything that it created."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ DEADLINE_SECONDS: Final = 90.0
 
 @pytest.fixture
 def environment(servers: Servers) -> Mapping[str, str]:
-    """An environment that names the servers, so that none is started, and one host setting, which must not matter."""
+    """An environment with the servers' URLs, so that the demo starts no servers. It also has one host setting, which
+    the demo must ignore."""
     named = {"DISPATCHER_QUEUE": "somebody.elses", "DISPATCHER_DATABASE_SCHEMA": "somebody_elses"}
     ours = {**servers.environment(), **named, "DISPATCHER_PROVIDERS": "capture"}
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")}
@@ -32,14 +33,13 @@ def environment(servers: Servers) -> Mapping[str, str]:
 
 
 def demo(folder: Path, *arguments: str) -> list[str]:
-    """The command."""
     words = ["demo", "--folder", str(folder), "--emails", str(EMAILS), "--json", *arguments]
     return [sys.executable, "-m", "dispatcher.cli.main", *words]
 
 
 def processes_of(folder: Path) -> dict[int, str]:
-    """Processes that work in the folder, or whose command line names it. Workers replace their command line with a
-    title."""
+    """Processes whose working directory is the folder, or whose command line contains its path. A worker has a title
+    instead of a command line."""
     found: dict[int, str] = {}
     for process in Path("/proc").iterdir():
         if process.name.isdigit() and int(process.name) != os.getpid():
@@ -51,7 +51,6 @@ def processes_of(folder: Path) -> dict[int, str]:
 
 
 def databases(servers: Servers) -> set[str]:
-    """The databases on the server."""
     with psycopg.connect(servers.database_url) as connection:
         return {name for (name,) in connection.execute("select datname from pg_database")}
 
@@ -88,7 +87,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     tmp_path: Path, environment: Mapping[str, str], number: signal.Signals
 ) -> None:
     folder = tmp_path / "demo"
-    # So many that it runs for seconds, however late it is stopped.
+    # Enough emails that the demo still runs when the stop arrives, even on a slow machine.
     many = demo(folder, "--emails", "5000")
     running = subprocess.Popen(
         many, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True

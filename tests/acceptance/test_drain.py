@@ -1,4 +1,4 @@
-"""Enqueued emails are sent exactly once, also if the dispatcher is stopped in the middle."""
+"""Enqueued emails are sent exactly once, even if the dispatcher is stopped while it sends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_emails_enqueued_during_a_run_are_sent_at_once(host: Host) -> None:
     for number in range(5):
         host.await_finished(host.enqueue(emails(1, name=f"email {number}")))
 
-    # Measured by PostgreSQL's clock, over most emails: a brief stall of the machine is not our fault.
+    # Measured by PostgreSQL's clock. The slowest emails are left out, because the machine may stall briefly.
     with psycopg.connect(host.database_url) as connection:
         took = connection.execute("select extract(epoch from sent_at - created_at) from email_log").fetchall()
     assert sorted(took)[2] < (1.0,)
@@ -42,7 +42,7 @@ def test_emails_enqueued_during_a_run_are_sent_at_once(host: Host) -> None:
 
 
 def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Host) -> None:
-    # The emails take ten seconds, so that the stop is in the middle, however late.
+    # Sending takes ten seconds, so the stop comes before the end even on a slow machine.
     sink = host.sink("--latency-ms", "200")
     ids = host.enqueue(emails(800))
     run = host.run(DRAIN_SECONDS=60)
@@ -90,13 +90,13 @@ def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time(host: Host) -
     host.sink("--latency-ms", "60000")
     ids = host.enqueue(emails(60))
     run = host.run(WORKERS=1, DRAIN_SECONDS=1)
-    host.await_delivered(CONNECTIONS)  # accepted, and not answered yet
+    host.await_delivered(CONNECTIONS)  # accepted, but not answered yet
 
-    stop(run)  # on its own: a process that drains for seconds is killed, and its parent exits with 1
+    stop(run)  # a process that drained too long would be killed, and its parent would exit 1
 
     books = host.books(ids)
     books.assert_balanced()
-    # Only in-flight emails are held; emails that were not started are returned.
+    # Only in-flight emails are held; the worker releases emails that it had not started.
     assert books.counts == {"held": CONNECTIONS, "pending": 60 - CONNECTIONS}
     assert books.by_status["held"] == host.recipient.delivered().keys()
 

@@ -1,4 +1,4 @@
-"""A bad email never blocks the queue: it fails at once, and the others are sent."""
+"""A bad email never blocks the queue: it fails immediately, and all other emails are sent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_provider_outage_affects_only_in_flight_emails(host: Host) -> None:
     sink = host.sink("--latency-ms", "100")
     run = host.run()
     host.await_consumers()
-    ids = host.enqueue(emails(800))  # both workers still have much to send, however late the provider goes down
+    ids = host.enqueue(emails(800))  # both workers still have emails when the provider goes down
     for number in range(WORKERS):
         host.await_work(run.pid_of(f"worker {number}"))
 
@@ -89,7 +89,7 @@ def test_a_provider_outage_affects_only_in_flight_emails(host: Host) -> None:
 
 
 def test_emails_whose_answer_is_lost_are_held_and_never_sent_again(host: Host) -> None:
-    # The server accepts the email and closes the connection without an answer, so the outcome is unknown.
+    # The server accepts the email, and closes the connection without an answer. So the outcome is unknown.
     host.sink("--reply", "answer=close")
     ids = host.enqueue(emails(20))
     run = host.run()
@@ -176,7 +176,7 @@ def test_a_message_delivered_a_hundred_times_sends_one_email(host: Host) -> None
     run = host.run(LOG_LEVEL="debug")
     (email_id,) = host.enqueue(emails(1))
     message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "email-0"})
-    run.await_events("relay.published")  # the hundred and first is the relay's own
+    run.await_events("relay.published")  # the relay's own message is the 101st
     host.rabbit.publish(host.topology.queue, *[message] * 50)
 
     books = host.await_finished({email_id})

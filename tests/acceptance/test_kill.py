@@ -1,7 +1,7 @@
 """SIGKILL of any process at any time: nothing is lost or sent twice, and only in-flight emails are held.
 
-The lease lasts 300 s in all of these tests. So whatever is settled within seconds was settled from the in-flight
-ledger, and not because a lease expired.
+The lease lasts 300 s in all of these tests. So a lease that is settled within seconds was settled from the in-flight
+ledger. It did not expire.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import Program, eventually, is_alive
 
 SETTLED_SECONDS = 30.0
-"""Generous for a busy machine; the lease would take 300."""
+"""Enough for a busy machine, and far less than the lease of 300 seconds."""
 PROMISED_SECONDS = 2.0
-"""From a kill until everything that the worker had leased is settled."""
+"""The longest time from a kill until all of the worker's leases are settled."""
 
 
 def settlements(run: Program) -> Counter[str]:
-    """The relay's actions on the ledgers of dead workers, over all of its checks."""
+    """The number of each action of the relay on the ledgers of dead workers, over all checks."""
     totals: Counter[str] = Counter()
     for event in run.events("ledger.settled"):
         totals.update({name: event[name] for name in ("released", "recorded", "uncertain")})
@@ -34,7 +34,7 @@ def test_a_killed_worker_affects_only_in_flight_emails(host: Host) -> None:
     host.sink("--latency-ms", "100")
     run = host.run()
     host.await_consumers()
-    ids = host.enqueue(emails(800))  # enough work left, however late it is killed
+    ids = host.enqueue(emails(800))  # enough that work is left when the worker is killed
     host.await_work(victim := run.pid_of("worker 0"))
 
     os.kill(victim, signal.SIGKILL)
@@ -48,7 +48,7 @@ def test_a_killed_worker_affects_only_in_flight_emails(host: Host) -> None:
     assert books.count("held") <= CONNECTIONS
     assert books.count("held") == settled["uncertain"]
     assert books.count("sent") == 800 - books.count("held")
-    # Emails that it had leased and not started went to the others, without waiting for the lease.
+    # Emails that the killed worker had leased but not started were sent by the other worker, before the leases expired.
     assert settled["released"] > 0
     assert not list(host.run_dir.glob("*.ledger"))
 
@@ -70,7 +70,7 @@ def test_a_worker_that_is_killed_while_idle_holds_nothing(host: Host) -> None:
 
 
 def test_the_leases_of_a_killed_worker_are_settled_within_two_seconds(host: Host) -> None:
-    # As many emails as can be on the wire; a living worker waits for each.
+    # The worker puts all emails on the wire, and gets no answer before the kill.
     host.sink("--latency-ms", "60000")
     run = host.run(WORKERS=1, ON_UNCERTAIN="hold")
     took = []
@@ -87,7 +87,7 @@ def test_the_leases_of_a_killed_worker_are_settled_within_two_seconds(host: Host
         assert host.await_finished(ids).count("held") == CONNECTIONS
     stop(run)
 
-    # One or two brief stalls of the machine are not our fault.
+    # The two slowest are left out, because the machine may stall briefly.
     assert min(took) < PROMISED_SECONDS, took
 
 
@@ -149,7 +149,7 @@ def test_a_killed_relay_is_replaced_and_nothing_is_lost(host: Host) -> None:
     run = host.run()
     sets = []
     for number in range(4):
-        # The previous process has ended, so the one to kill exists.
+        # The previous process has exited, so `pid_of` returns its successor.
         run.await_events("relay.leading", number + 1)
         sets.append(host.enqueue(emails(200, name=f"set-{number}")))
         os.kill(run.pid_of("relay"), signal.SIGKILL)
@@ -214,7 +214,7 @@ def test_a_new_run_leaves_an_orphaned_worker_alone(host: Host) -> None:
     host.await_ledger(victim)
     os.kill(victim, signal.SIGKILL)
     settled = second.await_events("ledger.settled", seconds=SETTLED_SECONDS)
-    # The relay has read both ledgers, and settled that of the dead worker.
+    # The relay has read both ledgers, and settled only the dead worker's.
     assert f":{victim}:" in settled["worker"]
     assert len(second.events("ledger.settled")) == 1
     assert list(host.run_dir.glob(f"*:{orphan}:*.ledger"))
@@ -255,7 +255,7 @@ def test_a_hundred_kills_of_any_process_lose_and_repeat_nothing(host: Host) -> N
     roles = [f"worker {number}" for number in range(4)] + ["relay"]
     killed_workers = 0
 
-    # A role that ends repeatedly waits longer and longer, so the parent is replaced now and then.
+    # The parent waits longer before each restart of a role. So the test sometimes starts a new parent.
     for _ in range(5):
         run = host.run(WORKERS=4)
         for kill in range(20):

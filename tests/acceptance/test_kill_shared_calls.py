@@ -1,4 +1,4 @@
-"""SIGKILL while bulk calls are on the wire: whole calls are held, and nothing else."""
+"""SIGKILL while bulk calls are on the wire: all emails of these calls are held, and no other emails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def templated(count: int) -> Iterator[Email]:
 
 
 def calls_of(requests: list[dict[str, Any]]) -> Iterator[set[UUID]]:
-    """The emails of each call, from the double's list, where the emails of a call are adjacent."""
+    """The emails of each bulk call. The double lists the emails of a call one after another."""
     lines = iter(requests)
     for first in lines:
         others = islice(lines, first["together"] - 1)
@@ -54,7 +54,8 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     ids = host.enqueue(templated(COUNT))
     run = host.run(BULK_CALL_EMAILS=CALL_EMAILS, PREFETCH=100)
     victim = run.pid_of("worker 0")
-    # Accepted at once, answered seconds later: the kill comes before the answer, however late.
+    # The double accepts immediately and answers seconds later. So the kill comes before the answer, even on a slow
+    # machine.
     eventually(lambda: host.leased_by(victim) & double.delivered().keys(), "calls on the wire")
 
     os.kill(victim, signal.SIGKILL)
@@ -68,8 +69,8 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     assert books.count("sent") == COUNT - len(held)
     calls = list(calls_of(double.requests()))
     assert max(map(len, calls)) == CALL_EMAILS
-    # A call without a received answer is held as a whole, whether the double had read it or not.
+    # If the worker got no answer to a call, all emails of the call are held, whether the double had read it or not.
     torn = [call for call in calls if 0 < len(call & held) < len(call)]
-    # Except for a call whose answer was being recorded at that moment.
+    # The exception is a call whose answer the worker was recording at that moment.
     assert len(torn) <= 1
     assert not books.duplicates

@@ -1,4 +1,5 @@
-"""Leases under real processes: renewed during a slow send, lost by a frozen worker, expired with a lost host."""
+"""Real processes renew leases during a slow send, lose leases while a worker is frozen, and leave leases to expire when
+a host is lost."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
-# Leases are seconds longer than a busy machine stalls a process, so that only a test's action ends one.
+# Leases are seconds longer than any stall of a process on a busy machine. So a lease ends only if a test makes it end.
 
 
 def test_a_send_that_takes_longer_than_its_lease_keeps_the_lease(host: Host) -> None:
@@ -31,7 +32,7 @@ def test_a_worker_frozen_past_its_leases_sends_nothing_twice_when_it_continues(h
     host.sink("--latency-ms", "100")
     run = host.run(LEASE_SECONDS=5, PREFETCH=30, HANG_SECONDS=0)
     host.await_consumers()
-    ids = host.enqueue(emails(600))  # enough work left, however late it freezes
+    ids = host.enqueue(emails(600))  # enough that work is left when the worker freezes
     host.await_work(frozen := run.pid_of("worker 0"))
 
     os.kill(frozen, signal.SIGSTOP)
@@ -42,16 +43,17 @@ def test_a_worker_frozen_past_its_leases_sends_nothing_twice_when_it_continues(h
     books = host.await_finished(ids)
     stop(run)
     books.assert_harmless()
-    # Leases expire one after another, so this may take several checks. The first may find only answers.
+    # Leases expire one after another, so the relay may need several checks. The first check may find only answered
+    # emails.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.recovered")
     assert books.count("sent") + books.count("held") == 600
-    # Only in-flight emails are held, not all that it had leased. A late acceptance still proves `sent`.
+    # Only in-flight emails are held, not all emails that the worker had leased. A late acceptance still proves `sent`.
     assert books.count("held") <= CONNECTIONS
 
 
 def test_leases_of_a_lost_host_are_recovered_by_other_hosts(host: Host) -> None:
-    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it stops
+    sink = host.sink("--latency-ms", "400")  # slow, so that the host still has leases when it is killed
     ids = host.enqueue(emails(300))
     lost = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(20)
@@ -70,7 +72,7 @@ def test_leases_of_a_lost_host_are_recovered_by_other_hosts(host: Host) -> None:
 
 @pytest.mark.slow
 def test_a_host_that_returns_late_proves_what_it_sent(host: Host) -> None:
-    sink = host.sink("--latency-ms", "400")  # so that there are leases, however late it stops
+    sink = host.sink("--latency-ms", "400")  # slow, so that the host still has leases when it is killed
     ids = host.enqueue(emails(300))
     lost = host.run(LEASE_SECONDS=3, PREFETCH=20, RUN_DIR=host.folder / "gone")
     host.await_delivered(20)
@@ -83,7 +85,7 @@ def test_a_host_that_returns_late_proves_what_it_sent(host: Host) -> None:
     back = host.run(LEASE_SECONDS=3, RUN_DIR=host.folder / "gone")
 
     back.await_events("ledger.settled", WORKERS)
-    after = host.await_finished(ids)  # emails that were not sent are pending again, and are sent
+    after = host.await_finished(ids)  # unsent emails become pending again, and are sent
     stop(back)
     stop(other)
     after.assert_harmless()

@@ -1,4 +1,4 @@
-"""Another session's open transaction locks one email's row, like a `psql` that was left open. Other emails are sent."""
+"""Another session's open transaction locks one email's row, like a forgotten `psql`. All other emails are sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 MOST_COPIES = 3
-"""Attempts for one message: one before the lock is known, one after it is released, and one to spare."""
+"""The most deliveries of one message: one before the worker knows of the lock, one after its release, and one to
+spare."""
 
 
 @contextmanager
 def held(host: Host, email_id: UUID) -> Iterator[None]:
-    """A transaction that has locked this email and does not end."""
+    """Locks this email's row by a transaction that stays open during the block."""
     with psycopg.connect(host.database_url, application_name="somebody's psql") as connection:
         connection.execute("select from email_log where email_id = %s for update", (email_id,))
         yield
@@ -50,7 +51,7 @@ def test_a_locked_email_delays_no_other(host: Host) -> None:
 
 
 def test_an_email_locked_while_on_the_wire_is_recorded_when_the_lock_ends(host: Host) -> None:
-    host.sink("--latency-ms", "4000")  # the row is locked before the answer arrives, however late
+    host.sink("--latency-ms", "4000")  # so the test locks the row before the answer arrives
     (locked,) = host.enqueue(emails(1, name="locked"))
     run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
     eventually(lambda: host.rows()[locked].status == "sending", "the one that will be locked, under lease")

@@ -1,4 +1,4 @@
-"""Metrics of a running host agree with the books, however often its workers die."""
+"""The metrics of a running host agree with the database and the provider, however often its workers die."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def enqueue_mixed(host: Host, name: str) -> set[UUID]:
 
 
 def firing_alerts(prometheus: Prometheus) -> set[str]:
-    """Alerts whose condition holds, for any duration."""
+    """Alerts whose condition is true, for however short a time."""
     return {rule["name"] for rule in prometheus.rules() if rule["state"] != "inactive"}
 
 
@@ -58,7 +58,7 @@ def await_count(address: str, count: int) -> None:
 
 
 def restarts(address: str) -> float:
-    """Restarts of workers that died, including during boot."""
+    """The number of restarts of workers that died, including during boot."""
     samples = parsed(get(address, "/metrics")[1])
     reasons = ("crashed", "could_not_boot")
     return sum(samples[f'dispatcher_process_restarts_total{{reason="{each}",role="worker"}}'] for each in reasons)
@@ -120,7 +120,7 @@ def test_every_panel_and_rule_works_in_a_prometheus_that_scrapes_a_host(host: Ho
         eventually(lambda: prometheus.query("sum(rate(dispatcher_emails_total[1m])) > 0"), "a rate")
 
         present = {found["metric"]["__name__"] for found in prometheus.query('{__name__=~"dispatcher_.+"}')}
-        # An event that never happened, such as a throttle, has no series; its query must work anyway.
+        # An event that never happened, such as a throttle, has no series. Its query must still be valid.
         answers = {expression: prometheus.query(expression) for _, expression in queries()}
         silent = [each for each, found in answers.items() if not found and named(each) <= present]
         eventually(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "the rules")

@@ -1,7 +1,7 @@
-"""An operator's day: hundreds of failures of four kinds, and poison messages, are examined, replayed, confirmed and
-repaired.
+"""An operator's day: hundreds of failures of four kinds, and poison messages. The operator examines, replays, confirms
+and repairs them.
 
-After every step the depth of the DLQ agrees with the books. At the end no recipient got an email twice.
+After every step the depth of the DLQ agrees with the emails' statuses. In the end no recipient got an email twice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WHY: Final = ("--reason", "the provider has mended it")
 
 
 class Day:
-    """The situation that the operator finds."""
+    """The failures that the operator finds, and the operator's commands."""
 
     def __init__(self, host: Host, sizes: tuple[int, int, int, int]) -> None:
         self.host = host
@@ -49,11 +49,10 @@ class Day:
 
     @property
     def depth(self) -> int:
-        """The depth of the DLQ."""
         return self.host.rabbit.waiting(self.host.topology.dlq)
 
     def await_depth(self, depth: int) -> None:
-        """Wait for the depth, because the relay and the broker need a moment."""
+        """Wait until the DLQ has this depth, because the relay and RabbitMQ need a moment."""
         eventually(lambda: self.depth == depth, lambda: f"a DLQ of {depth}, now {self.depth}\n")
 
     def go_wrong(self, run: Program) -> None:
@@ -78,7 +77,7 @@ class Day:
 
     @contextmanager
     def replaying(self, *words: str) -> Iterator[Any]:
-        """A replay that runs in the background."""
+        """Runs a replay in the background during the block."""
         with self.commands.started("dlq", "replay", *words, *WHY, "--yes", "--json") as process:
             yield process
 
@@ -88,7 +87,7 @@ class Day:
         return next(dict(each) for each in found if each["replay_id"] == replay_id)
 
     def replayed(self) -> int:
-        """The number of replay items that are done, from the database."""
+        """The number of finished replay items in the database."""
         with psycopg.connect(self.host.database_url, autocommit=True) as connection:
             row = connection.execute("select count(*) from email_replay_item where outcome = 'replayed'").fetchone()
         assert row is not None
@@ -105,7 +104,7 @@ class Day:
 def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: int) -> None:
     day = Day(host, sizes)
     blocked, unknown, full, silent = sizes
-    # As many connections as consecutive timeouts allow; with more, the dispatcher would stop using the provider.
+    # More connections could mean more consecutive timeouts. Then the dispatcher would stop using the provider.
     run = host.run(MAX_ATTEMPTS=1, SMTP_CONNECTIONS=256)
     day.go_wrong(run)
     total = sum(sizes) + len(POISON)
@@ -123,7 +122,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     assert [each["x_death"][0]["reason"] for each in poison] == ["rejected", "rejected"]
     day.await_depth(total)
 
-    # One kind is replayed at a limited rate, and stopped in the middle.
+    # Replay one kind at a limited rate, and stop the replay before its end.
     day.sink.become()
     with day.replaying("--error-type", "refused", "--rate", str(rate)) as process:
         eventually(lambda: day.replayed() >= rate // 2, "the first half second of a replay")
@@ -136,7 +135,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     assert first["dead_letters_removed"] == first["replayed"]
     day.await_depth(total - first["replayed"])
 
-    # The replay is resumed, and a second operator replays the same emails at the same time.
+    # Resume the replay, while a second operator replays the same emails.
     with ExitStack() as stack:
         resumed = stack.enter_context(day.commands.started("dlq", "replay", "--resume", "1", "--rate", "400", "--json"))
         second = stack.enter_context(day.replaying("--error-type", "refused", "--rate", "400"))
@@ -148,7 +147,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     total -= blocked
     day.await_depth(total)
 
-    # Poison: one message is repaired, so that it points to an email; the other is discarded.
+    # Repair one poison message, so that it points to an email, and discard the other one.
     (host.folder / "repaired.json").write_bytes(
         orjson.dumps({"v": 1, "email_id": min(day.failed["refused"]), "message_key": "refused-0"})
     )
@@ -164,7 +163,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     total -= silent
     day.await_depth(total)
 
-    # A dead letter is put back by hand, as anyone can on RabbitMQ's management page.
+    # Move a dead letter back to the send queue by hand, as any user of RabbitMQ's management page can.
     dead_letters = host.rabbit.read_all(host.topology.dlq)
     dead_letter = next(each for each in dead_letters if b"recipient_deferred" in each.body)
     host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
@@ -176,7 +175,8 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     assert day("dlq", "reconcile", "--fix", *WHY).code == 0
     day.await_depth(total - 1)
 
-    # The remaining ones, in the queue's order. Unknown recipients fail again, each with a new dead letter.
+    # Replay the remaining emails in the queue's order. Emails to unknown recipients fail again, each with a new dead
+    # letter.
     day.sink.become("--reply", "rcpt=550 5.1.1 User unknown")
     again = day("dlq", "replay", "--from-queue", "--error-type", "rejected_recipient", *WHY, "--rate", "0", "--yes")
     assert again.code == 0

@@ -1,7 +1,7 @@
-"""Servers stop and restart while the dispatcher works, on a separate set of servers.
+"""PostgreSQL or RabbitMQ stops and restarts while the dispatcher runs. These tests use their own servers.
 
-However they stop, and whichever processes are stopped meanwhile: no email is lost or sent twice. While the workers
-live, no email is held either, because they keep each answer until it is recorded.
+However a server stops, and whichever processes are killed meanwhile, no email is lost or sent twice. If no worker dies,
+no email is held either, because workers keep each answer until it is recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def stoppable() -> Iterator[StoppableServers]:
-    """Servers for this module only, whatever servers the environment names."""
+    """Servers for this module only, even if the environment has URLs of other servers."""
     with tempfile.TemporaryDirectory(prefix="dispatcher-outages-") as name, pytest.MonkeyPatch.context() as patch:
         folder = Path(name) / "servers"
         for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
@@ -47,8 +47,8 @@ def stoppable() -> Iterator[StoppableServers]:
 def lasting(stoppable: StoppableServers) -> Topology:
     """Queues that were declared before any outage.
 
-    RabbitMQ writes declarations to disk up to some seconds late. A node that is killed earlier restarts with a queue
-    that lacks its binding or its leader. These tests are not about that.
+    RabbitMQ writes declarations to disk some seconds late. A node that is killed before that restarts with a queue
+    without binding or leader, which these tests do not cover.
     """
     topology = Topology("outages", "outages.send", "outages.dlq")
     asyncio.run(declare(stoppable.servers.amqp_url, topology))
@@ -72,7 +72,7 @@ def host(tmp_path: Path, stoppable: StoppableServers, lasting: Topology) -> Iter
 
 
 def await_long_outage(run: Program) -> None:
-    """Wait until each worker's pool has timed out waiting for PostgreSQL, which takes seconds."""
+    """Wait until each worker's pool has waited for PostgreSQL and timed out, which takes seconds."""
 
     def slots() -> set[str]:
         lost = run.events("store.connection_lost")
@@ -137,7 +137,7 @@ def test_workers_that_die_during_a_postgresql_outage_leave_their_answers_in_the_
     books = host.await_finished(ids)
     stop(second)
     books.assert_balanced()
-    # Answers from before the kill are known, although the workers never recorded them.
+    # The ledgers have the answers from before the kill, although the workers never recorded them.
     assert len(books.by_status.get("held", frozenset()) & delivered) <= WORKERS * CONNECTIONS
     assert books.count("held") <= WORKERS * CONNECTIONS
     assert books.count("sent") + books.count("held") == 600
@@ -155,7 +155,7 @@ def test_a_stop_during_a_postgresql_outage_ends_in_time_and_the_next_run_settles
 
     run.send(signal.SIGTERM)
 
-    # Their results could not be recorded: the processes were killed, and report it.
+    # The processes could not record these results. They were killed, and the log reports it.
     assert run.await_exit() == 1
     stoppable.restart(POSTGRES)
     second = host.run()
@@ -234,7 +234,7 @@ def test_a_run_started_before_its_servers_sends_the_waiting_emails_when_they_sta
 ) -> None:
     ids = host.enqueue(emails(200))
     stoppable.stop(POSTGRES)
-    stoppable.freeze(RABBITMQ)  # if it had ended, it would restart with the other one
+    stoppable.freeze(RABBITMQ)  # if it had exited, the other server's restart would restart it, too
 
     run = host.run()
 
@@ -249,7 +249,7 @@ def test_a_run_started_before_its_servers_sends_the_waiting_emails_when_they_sta
 
 
 def test_readyz_and_doctor_report_hanging_commits(host: Host, stoppable: StoppableServers) -> None:
-    """As if the only synchronous standby were down: PostgreSQL answers queries, but no commit returns."""
+    """PostgreSQL answers queries, but no commit returns, as if the only synchronous standby were down."""
     host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(400))
     run = host.run(METRICS_ADDRESS="127.0.0.1:0")

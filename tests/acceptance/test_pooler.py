@@ -1,4 +1,4 @@
-"""PgBouncer: session pooling works like PostgreSQL itself, transaction pooling is refused."""
+"""With PgBouncer, session pooling works like a direct connection; transaction pooling is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_doctor_names_transaction_pooling(host: Host, tmp_path: Path) -> None:
 
 def test_an_application_can_enqueue_through_transaction_pooling(host: Host, tmp_path: Path) -> None:
     with pgbouncer(tmp_path, host.database_url, mode="transaction") as url:
-        for number in range(3):  # each in a different or the same session of the pool
+        for number in range(3):  # the pool may use a different session each time
             with psycopg.connect(url, prepare_threshold=None) as connection:
                 connection.execute("set local search_path = pg_catalog")
                 enqueue_many(connection, emails(2, name=f"pooled-{number}"))

@@ -1,4 +1,4 @@
-"""PostgreSQL sessions are cut during work: results are kept, and nothing is sent again."""
+"""PostgreSQL sessions are terminated while workers send: results are kept, and nothing is sent again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.acceptance.harness import Host, emails, stop
 
 
 def terminate_backends(host: Host) -> int:
-    """Terminate every other session of the test's database; returns how many."""
+    """Terminate every other session of the test's database; return the number of sessions."""
     statement = """
         select pg_terminate_backend(pid) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'

@@ -1,4 +1,4 @@
-"""Providers throttle, fail or stop answering: `dispatcher run` with doubles that misbehave."""
+"""Providers throttle, fail or stop answering `dispatcher run`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 ON_THE_WIRE = 256
-"""In-flight requests of a worker when the first 429 arrives; each worker's series of 429s ends with as many."""
+"""A worker's in-flight requests when its first 429 arrives. This is also the most 429s that the worker gets."""
 
 
 @pytest.fixture
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
-    """A SendGrid for this test only, which receives the host's emails."""
+    """A SendGrid double for this test, which receives the host's emails."""
     made = Double(tmp_path / "double")
     host.recipient = made
     yield made
@@ -32,7 +32,7 @@ def double(tmp_path: Path, host: Host) -> Iterator[Double]:
 def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Double, seconds: int, count: int) -> None:
     run = host.run()
     host.await_consumers()
-    double.behave(latency_ms=1000)  # enough emails left, however late the 429s begin
+    double.behave(latency_ms=1000)  # slow, so that emails are left when the 429s begin
     ids = host.enqueue(emails(count))
     host.await_delivered(count // 10)
     throttled_until = time.time() + seconds  # at the earliest
@@ -56,7 +56,7 @@ def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Doub
 def test_no_email_times_out_at_a_slow_server(host: Host) -> None:
     host.sink("--latency-ms", "1000")
     ids = host.enqueue(emails(64))
-    run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last one waits for longer than that
+    run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last email waits longer
 
     books = host.await_finished(ids, seconds=60)
 

@@ -1,4 +1,4 @@
-"""RabbitMQ fails or loses messages: PostgreSQL holds the truth, a message is only a hint."""
+"""RabbitMQ fails or loses messages. No email is lost, because its state is in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from tests.acceptance.harness import WORKERS, Host, emails, stop
 from tests.supervisor.program import Program, eventually
 
 LEASE_SECONDS = 6
-"""After half of it, a message counts as vanished. All of it is longer than a busy machine stalls a worker."""
+"""After half of this time, the relay treats a message as lost. The whole time is longer than any stall of a worker on a
+busy machine."""
 
 
 def await_both_lost(run: Program) -> None:
-    """Wait until each worker has lost its queue. One worker may lose it repeatedly before the other does."""
+    """Wait until each worker has lost its queue. One worker may lose it repeatedly before the other worker does."""
 
     def losers() -> set[str]:
         return {event["worker"] for event in run.events("broker.connection_lost")} - {"relay"}
@@ -33,8 +34,8 @@ def test_cut_connections_lose_and_repeat_nothing(host: Host, times: int) -> None
     closed: set[str] = set()
     for cut in range(times):
         host.await_delivered(100 + 300 * cut)
-        # Both workers' connections at once: if one is cut before the other is listed, the second cut would hit a new
-        # connection. The relay has a connection only while there is something to publish.
+        # Close both workers' connections at the same time. Otherwise the second close could hit a new connection of the
+        # first worker. The relay has a connection only while it has something to publish.
         eventually(lambda: len(host.rabbit.connections_of(pids[:2]).difference(closed)) == 2, "connections to close")
         closed.update(host.rabbit.connections_of(pids))
         host.rabbit.close_connections_of(pids)
@@ -48,7 +49,7 @@ def test_cut_connections_lose_and_repeat_nothing(host: Host, times: int) -> None
 
 
 def test_deleting_and_redeclaring_the_queue_loses_and_repeats_nothing(host: Host) -> None:
-    host.sink("--latency-ms", "100")  # so that there is much to lose, however late
+    host.sink("--latency-ms", "100")  # slow, so that the queue has messages to lose
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
     host.await_delivered(30)
@@ -67,7 +68,7 @@ def test_deleting_and_redeclaring_the_queue_loses_and_repeats_nothing(host: Host
 
 
 def test_purging_the_queue_loses_and_repeats_nothing(host: Host) -> None:
-    host.sink("--latency-ms", "100")  # so that there is much to lose, however late
+    host.sink("--latency-ms", "100")  # slow, so that the queue has messages to lose
     ids = host.enqueue(emails(600))
     run = host.run(PREFETCH=20, LEASE_SECONDS=LEASE_SECONDS)
     host.await_delivered(30)

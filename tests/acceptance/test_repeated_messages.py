@@ -1,4 +1,4 @@
-"""The same message many times: PostgreSQL lets one worker send the email once."""
+"""Many copies of one message are delivered: PostgreSQL lets one worker send the email once."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def test_a_message_published_a_hundred_times_to_two_workers_sends_one_email(host
     host.rabbit.publish(host.topology.queue, *(TIMES * pointers))
 
     with psycopg.connect(host.database_url) as connection:
-        # Until both have asked for the same leases: neither gets them before the other asks.
+        # Lock the rows until both workers have requested the same leases, so that neither gets them first.
         connection.execute("select from email_log for update")
         run = host.run(PREFETCH=64)
-        asked: set[str] = set()  # over all checks: each waits only for a while
+        asked: set[str] = set()  # over all checks, because a worker waits only for a limited time
 
         def both_have_asked() -> bool:
             asked.update(waiting_workers(host))

@@ -1,5 +1,4 @@
-"""Workers are replaced while they send: by a reload, at their own request, or because they hang. No email is
-affected."""
+"""A reload, a worker's own request, or a hang replaces workers while they send. No email is affected."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def test_a_reload_with_a_wrong_password_stops_no_worker(host: Host, server: str)
 def test_workers_that_reach_their_email_limit_are_replaced_one_by_one(host: Host) -> None:
     host.sink("--latency-ms", "5")
     run = host.run(RECYCLE_EMAILS=50)
-    host.await_consumers()  # so that each gets its share
+    host.await_consumers()  # so that RabbitMQ gives each worker its share
 
     ids = host.enqueue(emails(400))
 

@@ -1,4 +1,4 @@
-"""Only a standby answers: `doctor` reports it, and a run waits for its promotion."""
+"""If only a standby answers, `doctor` reports it, and `dispatcher run` waits for its promotion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starting with a server down, next to another run, or with invalid tables and queues."""
+"""`dispatcher run` starts while a server is down, next to another run, or with invalid tables and queues."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_two_runs_with_separate_run_directories_share_the_work(host: Host) -> No
 def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(host: Host) -> None:
     run = host.run(WORKERS=1)
     run.await_events("broker.connected")
-    # As after a deployment with migrations of a later release: this release cannot work.
+    # As if a later release had migrated the tables: this release cannot use them.
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("alter table email_log rename to email_log_gone")
 
@@ -113,7 +113,7 @@ def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(
 def test_a_worker_without_disk_space_reports_it_and_starts_once_there_is_space(host: Host) -> None:
     (port,) = choose(1)
     address = f"127.0.0.1:{port}"
-    # No process of the host may write a larger file, as on a full disk. A worker's ledger needs more.
+    # As on a full disk: no process of the host may write a larger file, and a worker's ledger is larger.
     limited = ["sh", "-c", 'ulimit -S -f 128 && exec "$@"', "sh", *DISPATCHER, "run"]
     run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
 
@@ -168,7 +168,7 @@ def test_a_start_without_its_servers_waits_for_them_and_can_be_stopped(host: Hos
 
     run.await_events("store.connection_lost", 2)
 
-    stop(run)  # on its own: no process had to be killed
+    stop(run)  # the processes exit without being killed
 
 
 def test_a_stop_right_after_the_start_leaves_nothing_behind(host: Host) -> None:

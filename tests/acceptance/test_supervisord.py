@@ -1,4 +1,5 @@
-"""A real supervisord with our configuration file: starts, restarts and stops lose and repeat nothing."""
+"""A real supervisord with our configuration file starts, restarts and stops the dispatcher. No email is lost or sent
+twice."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ STALE_WORKERS: Final = WORKERS + 5
 
 
 class Supervised:
-    """A supervisord with our configuration file, adapted to a test's paths and users, and a host's env file.
+    """A supervisord with our configuration file, with paths and users for the test, and with a host's env file.
 
     Attributes:
         env_file: The file that both programs read.
@@ -50,21 +51,21 @@ class Supervised:
         self._configuration = host.folder / "supervisord.conf"
         self._configuration.write_text(text)
         argv = [str(BIN / "supervisord"), "--nodaemon", "--configuration", str(self._configuration)]
-        # supervisord keeps the environment of the shell that started it.
+        # supervisord passes on the environment of the shell that started it.
         older = {"PATH": os.defpath, "DISPATCHER_WORKERS": str(STALE_WORKERS), "DISPATCHER_PREFETCH": "mistaken"}
         self.program: Program = host.program(argv, "supervisord", env=older)
 
     def write(self, **settings: object) -> None:
-        """Write the env file: the host's settings, and these."""
+        """Write the env file with the host's settings and the given ones."""
         env = self._host.environment(**settings)
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in env.items() if name != "PATH"))
 
     def started_with(self, life: int) -> int:
-        """The number of workers of the n-th start of `dispatcher run`, counted from 1. Waits for it."""
+        """The number of workers in the n-th start of `dispatcher run`, counted from 1. Waits for that start."""
         return int(self.await_event("dispatcher.started", life)["workers"])
 
     def await_event(self, name: str, times: int = 1) -> dict[str, Any]:
-        """The n-th event of this name in the log of `dispatcher run`. Waits for it."""
+        """The n-th event with this name in the log of `dispatcher run`. Waits for the event."""
         log = self._host.folder / "dispatcher.log"
 
         def found() -> list[dict[str, Any]]:
@@ -82,16 +83,16 @@ class Supervised:
         ).stdout
 
     def await_state(self, state: str, program: str = "dispatcher") -> None:
-        """Wait until a program is in this state of supervisord."""
+        """Wait until supervisord reports this state for a program."""
         eventually(lambda: state in self.control("status", program), lambda: self.control("status"))
 
     @property
     def parent(self) -> int:
-        """The process of `dispatcher run`. Waits until one runs."""
+        """The pid of `dispatcher run`. Waits until one runs."""
         return self.pid_of("dispatcher")
 
     def pid_of(self, program: str) -> int:
-        """A program's process. Waits until one runs."""
+        """A program's pid. Waits until the program runs."""
 
         def running() -> int:
             answer = self.control("pid", program).strip()
@@ -101,7 +102,7 @@ class Supervised:
 
 
 def api_port(host: Host, life: int) -> int:
-    """The port of the API at its n-th start, counted from 1. Waits for it."""
+    """The port of the API after its n-th start, counted from 1. Waits for that start."""
     log = host.folder / "dispatcher-api.log"
 
     def ports() -> list[str]:
@@ -112,7 +113,7 @@ def api_port(host: Host, life: int) -> int:
 
 
 def posted(port: int) -> tuple[int, str, bool]:
-    """The API's answer to an email: status, id, whether it was replayed."""
+    """The API's answer to a posted email: status, id, and whether the answer was replayed."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     headers = {"Content-Type": "application/json", "Idempotency-Key": "order-17-receipt"}
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}

@@ -1,4 +1,4 @@
-"""Spans of real processes, as a collector receives them; and a collector that never answers, which delays no email."""
+"""A collector receives the spans of real processes. A collector that never answers delays no email."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_the_callers_span_enqueue_and_attempts_form_one_trace(host: Host) -> Non
         began_at = time.time()
         for body in (orjson.dumps(document), b"{"):
             request(listener, "POST", "/v1/emails", body, Idempotency_Key="receipt-1", traceparent=TRACEPARENT)
-        # At exit, a process has one second to export, which may be too short on a busy machine. So nothing is left
-        # until then.
+        # At exit, a process has one second to export, which may be too short on a busy machine. So wait until all spans
+        # are exported.
         eventually(lambda: len(collector.spans("email.enqueue") + collector.spans("email.attempt")) == 4, "all spans")
         api.send(signal.SIGTERM)
         assert api.await_exit() == 0
@@ -71,7 +71,7 @@ def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host:
         assert collector.bodies
         asked_at = time.monotonic()
         stop(run)
-        # One second of waiting, and some time for a busy machine.
+        # One second of waiting, plus time for a busy machine.
         assert time.monotonic() - asked_at < 8
 
     books.assert_balanced()
