@@ -1,4 +1,4 @@
-"""Fixtures for all tests: private servers once per run, a cloned database per test, separate queues per test."""
+"""Fixtures for all tests: servers that are started once per run, and a database clone and queues for each test."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 pytest_plugins = ["tests.store.fixtures"]
 
 
-# Use the same examples in every run, and no deadline on a busy machine. Hypothesis would also try constants of our
-# modules that are imported by then, which depends on the tests before.
+# Use the same examples in every run, and no deadline, because the machine may be busy. By default, Hypothesis also
+# tries constants of imported modules, which would depend on the tests that ran before.
 assert hasattr(examples, "is_local_module_file")
 examples.is_local_module_file = lambda _: False
 hypothesis.settings.register_profile(
@@ -51,12 +51,12 @@ _SERVERS: Final = pytest.StashKey[Servers]()
 _PREFIX: Final = "dispatcher-tests-"
 _MEMORY: Final = Path("/dev/shm")
 _MEMORY_BYTES: Final = 4 << 30
-"""The free memory that is required. A full run needs a quarter of it at most."""
+"""The free memory that is required, in bytes. A full run needs at most a quarter of this."""
 
 
 def _in_memory() -> Path | None:
-    """A folder in memory for the servers' data, if there is enough memory and TMPDIR is not set. On disk, the journal
-    takes a fifth of a run's time: hundreds of databases come and go, with 300 files each."""
+    """A folder in memory for the servers' data; None if memory is short or TMPDIR is set. On disk, the file system's
+    journal takes a fifth of a run's time, because tests create and drop hundreds of databases with 300 files each."""
     roomy = _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free >= _MEMORY_BYTES
     return _MEMORY if roomy and "TMPDIR" not in os.environ else None
 
@@ -65,17 +65,17 @@ def _in_memory() -> Path | None:
 def _folder_of_a_run() -> Iterator[Path]:
     place = _in_memory()
     for other in place.glob(f"{_PREFIX}*") if place else ():
-        # The folder of a killed run: nothing else would ever free its memory.
+        # No process uses this folder of a killed run, so free its memory.
         with suppress(BlockingIOError, FileNotFoundError), _locked(other):
             shutil.rmtree(other, ignore_errors=True)
-    # The path is short, because it holds sockets and cookies.
+    # The path is short, because the path of a Unix socket is limited to about 100 bytes.
     with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=place) as folder, _locked(Path(folder)):
         yield Path(folder)
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder as in use; raises BlockingIOError if it is already locked."""
+    """Lock the folder during the block; raises BlockingIOError if another run has locked it."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -93,20 +93,21 @@ def _servers_of_a_run() -> Iterator[Servers]:
 def pytest_configure() -> None:
     """Restore the default handling of SIGINT and SIGHUP, which a background shell or `nohup` sets to ignore.
 
-    The programs under test would inherit that, and never react to a stop.
+    The programs under test would inherit the ignored signals, and would not stop.
     """
     os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # statements of this process would use it
     raise_file_limit()  # tests open hundreds of connections at once
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        # A child does not inherit a handler, but it inherits an ignored signal. So this process uses a handler.
+        # A program that a test starts would inherit an ignored signal, but exec resets a handler. So install a handler.
         signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect tests without garbage collection, and freeze what stays for the whole run."""
+    """Disable the garbage collector during test collection, and exclude the collected tests from later garbage
+    collections."""
     gc.disable()
     try:
         return (yield)
@@ -117,7 +118,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Meanwhile have the tests compiled, once for all processes that share them."""
+    """Compile the tests in another process during the block. Otherwise each of the processes that run tests would
+    compile them."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL):
@@ -126,7 +128,7 @@ def _compiling() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: WorkerController) -> None:
-    """If several processes share the tests, the controller starts the servers for all of them."""
+    """If several processes run the tests, the controller starts the servers for all processes."""
     config = node.config
     if _SERVERS not in config.stash:
         running = _servers_of_a_run()
@@ -138,7 +140,7 @@ def pytest_configure_node(node: WorkerController) -> None:
 
 @pytest.fixture(scope="session")
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
-    """PostgreSQL and RabbitMQ for the whole run, with their own data, removed afterwards."""
+    """PostgreSQL and RabbitMQ for the whole run, with empty data directories that are removed afterwards."""
     shared = getattr(request.config, "workerinput", {}).get("servers")
     if shared:
         yield Servers(**{**shared, "folder": Path(shared["folder"])})
@@ -178,7 +180,7 @@ def empty_database_url(servers: Servers) -> Iterator[str]:
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port on which nothing listens, and nothing can listen while the test runs."""
+    """A port on which no process can listen while the test runs."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]

@@ -16,7 +16,7 @@ from tests.alerts.receiver import Receiver, receiving, write_ca
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The monitor's event loop."""
+    """Runs the tests in the monitor's event loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -28,13 +28,13 @@ def ca() -> trustme.CA:
 
 @pytest.fixture
 def ca_file(ca: trustme.CA, tmp_path: Path) -> Path:
-    """The authority's certificate, as a file."""
+    """The path of a file with the authority's certificate."""
     return write_ca(ca, tmp_path)
 
 
 @pytest.fixture
 def receiver(ca: trustme.CA) -> Iterator[Receiver]:
-    """A webhook receiver, at 127.0.0.1 and under a host name that no resolver knows."""
+    """A webhook receiver whose certificate is for 127.0.0.1 and for a host name that no resolver knows."""
     with receiving(ca, "127.0.0.1", "alerts.example.com") as running:
         yield running
 

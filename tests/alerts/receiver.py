@@ -1,4 +1,4 @@
-"""A webhook receiver: a real https server that records requests and checks signatures with its own implementation."""
+"""A webhook receiver: a real https server that records requests. It checks signatures without the dispatcher's code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FRESH_SECONDS: Final = 300
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """One completely read request."""
+    """A request that the receiver has read completely."""
 
     path: str
     headers: Mapping[str, str]
@@ -53,11 +53,11 @@ class Posted:
 
 
 class Receiver(ThreadingHTTPServer):
-    """The server.
+    """The https server.
 
     Attributes:
-        posted: All requests, with any answer.
-        statuses: The statuses of the next responses; 204 after the last one.
+        posted: All requests so far, whatever their answer was.
+        statuses: The HTTP statuses of the next responses; when the list is empty, 204.
         released: While this event is not set, the server does not answer.
     """
 
@@ -75,7 +75,6 @@ class Receiver(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The URL of the server."""
         return f"https://127.0.0.1:{self.server_port}/alerts?source=mail"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -106,7 +105,7 @@ class _Answer(BaseHTTPRequestHandler):
 
 @contextmanager
 def receiving(ca: trustme.CA, *names: str) -> Iterator[Receiver]:
-    """Runs a receiver for these host names during the block."""
+    """Runs a receiver during the block. Its certificate is for these host names."""
     with Receiver(ca, *names) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()

@@ -1,4 +1,5 @@
-"""Alerts by email to a real SMTP server: verified TLS, total deadlines, and no server text in our errors."""
+"""Alerts by email to a real SMTP server: the channel verifies TLS, keeps total deadlines, and shows no server text in
+errors."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ async def sink(tmp_path: Path) -> AsyncIterator[SmtpSink]:
 
 
 def channel_to(sink: SmtpSink, security: str = "none", ca_file: Path | None = None, **login: str) -> MailChannel:
-    """A channel to this server."""
+    """A channel that sends alerts to this server."""
     server = SmtpServer("127.0.0.1", sink.port, security, **login)
     return MailChannel(server, "alerts@example.com", TO, ca_file=ca_file, total_seconds=20)
 

@@ -1,4 +1,5 @@
-"""Alerts by webhook to a real https server: signed, without redirects, only to checked addresses."""
+"""Alerts by webhook to a real https server: the channel signs requests, follows no redirects, and connects only to
+checked addresses."""
 
 from __future__ import annotations
 
@@ -18,10 +19,10 @@ from tests.waiting import DEADLINE_SECONDS, Overtime, until
 
 
 class Resolver:
-    """A resolver that returns these answers in turn, then always the last one.
+    """A resolver that returns the given answers one after another, and then repeats the last answer.
 
     Attributes:
-        asked: How often it was called.
+        asked: The number of calls.
     """
 
     def __init__(self, *answers: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ class Resolver:
 
 
 def channel_to(url: str, ca_file: Path, resolver: Resolver | None = None, *, seconds: float = 10) -> WebhookChannel:
-    """A channel that may connect to this machine."""
+    """A channel to this URL that may also connect to loopback addresses."""
     if resolver is None:
         return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, total_seconds=seconds)
     return WebhookChannel(url, SECRET, allow_private=True, ca_file=ca_file, resolver=resolver, total_seconds=seconds)
@@ -94,7 +95,7 @@ async def test_one_private_address_among_public_ones_is_enough_to_refuse(ca_file
 
 
 async def test_the_connection_goes_to_the_checked_address(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
-    """A name that resolves to another address a moment later is not resolved again; TLS still verifies the name."""
+    """The channel resolves the name only once, so a later answer has no effect. TLS still verifies the name."""
     resolver = Resolver(["127.0.0.1"], ["192.0.2.1"])
     channel = channel_to(f"https://alerts.example.com:{receiver.server_port}/x", ca_file, resolver)
 
@@ -136,7 +137,7 @@ async def test_an_untrusted_certificate_authority_is_refused(
 async def test_a_silent_receiver_fails_at_the_total_deadline(receiver: Receiver, ca_file: Path, notice: Notice) -> None:
     receiver.released.clear()
     seconds = 1.0
-    while not receiver.posted and seconds < DEADLINE_SECONDS:  # the deadline is set only after the request was received
+    while not receiver.posted and seconds < DEADLINE_SECONDS:  # until the request was received in time
         seconds *= 2
         overtime = Overtime(asyncio.get_running_loop().time() + seconds)
         with pytest.raises(NotDelivered, match="no answer"):

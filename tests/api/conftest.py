@@ -14,7 +14,7 @@ from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, running, settings_o
 
 @pytest.fixture
 def settings(servers: Servers, database_url: str, topology_names: Topology) -> Settings:
-    """Settings for an API with its own database, and an AMQP URL at which no RabbitMQ runs."""
+    """Settings for an API with a separate database, and with an AMQP URL at which no RabbitMQ runs."""
     return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names)
 
 

@@ -11,7 +11,7 @@ DEADLINE_SECONDS = 20.0
 
 
 async def exchange(api: Api, *pieces: bytes) -> Answer | None:
-    """Sends bytes in pieces, and returns the response; None if the connection ends without one."""
+    """Sends bytes in pieces; returns the response, or None if the connection ends without a response."""
     reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
     try:
         async with asyncio.timeout(DEADLINE_SECONDS):
@@ -26,7 +26,7 @@ async def _send(writer: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
         try:
             writer.write(piece)
             await writer.drain()
-        except ConnectionError:  # the API refused the request early; its response may have arrived
+        except ConnectionError:  # the API refused the request early; the response may have arrived
             return
 
 

@@ -1,4 +1,4 @@
-"""A real API server in the test's event loop, with its own database and queues, and a client for it."""
+"""A real API server in the test's event loop, with a separate database and queues, and a client of the API."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Answer:
 
     @property
     def code(self) -> str | None:
-        """The problem's code; None if the response is no problem."""
+        """The problem's code; None if the response is not a problem document."""
         code: str | None = self.json.get("code")
         return code
 
     @property
     def pointers(self) -> list[str]:
-        """The pointer, header or parameter of each of the problem's errors."""
+        """The problem's errors: the JSON pointer, header or parameter of each."""
         return [next(iter(error.values())) for error in self.json.get("errors", [])]
 
 
@@ -113,7 +113,7 @@ class Api:
 
 
 def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: str) -> Settings:
-    """Settings for an API on any free port, which needs no key until the first key exists."""
+    """Settings for an API on any free port. The API needs no key until the first key exists."""
     environ = {
         "DATABASE_URL": database_url,
         "AMQP_URL": amqp_url,
@@ -130,7 +130,7 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 
 @asynccontextmanager
 async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS) -> AsyncIterator[Api]:
-    """Runs an API during the block. Its timeouts suit a busy machine.
+    """Runs an API during the block, with timeouts long enough for a busy machine.
 
     Args:
         lock_seconds: How long a request waits for a transaction that holds the same message key or quota row.

@@ -159,7 +159,7 @@ async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, conne
     token = make_key(connection, requests_per_second=2.0)
 
     first = await api.get("/v1/emails", token=token)
-    # Enough that some are refused, however long the responses take.
+    # Enough requests that some are refused, even on a slow machine.
     others = await asyncio.gather(*(api.get("/v1/emails", token=token) for _ in range(100)))
 
     refused = [answer for answer in others if answer.status == 429]
@@ -176,7 +176,7 @@ async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection
     second = await api.get("/v1/emails", token=token)
 
     assert (first.status, second.code) == (200, "rate-limited")
-    # It would be 19 seconds if the responses took no time.
+    # Exactly 19 seconds if the responses took no time.
     assert int(second.headers["retry-after"]) >= 10
 
 
@@ -308,7 +308,7 @@ async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
         with psycopg.connect(database_url) as holder:
             holder.execute("select from api_key_day where key_id = %s for update", [locked.split("_")[1]])
             waiting = [asyncio.create_task(api.post(f"locked-{number}", token=locked)) for number in range(40)]
-            async with asyncio.timeout(20):  # the lock is not released
+            async with asyncio.timeout(20):  # the other transaction keeps its lock
                 others = [
                     await api.post("free", token=free),
                     await api.get("/v1/emails", token=free),

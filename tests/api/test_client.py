@@ -1,4 +1,4 @@
-"""The Python client: typed results, and one email however often requests and responses are lost."""
+"""The Python client returns typed results, and enqueues one email however often requests and responses are lost."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_a_lost_response_is_retried_without_a_second_email(api: Api, conne
     lost = 0
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forwards a request, and drops the response twice."""
+        """Forwards each request to the API, and loses the first two responses."""
         nonlocal lost
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", api.port)
         inner_writer.write(await reader.readuntil(b"}"))

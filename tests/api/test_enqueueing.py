@@ -1,4 +1,4 @@
-"""Enqueueing over HTTP: each key becomes durable once, however often it is requested."""
+"""Enqueueing over HTTP: each message key is stored once, however often it is requested."""
 
 from __future__ import annotations
 

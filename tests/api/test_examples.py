@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def orders(connection: psycopg.Connection) -> psycopg.Connection:
-    """A database with an application's own table."""
+    """A connection to a database with an application's table `orders`."""
     connection.execute("create table orders (number integer primary key, customer text)")
     return connection
 
@@ -36,7 +36,8 @@ def books(connection: psycopg.Connection) -> tuple[list[Any], list[Any]]:
 
 
 def environment_with_curl() -> dict[str, str]:
-    """An environment with curl in its PATH: the system's, or Debian's package, downloaded once without root."""
+    """An environment with curl in its PATH. If the system has no curl, Debian's package is downloaded once, without
+    root."""
     if shutil.which("curl"):
         return {"PATH": os.environ["PATH"]}
 

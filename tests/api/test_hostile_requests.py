@@ -1,4 +1,5 @@
-"""Hostile requests get a 4xx with the reason. The API stores and repeats nothing of them, and its memory stays flat."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and its memory does
+not grow."""
 
 from __future__ import annotations
 
@@ -210,11 +211,11 @@ async def test_a_client_that_keeps_sending_after_a_refusal_gets_the_whole_respon
     body = b"x" * (512 * 1024)
     async with asyncio.timeout(DEADLINE_SECONDS):
         writer.write(request("/v1/replays", *JSON, f"Content-Length: {len(body)}"))
-        first = await reader.readexactly(1)  # the response has begun, and no byte of the body was sent
+        first = await reader.readexactly(1)  # the response begins before the body is sent
         for start in range(0, len(body), 4096):
             writer.write(body[start : start + 4096])
             await writer.drain()  # raises if the connection was reset
-        answer = first + await reader.read()  # until the API closes its direction
+        answer = first + await reader.read()  # until the API ends its sending direction
         writer.close()
         await writer.wait_closed()
 
@@ -276,7 +277,8 @@ async def test_empty_lines_after_a_response_do_not_keep_the_connection_open(sett
 
 
 async def request_without_reading(api: Api, count: int) -> int:
-    """Sends that many requests for a large response, reads none, and resets. Returns how many could be sent."""
+    """Sends up to `count` requests for a large response, reads nothing, and resets the connection. Returns the number
+    of sent requests."""
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that the responses fill it
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -300,7 +302,7 @@ def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
             assert (await api.get("/healthz")).status == 200
 
     with capture_logs() as events:
-        uvloop.run(abuse())  # raises errors that asyncio's own loop ignores
+        uvloop.run(abuse())  # uvloop raises errors that asyncio's loop ignores
 
     assert [event for event in events if event["event"] == "error.unexpected"] == []
 
@@ -434,14 +436,14 @@ async def test_a_protocol_upgrade_closes_the_connection_and_its_body_is_not_pars
 
 
 def upload(token: str | None, body: bytes, length: int) -> bytes:
-    """A request with only part of its body."""
+    """A request with this content length, and only part of its body."""
     authorization = [f"Authorization: Bearer {token}"] if token else []
     return request("/v1/emails", *JSON, *authorization, f"Content-Length: {length}") + body
 
 
 @asynccontextmanager
 async def stalled_clients(api: Api, count: int, sent: bytes) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Opens connections that send these bytes and then nothing more."""
+    """Opens connections, each of which sends these bytes and then nothing, during the block."""
     clients = [await asyncio.open_connection("127.0.0.1", api.port) for _ in range(count)]
     for _, writer in clients:
         writer.write(sent)
@@ -519,7 +521,7 @@ async def test_a_long_body_that_arrives_fast_enough_is_read(settings: Settings) 
         while loop.time() < until:
             writer.write(b"40\r\n" + b" " * 64 + b"\r\n")
             await writer.drain()
-            await asyncio.sleep(0)  # lets the API read it
+            await asyncio.sleep(0)  # lets the API read the request
         writer.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body))
         answer = await reader.readline()
         writer.close()
@@ -578,7 +580,7 @@ async def test_hostile_requests_do_not_increase_the_memory(settings: Settings, r
     raw = orjson.dumps(bomb)
     many = [(b"[" + b"{}," * (MAX_VALUES // 3) + b"{}]", 422), (b"[" + b"{}," * 2_000_000 + b"{}]", 413)]
     async with running(settings) as api:
-        # Reach the peak of single requests first, so that the measurement shows only memory that accumulates.
+        # First reach the memory peak of single requests, so that the test measures only memory that accumulates.
         for body, status in (*[(raw, 422)] * 5, *many, *many):
             assert (await api.post(raw=body)).status == status
         before = resident_bytes()

@@ -26,8 +26,8 @@ class Clients:
     """Concurrent clients that post emails as fast as they can until the API is killed.
 
     Attributes:
-        accepted: The email's id by key, for each key that got a 202.
-        posted: Every key that was posted.
+        accepted: The email ids by message key, for each key that got a 202.
+        posted: All message keys that were posted.
     """
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Clients:
         """Posts until the connections break.
 
         Args:
-            life: The number of the API process, as a part of the keys.
+            life: The number of the API process; each message key contains this number.
         """
         await asyncio.gather(*(self._post(port, f"{life}-{client}") for client in range(CLIENTS)))
 
@@ -72,7 +72,8 @@ def started(host: Host) -> tuple[Program, int]:
 
 
 async def kill_under_load(host: Host, lives: int) -> Clients:
-    """Starts APIs one after another. Each accepts some emails, and is killed while clients wait for responses."""
+    """Starts API processes one after another. Each accepts some emails, and is killed while clients wait for
+    responses."""
     clients = Clients()
     for life in range(lives):
         api, port = await asyncio.to_thread(started, host)
@@ -89,7 +90,7 @@ async def kill_under_load(host: Host, lives: int) -> Clients:
 
 
 def has_open_sessions(host: Host) -> bool:
-    """Whether PostgreSQL still executes statements of the killed API. It may still commit them."""
+    """Whether PostgreSQL still executes statements of the killed API, which it may commit."""
     sessions = "select from pg_stat_activity where application_name = 'dispatcher api' and datname = current_database()"
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return connection.execute(sessions).fetchone() is not None
@@ -109,14 +110,14 @@ async def check(host: Host, lives: int) -> None:
 
 
 def stored(host: Host) -> dict[str, UUID]:
-    """The id of every stored email, by key."""
+    """The ids of all stored emails, by message key."""
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return dict(connection.execute("select message_key, email_id from email_log").fetchall())
 
 
 @pytest.fixture
 def host(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> Host:
-    """A host with its own folder."""
+    """A host with a separate folder."""
     return Host(tmp_path, servers, database_url, topology)
 
 

@@ -1,4 +1,4 @@
-"""Large bodies: parsing in small steps has the same result as parsing in one."""
+"""Parsing a large body in small steps has the same result as parsing the body in one step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def counted(settings: Settings, tmp_path: Path) -> Iterator[Settings]:
 
 
 async def scraped(api: Api, listener: str) -> dict[str, float]:
-    """The API's samples on the metrics page, by name."""
+    """The API's samples from its metrics page, by name."""
     response = await api.client.get(f"http://{listener}/metrics").build().send()
     lines = (await response.text()).splitlines()
     pairs = (line.rpartition(" ") for line in lines if line.startswith("dispatcher_api_"))

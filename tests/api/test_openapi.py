@@ -45,7 +45,7 @@ CHECKS = [
 IGNORING = pytest.mark.filterwarnings(
     "ignore:Do not use the `random` module:hypothesis.errors.HypothesisDeprecationWarning"
 )
-"""Schemathesis uses `random`, and seeds it."""
+"""Hypothesis warns because Schemathesis uses `random` and seeds it."""
 
 
 @contextmanager
@@ -71,7 +71,7 @@ def in_a_thread(settings: Settings) -> Iterator[Api]:
 
 
 def probe(api: Api, examples: int, token: str | None) -> set[tuple[str, int]]:
-    """Sends the requests that Schemathesis generates; returns the operations with the statuses of their responses."""
+    """Sends the requests that Schemathesis generates; returns each operation with each status of a response."""
     schema = schemathesis.openapi.from_url(f"{api.url}/openapi.json")
     seen: set[tuple[str, int]] = set()
     for result in schema.get_all_operations():

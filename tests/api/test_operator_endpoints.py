@@ -1,4 +1,4 @@
-"""Operators' decisions and replays over HTTP, within the key's tenant."""
+"""Operators confirm, release and replay emails over HTTP, within the key's tenant."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD = "/v1/held/0199c0de-0000-7000-8000-000000000000/confirm"
 
 
 def set_status(connection: psycopg.Connection, key: str, status: str) -> None:
-    """Sets an email's status as a worker would."""
+    """Sets an email's status, and the columns that a worker sets with it."""
     connection.execute(
         "update email_log set status = %s, publish_due_at = null, error_type = 'refused', attempt_count = 1"
         " where message_key = %s",
@@ -165,7 +165,8 @@ async def test_another_process_resumes_an_interrupted_replay(
 
 
 async def interrupted_replay(api: Api, path: str) -> Any:
-    """The replay, after PostgreSQL has noticed that its process exited; None before."""
+    """The replay as soon as the API reports it as interrupted: PostgreSQL notices late that the replay's process
+    exited. None before."""
     replay = (await api.get(path)).json
     return None if replay["is_active"] else replay
 

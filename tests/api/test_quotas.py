@@ -1,4 +1,4 @@
-"""Quotas: several processes share them, and PostgreSQL's clock decides when a day ends."""
+"""Several processes share a key's daily quota, and PostgreSQL's clock decides when a day ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ TODAY, TOMORROW = date(2030, 6, 1), date(2030, 6, 2)
 
 @dataclass
 class Clocks:
-    """PostgreSQL's clock, as sessions of `database_url` read it, and this host's steady one.
+    """A settable clock for PostgreSQL's sessions of `database_url`, and a settable monotonic clock of this host.
 
-    Both begin ten seconds before the midnight of a day in 2030.
+    PostgreSQL's clock begins ten seconds before midnight of a day in 2030.
     """
 
     connection: psycopg.Connection
@@ -36,7 +36,7 @@ class Clocks:
         """Advances both clocks.
 
         Args:
-            steady: The seconds for the steady clock, if they differ.
+            steady: The seconds for the monotonic clock, if they differ.
         """
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
@@ -54,7 +54,7 @@ def clocks(connection: psycopg.Connection, database_url: str) -> Clocks:
 
 @pytest.fixture
 async def quotas(clocks: Clocks) -> AsyncIterator[Quotas]:
-    """The quotas of one process."""
+    """The quotas as one API process uses them."""
     async with make_pool(clocks.database_url, name="test", size=1) as pool:
         yield Quotas(KeyStore(pool), lambda: clocks.steady)
 
@@ -66,7 +66,7 @@ def key_with(connection: psycopg.Connection, quota: int) -> ApiKey:
 
 
 def counted(connection: psycopg.Connection) -> list[Any]:
-    """The reserved recipients by day, as the database counts them."""
+    """The reserved recipients by day, from the database."""
     return connection.execute("select day, recipient_count from api_key_day order by day").fetchall()
 
 
@@ -145,7 +145,8 @@ async def test_a_day_that_ends_during_a_refill_causes_no_refusal(
     await quotas.reserve(key, 1)
     clocks.advance(10, steady=9.99)
 
-    # Nine recipients of the old day's chunk are void.
+    # The process had reserved a chunk of ten recipients for the old day. The nine unused ones do not count for the new
+    # day.
     assert await quotas.reserve(key, 20) == Reservation(key, TOMORROW)
     assert counted(connection) == [(TODAY, 10), (TOMORROW, 21)]
 

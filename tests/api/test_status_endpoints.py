@@ -1,4 +1,4 @@
-"""The status endpoints: only the email's tenant sees it, and its content is never shown."""
+"""The status endpoints show an email only to its tenant, and never show its content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RabbitMQ for one test, and ways to disturb it."""
+"""Fixtures: access to RabbitMQ for one test, and a proxy that disturbs connections."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.broker.rabbit import Operator, Rabbit
 
 @pytest.fixture
 def amqp_url(servers: Servers) -> str:
-    """The address of the real RabbitMQ."""
+    """The AMQP URL of the real RabbitMQ."""
     return servers.amqp_url
 
 
 @pytest.fixture
 async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
-    """A second client."""
+    """A RabbitMQ client that is separate from the one under test."""
     async with await open_connection(amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
@@ -34,7 +34,8 @@ def operator(servers: Servers) -> Operator:
 
 @pytest.fixture
 async def undeclared(rabbit: Rabbit, topology_names: Topology) -> AsyncIterator[Topology]:
-    """Names of objects that do not exist yet. Whatever a test creates under them is deleted afterwards."""
+    """Names of an exchange and queues that do not exist yet. Objects that a test creates with these names are deleted
+    afterwards."""
     yield topology_names
     for queue in topology_names.queues:
         await rabbit.delete_queue(queue)

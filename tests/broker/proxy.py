@@ -1,4 +1,4 @@
-"""A TCP proxy between the product and a real server, which simulates network faults and alarms."""
+"""A TCP proxy between the dispatcher and a real server. The proxy simulates network faults and alarms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Proxy:
     Attributes:
         url: The server's URL, through the proxy.
         connections: The number of connections so far.
-        holds: Whether it holds bytes back from the server, because it is frozen.
+        holds: Whether the frozen proxy has received bytes that it does not forward to the server.
     """
 
     def __init__(self, url: str) -> None:
@@ -54,26 +54,26 @@ class Proxy:
             client.transport.abort()
 
     def cut_after(self, octets: int) -> None:
-        """Drop every connection after RabbitMQ has sent this many more bytes."""
+        """Drop every connection after the server has sent this number of further bytes."""
         self._cuts_after = octets
 
     def sever(self) -> None:
-        """Drop every connection, and each new one until `thaw`."""
+        """Drop every connection; until `thaw`, also drop each new connection."""
         self._is_severed = True
         self.cut()
 
     def freeze(self) -> None:
-        """Hold back everything that clients write."""
+        """Until `thaw`, do not forward bytes from clients."""
         self.holds = False
         self._flowing.clear()
 
     def freeze_node(self) -> None:
-        """Hold back everything in both directions, as if RabbitMQ's processes were stopped."""
+        """Until `thaw`, forward no bytes in either direction, as if the server's processes were stopped."""
         self.freeze()
         self._speaking.clear()
 
     def thaw(self) -> None:
-        """Forward what was held back, and accept new connections."""
+        """Forward the delayed bytes, and accept new connections."""
         self._is_severed = False
         self._flowing.set()
         self._speaking.set()

@@ -1,4 +1,4 @@
-"""Operations on RabbitMQ that bypass the product, and conditions to wait for."""
+"""Operations on RabbitMQ without the dispatcher's code, and `eventually`, which waits for a condition."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class Taken:
 
     @property
     def pointer(self) -> Pointer:
-        """What it points to, including the values from its properties."""
+        """The decoded pointer, including the values from the message's properties."""
         (pointer,) = decode(self.body)
         headers = self.properties.headers or {}
         return pointer._replace(correlation_id=self.properties.correlation_id, traceparent=headers.get(TRACEPARENT))
 
 
 class Rabbit:
-    """A second, ordinary client."""
+    """A RabbitMQ client without the dispatcher's code."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -79,7 +79,8 @@ class Rabbit:
         return message
 
     async def take_all(self, queue: str, count: int) -> list[Taken]:
-        """Exactly this many messages of a queue, acked. Waits for each; fails if there are more."""
+        """Take and ack exactly this number of messages of a queue. Waits for each message; fails if the queue has more
+        messages."""
         messages: list[Taken] = []
         loop = asyncio.get_running_loop()
         latest_at = loop.time()
@@ -118,7 +119,7 @@ class Rabbit:
 
 
 class Operator:
-    """An administrator with the management API."""
+    """An administrator who uses the management API."""
 
     def __init__(self, management_url: str) -> None:
         self._parts = urlsplit(management_url)

@@ -1,4 +1,4 @@
-"""Connections: the errors when one cannot be opened, how one ends, and messages of foreign clients."""
+"""Connections to RabbitMQ: errors on opening, how connections end, and messages from other applications."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ YQ4Ypj0+pQIhAP3T4XcmhbNYdxS9vRemqL5J4ZtQtB1KpTkx+4+Fecne
 
 
 def changed(amqp_url: str, *, credentials: str | None = None, path: str | None = None) -> str:
-    """The URL with another user or virtual host."""
+    """The URL with a different user or virtual host."""
     parts = urlsplit(amqp_url)
     place = parts.netloc.rpartition("@")[2]
     netloc = parts.netloc if credentials is None else f"{credentials}@{place}"
@@ -269,7 +269,7 @@ def table(kind: bytes, value: bytes) -> bytes:
 
 
 class StrangeProperties(BasicProperties):  # type: ignore[misc]  # pika has no types
-    """Headers as other clients may write them."""
+    """Message headers as other applications may write them."""
 
     def __init__(self, headers: bytes) -> None:
         super().__init__()
@@ -316,7 +316,8 @@ def test_every_exception_of_pika_has_a_text_of_ours(kind: type[Exception]) -> No
 
 
 class SlowBroker:
-    """A channel whose quorum queue answers late. Until then RabbitMQ reports the queue as empty."""
+    """A fake channel. It first reports the queue as empty, like RabbitMQ while a quorum queue starts; each answer takes
+    `seconds`."""
 
     def __init__(self, *, looks_in_vain: int, messages: int, seconds: float) -> None:
         self.looks = 0
@@ -325,10 +326,10 @@ class SlowBroker:
         self._seconds = seconds
 
     def add_on_close_callback(self, _: object) -> None:
-        """Never closes."""
+        """Ignores the callback, because the channel never closes."""
 
     def queue_declare(self, *, callback: Callable[[object], None], **_: object) -> None:
-        """The interface of pika's channel."""
+        """Answers like pika's channel."""
         self.looks += 1
         count = 0 if self.looks <= self._looks_in_vain else self._messages
         answer = SimpleNamespace(method=SimpleNamespace(message_count=count, consumer_count=0))

@@ -1,5 +1,5 @@
-"""Consuming: exactly the unacked messages are redelivered, poison messages are moved to the DLQ, and every loss is
-survived."""
+"""The consumer reconnects after every loss. Exactly the unacked messages are redelivered, and poison messages move to
+the DLQ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.waiting import until_answer
 
 
 class Worker:
-    """A consumer, and the calls that it made."""
+    """A consumer, and a record of the callbacks that it called."""
 
     def __init__(self, amqp_url: str, queue: str, *, prefetch: int = 100, name: str = "worker") -> None:
         self.deliveries: list[Delivery] = []
@@ -42,7 +42,7 @@ class Worker:
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
-        """Exactly this many deliveries since the last loss."""
+        """Wait for exactly this number of deliveries since the last lost connection."""
         await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
         assert len(self.deliveries) == count
         return self.deliveries
@@ -82,7 +82,7 @@ def bodies(deliveries: list[Delivery]) -> list[str]:
 
 
 async def left_after(worker: Worker, rabbit: Rabbit, queue: str, count: int) -> list[str]:
-    """The messages that RabbitMQ still has after the worker has ended."""
+    """End the worker; return the messages that RabbitMQ still has."""
     await worker.stop()
     return sorted(message.body.decode() for message in await rabbit.take_all(queue, count))
 
@@ -288,7 +288,7 @@ async def test_the_consumer_survives_a_forced_close_and_old_deliveries_are_void(
     worker = make_worker(name=topology.queue)
     old = list(await worker.got(3))
     worker.consumer.ack(old[:1])
-    await asyncio.sleep(0)  # it is written at the end of the loop's round
+    await asyncio.sleep(0)  # pika writes at the end of the loop's round
 
     await eventually(lambda: operator.close_connection(topology.queue), "the connection's listing")
     await eventually(lambda: worker.losses == 1, "the loss")
@@ -404,7 +404,8 @@ async def test_cancel_during_a_flood_loses_no_message(
     async def others_are_back() -> bool:
         return (await depths(amqp_url, topology))[topology.queue] == 300 - len(seen)
 
-    # RabbitMQ defers commands beyond the first 32 to a quorum queue, so the acks follow each returned message.
+    # A quorum queue gets at most 32 commands immediately; RabbitMQ defers the rest. So it handles the acks only after
+    # it has requeued the other messages.
     await until_answer(others_are_back)
     assert await left_after(worker, rabbit, topology.queue, 300 - len(seen)) == sorted(set(names) - set(seen))
     assert bodies(worker.deliveries) == seen

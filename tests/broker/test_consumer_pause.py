@@ -1,4 +1,4 @@
-"""`pause` returns all messages to other consumers until `resume`, whenever either is called."""
+"""`pause` requeues all messages for other consumers until `resume`, at whatever moment a test calls the two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.broker.rabbit import Rabbit, eventually
 
 
 class Worker:
-    """A consumer behind a proxy, and the calls that it made."""
+    """A consumer behind a proxy, and a record of the callbacks that it called."""
 
     def __init__(self, proxy: Proxy, queue: str) -> None:
         self.deliveries: list[Delivery] = []
@@ -31,7 +31,7 @@ class Worker:
         self.task = asyncio.create_task(self.consumer.run(self.deliveries.append, self._lose))
 
     async def got(self, count: int) -> list[Delivery]:
-        """This many deliveries since the last loss."""
+        """Wait for exactly this number of deliveries since the last lost connection."""
         await eventually(lambda: len(self.deliveries) >= count, f"{count} deliveries")
         assert len(self.deliveries) == count
         return list(self.deliveries)
@@ -43,8 +43,7 @@ class Worker:
 
 @asynccontextmanager
 async def starting(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
-    """A worker on the test's send queue that has not started to connect yet. Connecting takes a few rounds of the
-    loop."""
+    """A worker on the test's send queue, before it starts to connect. Connecting takes a few rounds of the loop."""
     made = Worker(proxy, topology.queue)
     try:
         yield made
@@ -55,7 +54,7 @@ async def starting(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
 
 @pytest.fixture
 async def worker(proxy: Proxy, topology: Topology) -> AsyncIterator[Worker]:
-    """A worker on the test's send queue. Later fixtures decide how far it has connected."""
+    """A worker on the test's send queue. It connects while later fixtures are set up."""
     async with starting(proxy, topology) as made:
         yield made
 
@@ -66,7 +65,7 @@ async def publish(rabbit: Rabbit, topology: Topology, names: str) -> None:
 
 
 async def left(rabbit: Rabbit, topology: Topology, count: int) -> str:
-    """This many messages that other consumers can get."""
+    """Take this number of messages, as another consumer would; return their bodies in alphabetical order."""
     return "".join(sorted(message.body.decode() for message in await rabbit.take_all(topology.queue, count)))
 
 

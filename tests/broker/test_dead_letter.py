@@ -1,4 +1,4 @@
-"""A dead letter has everything that a replay needs, survives encoding, and points to its email."""
+"""A dead letter contains all data for a replay, points to its email, and is unchanged after encoding and decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Deliveries read in one step equal those that pika reads. pika handles everything else."""
+"""Our reader reads a delivery in one step, with the same result as pika. All other frames are left to pika."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_deliveries_with_other_properties_are_left_to_pika(properties: dict[str,
 def test_an_incomplete_delivery_is_recognized(headers: dict[str, Any] | None) -> None:
     whole = delivered({**OURS, "headers": headers})
 
-    known_at = 11  # so many bytes show that it is a delivery
+    known_at = 11  # the first 11 bytes show that the frame is a delivery
     assert not any(is_incomplete_delivery(whole[:octets]) for octets in range(known_at))
     assert all(is_incomplete_delivery(whole[:octets]) for octets in range(known_at, len(whole)))
     assert not is_incomplete_delivery(whole)
@@ -164,7 +164,7 @@ def assert_read_as_pika_does(octets: bytes) -> None:
 
     if read is not None:
         values, rest = [], octets
-        with suppress(*UNREADABLE):  # an exchange name without an end: pika fails
+        with suppress(*UNREADABLE):  # pika fails if an exchange name has no end
             while rest:
                 consumed, value = frame.decode_frame(rest)
                 values.append(value)

@@ -1,4 +1,4 @@
-"""Checks of RabbitMQ's report about our exchange and queues: everything that loses messages is found."""
+"""The checks of RabbitMQ's report about our exchange and queues find everything that can lose messages."""
 
 from __future__ import annotations
 

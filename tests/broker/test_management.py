@@ -1,4 +1,4 @@
-"""The client of the management API returns counts or fails; it never reports a made-up zero."""
+"""The client of the management API returns counts or raises an error. It never returns zero for a missing count."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Impostor(HTTPServer):
 
 
 class Answer(BaseHTTPRequestHandler):
-    """One request to the fake server."""
+    """Answers one request to the fake server."""
 
     server: Impostor
 
@@ -54,7 +54,7 @@ class Answer(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def impostor() -> Iterator[Impostor]:
-    """A server that is not RabbitMQ."""
+    """A fake management API."""
     with Impostor(("127.0.0.1", 0), Answer) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -76,7 +76,7 @@ async def test_the_depth_is_returned(servers: Servers, topology: Topology, rabbi
         try:
             return management.depth(topology.dlq)
         except BrokerUnavailable:
-            return None  # too new to have counts
+            return None  # the queue is too new to have counts
 
     counted = await eventually(lambda: (found := depth()) and found.messages == 3 and found, "the depth of 3")
 

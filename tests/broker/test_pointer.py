@@ -1,4 +1,4 @@
-"""A pointer survives encoding and decoding; everything else raises `InvalidPointer`."""
+"""A pointer is unchanged after encoding and decoding. Decoding anything else raises `InvalidPointer`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ json_values = st.recursive(
 
 
 def body(**changes: Any) -> bytes:
-    """A valid body with the given changes; a field given as ... is left out."""
+    """A valid body with the given changes; a field with the value `...` is left out."""
     return json.dumps({name: value for name, value in (GOOD | changes).items() if value is not ...}).encode()
 
 
@@ -103,7 +103,7 @@ def test_any_object_is_decoded_or_refused(changes: dict[str, Any]) -> None:
 
 
 def bundle(*emails: Any, **changes: Any) -> bytes:
-    """A bundle of these entries; by default one valid pointer."""
+    """A bundle of these entries; without entries, a bundle of one valid pointer."""
     return json.dumps({"v": 2, "emails": list(emails or [ENTRY]), **changes}).encode()
 
 

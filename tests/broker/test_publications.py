@@ -1,4 +1,4 @@
-"""Messages encoded in one step equal those that pika encodes."""
+"""Our encoder writes a message in one step, with the same bytes as pika."""
 
 from __future__ import annotations
 

@@ -22,9 +22,10 @@ from tests.waiting import until_answer
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
-"""In bytes; with few unconfirmed messages, they arrive one by one."""
+"""Bytes. If only a few messages are unconfirmed, RabbitMQ sends their confirms one by one."""
 SOON_SECONDS = 1.5
-"""For batches that RabbitMQ must not answer in time. All others must be answered, even on a busy machine."""
+"""The timeout for batches to which RabbitMQ must not answer in time. All other batches have a longer timeout, for a
+busy machine."""
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ async def make_publisher(amqp_url: str, topology: Topology) -> AsyncIterator[Mak
 
 
 def pointers(queue: str, count: int = 1) -> list[Outgoing]:
-    """This many messages for a queue."""
+    """`count` messages for a queue."""
     return [Outgoing.of_pointer(queue, Pointer(uuid4(), f"order-{number}")) for number in range(count)]
 
 
@@ -100,7 +101,8 @@ async def test_a_refused_message_is_not_published(
 async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
     amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
-    """After the leader of a quorum queue was killed, RabbitMQ may refuse on one channel what it accepts on another."""
+    """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept it on a
+    new one."""
     full = f"{topology.queue}.full"
     await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(full, topology.exchange)
@@ -110,7 +112,7 @@ async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
 
         async def is_replaced() -> bool:
             assert not any(await publisher.publish(pointers(full)))
-            # Confirms from other queues say nothing about this one.
+            # Confirms from other queues must not hide the refusals of this queue.
             assert await publisher.publish(pointers(topology.queue)) == [True]
             return proxy.connections == 2
 
@@ -271,7 +273,7 @@ def test_an_invalid_url_is_refused_at_once() -> None:
 
 
 async def _published(publisher: Publisher, messages: list[Outgoing]) -> list[bool]:
-    """Publish until RabbitMQ confirms: the loss of a connection shows only on its next use."""
+    """Publish until RabbitMQ confirms, because the publisher notices a lost connection only at its next use."""
     for _ in range(100):
         try:
             return await publisher.publish(messages)

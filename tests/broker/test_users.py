@@ -1,4 +1,4 @@
-"""Each recommended RabbitMQ user can do its work, and nothing else."""
+"""Each recommended RabbitMQ user has the permissions for its work, and no others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSWORD = "only-for-this-test"
 
 
 class Account:
-    """A user of the role under test, on the real broker."""
+    """A user with the permissions of one role, on the real RabbitMQ."""
 
     def __init__(self, servers: Servers, operator: Operator, topology: Topology, role: str) -> None:
         (user,) = [user for user in users_of(topology) if user.role == role]
@@ -50,7 +50,7 @@ class Account:
         self._operator.delete_user(self.name)
 
     async def publish(self, exchange: str, key: str, body: bytes = b"{}") -> None:
-        """Publish with a confirm; raises ChannelClosed if that is refused."""
+        """Publish and wait for the confirm; raises ChannelClosed if RabbitMQ refuses the user."""
         async with await open_connection(self.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
             confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -59,7 +59,7 @@ class Account:
             await channel.wait(confirmed, "basic.publish")
 
     async def consume_one(self, queue: str, *, reject: bool = False) -> None:
-        """Consume a message as workers do; raises ChannelClosed if that is refused."""
+        """Consume a message like a worker; raises ChannelClosed if RabbitMQ refuses the user."""
         async with await open_connection(self.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
             taken: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -92,7 +92,7 @@ def refused() -> Iterator[None]:
 
 
 def http_status(url: str, method: str, path: str, fields: object = None) -> int:
-    """What the management API answers this user."""
+    """The HTTP status of the management API's response to this user."""
     parts = urlsplit(url)
     credentials = base64.b64encode(f"{parts.username}:{parts.password}".encode()).decode()
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=30)

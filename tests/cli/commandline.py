@@ -1,4 +1,4 @@
-"""Runs `dispatcher` in a process of its own, with only the environment variables that a test sets."""
+"""Runs `dispatcher` in a separate process, with only the environment variables that a test sets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dispatcher.cli.main import main
 from dispatcher.dev.servers import Servers
 
 DEADLINE_SECONDS: Final = 60.0
-"""Far more than any command takes on a busy machine."""
+"""Far more seconds than any command takes, even on a busy machine."""
 PROGRAM: Final = (sys.executable, "-m", "dispatcher.cli.main")
 
 
@@ -38,22 +38,22 @@ class CommandResult:
 
     @property
     def refusals(self) -> list[str]:
-        """The reasons why a service did not start, from its log of JSON lines."""
+        """The reasons why a service did not start, from its JSON log."""
         events = [orjson.loads(line) for line in self.stdout.splitlines()]
         return [event["reason"] for event in events if (event["event"], event["level"]) == ("startup.failed", "error")]
 
     @property
     def json(self) -> Any:
-        """The value of the one line of JSON on stdout."""
+        """The decoded JSON on stdout, which must be one line."""
         assert self.stdout.count("\n") == 1, self.stdout
         return orjson.loads(self.stdout)
 
 
 def in_process(*arguments: str) -> CommandResult:
-    """Runs a command in this process, which is faster, with this process's environment."""
+    """Runs a command in the test's process and with its environment, which is faster than a new process."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
-    gc.enable()  # short commands turn the garbage collector off
+    gc.enable()  # short commands disable the garbage collector
     return CommandResult(code, stdout.getvalue(), stderr.getvalue())
 
 
@@ -63,7 +63,7 @@ class CommandLine:
 
     Attributes:
         environment: The environment variables, in addition to those that every process needs.
-        needs_process: Whether a call starts a process, or runs the command in this process.
+        needs_process: If true, each call starts a process; otherwise the command runs in the test's process.
     """
 
     folder: Path
@@ -72,11 +72,11 @@ class CommandLine:
 
     @property
     def without_process(self) -> CommandLine:
-        """A copy that runs commands in this process, which takes a tenth of the time."""
+        """A copy that runs commands in the test's process, which takes a tenth of the time."""
         return replace(self, needs_process=False)
 
     def having(self, **variables: str | None) -> CommandLine:
-        """A copy with these environment variables; None removes a variable."""
+        """A copy with these environment variables changed; None removes a variable."""
         merged = {**self.environment, **variables}
         return replace(self, environment={name: value for name, value in merged.items() if value is not None})
 
@@ -122,13 +122,14 @@ class CommandLine:
             process.communicate(timeout=DEADLINE_SECONDS)
 
     def on_terminal(self, *arguments: str, columns: int = 110) -> CommandResult:
-        """Runs a command until it exits, with stdout and stderr on one terminal; `stdout` has both."""
+        """Runs a command until it exits, with stdout and stderr on one terminal. The result's `stdout` has the text of
+        both."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
         with self.started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs) as process:
             os.close(theirs)
             screen = b""
-            with suppress(OSError):  # Linux reports the closed other end as an error
+            with suppress(OSError):  # Linux reports the closed terminal as an error
                 while read := os.read(ours, 65536):
                     screen += read
             os.close(ours)
@@ -136,7 +137,7 @@ class CommandLine:
 
     @property
     def whole_environment(self) -> dict[str, str]:
-        """The environment, with the variables that every process needs."""
+        """`environment`, plus the variables that every process needs."""
         return {"PATH": os.environ["PATH"], "HOME": str(self.folder), "TERM": "xterm", **self.environment}
 
 

@@ -1,4 +1,4 @@
-"""Command lines: without settings, and with servers, tables, queues and a provider."""
+"""Fixtures: the `dispatcher` command without settings, or with servers, tables, queues and a provider."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def bare(tmp_path: Path) -> CommandLine:
 
 @pytest.fixture
 def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
-    """`dispatcher` after `init`, with the capture provider and its own database and queues."""
+    """`dispatcher` after `init`, with the capture provider and with a separate database and queues."""
     return bare.having(**settings_for(topology, servers, database_url))
 
 
 @pytest.fixture(scope="session")
 def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    """Like `prepared`, but shared by all tests of the session: for tests that change nothing."""
+    """Like `prepared`, but shared by all tests of the session. Only for tests that change nothing."""
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

@@ -1,4 +1,4 @@
-"""`dispatcher api` as a process: it serves, it drains, and it reports what is missing."""
+"""`dispatcher api` as a process: it serves requests, drains, and reports what is missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_it_serves_until_sigterm(
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
         with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
             assert answer.status == 202
-        # At its stop, the API waits only a few seconds for unconfirmed messages.
+        # When it stops, the API waits only a few seconds for confirms.
         wait_until(lambda: depth(topology, servers) == 1)
         process.send_signal(signal.SIGTERM)
         log, errors = process.communicate(timeout=20)

@@ -14,12 +14,12 @@ from tests.cli.commandline import PROGRAM, CommandLine
 
 @pytest.fixture
 def named(bare: CommandLine, servers: Servers) -> CommandLine:
-    """A command line whose environment has the servers' URLs, so that no server is started."""
+    """`dispatcher` with the servers' URLs in its environment, so that it starts no servers."""
     return bare.having(**servers.environment(), DISPATCHER_RUN_DIR=None, DISPATCHER_METRICS_ADDRESS=None)
 
 
 def _evaluated(commandline: CommandLine, *arguments: str) -> dict[str, str]:
-    """Our variables in a shell after `eval "$(dispatcher dev up)"`."""
+    """The DISPATCHER_ variables of a shell after `eval "$(dispatcher dev up)"`."""
     script = f'eval "$({shlex.join([*PROGRAM, "dev", "up", *arguments])})" && env -0'
     done = subprocess.run(
         ["/bin/sh", "-euc", script],

@@ -50,7 +50,7 @@ WHY = ("--reason", "the provider is back")
 
 @pytest.fixture
 def quick(prepared: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., CommandResult]:
-    """Runs commands in this process, which saves half a second per command."""
+    """Runs commands in the test's process, which saves half a second per command."""
     for name in [name for name in os.environ if name.startswith("DISPATCHER_")]:
         monkeypatch.delenv(name)
     for name, value in prepared.environment.items():
@@ -370,7 +370,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
         process.wait(timeout=DEADLINE_SECONDS)
 
     def interrupted() -> Any:
-        """The replay, once PostgreSQL has noticed that the command has died."""
+        """The replay as soon as it is listed as interrupted: PostgreSQL notices late that the command has died."""
         (replay,) = quick("dlq", "replays", "--json").json["replays"]
         return replay if replay["state"] != "running" else None
 
@@ -407,7 +407,7 @@ def test_a_terminal_shows_the_question_and_a_progress_bar(prepared: CommandLine,
         try:
             while read := os.read(ours, 65536):
                 screen += read
-        except OSError:  # Linux reports the closed other end as an error
+        except OSError:  # Linux reports the closed terminal as an error
             os.close(ours)
         code = process.wait(timeout=DEADLINE_SECONDS)
 
@@ -429,7 +429,7 @@ def test_emails_that_fail_after_the_question_are_not_replayed(
             screen += os.read(ours, 65536)
         later = dead_emails.create(3, last_error="SES is away.")
         os.write(ours, b"y\n")
-        with suppress(OSError):  # Linux reports the closed other end as an error
+        with suppress(OSError):  # Linux reports the closed terminal as an error
             while os.read(ours, 65536):
                 pass
         os.close(ours)

@@ -1,4 +1,4 @@
-"""The reading `dlq` commands are quick, including their start, and do not change the DLQ."""
+"""The `dlq` commands that only read are fast, including the start of the process, and do not change the DLQ."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ LETTERS = 1000
 LOOKS = 25
 MOST_SECONDS = 0.3
 MOST_STARTS = 12
-"""The bound on a busy machine, in starts of an empty Python program. On an idle machine it equals MOST_SECONDS."""
+"""The time limit on a busy machine, in starts of an empty Python program. On an idle machine this is about
+MOST_SECONDS."""
 
 
 def start_empty_program() -> None:
-    """Starts a Python program that does nothing: the least time that any command can take."""
+    """Starts a Python program that does nothing. No command can be faster."""
     subprocess.run([sys.executable, "-c", "pass"], check=True)
 
 

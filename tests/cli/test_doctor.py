@@ -40,7 +40,7 @@ def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any
 def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
     found = _findings(settled.having(DISPATCHER_RABBITMQ_MANAGEMENT_URL=servers.management_url), code=0)
 
-    # The tests' folders are in /tmp or in memory, so doctor warns of the run directory.
+    # The test's run directory is in /tmp or in memory, so doctor warns about it.
     assert {subject for subject, finding in found.items() if finding["state"] != "ok"} == {"run directory"}
     assert found.keys() == {
         *("settings", "Python", "file descriptors", "run directory"),
@@ -59,7 +59,7 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
 
 
 def test_with_api_no_provider_secret_is_needed(prepared: CommandLine) -> None:
-    """The API's env file names the providers and has none of their secrets."""
+    """The API's env file lists the providers, but has no provider secrets."""
     settings = prepared.having(DISPATCHER_PROVIDERS="sendgrid", DISPATCHER_RUN_DIR="/proc/nowhere")
 
     findings = settings("doctor", "--api", "--json").json["findings"]

@@ -1,4 +1,4 @@
-"""`dispatcher enqueue --file`: valid lines are enqueued once, invalid lines are reported."""
+"""`dispatcher enqueue --file` enqueues each valid line once, and reports the invalid lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dispatcher held`: the list, and the output and exit codes of decisions."""
+"""`dispatcher held`: the output of `list`, and the output and exit codes of `confirm` and `release`."""
 
 from __future__ import annotations
 

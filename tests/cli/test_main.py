@@ -1,4 +1,4 @@
-"""What all commands share: help, usage errors, exit codes, closed pipes."""
+"""Behaviour of all commands: help, usage errors, exit codes, closed pipes."""
 
 from __future__ import annotations
 

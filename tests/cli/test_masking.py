@@ -1,4 +1,4 @@
-"""No password is shown, in whatever form it was written."""
+"""No command shows a password, in whatever form the setting contains it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dispatcher prune`: its output. tests/store/test_retention.py tests what it deletes."""
+"""The output of `dispatcher prune`. tests/store/test_retention.py tests which rows it deletes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dispatcher run`: its checks before the first fork, and that it then sends and drains."""
+"""`dispatcher run` checks the settings and servers before its first fork, and then sends and drains."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _event(process: subprocess.Popen[bytes], name: str) -> dict[str, object]:
 
 
 def _end(process: subprocess.Popen[bytes], number: int) -> tuple[int, bytes, bytes]:
-    """Sends a signal; returns the exit code, stderr, and the log after the signal."""
+    """Sends a signal; returns the exit code, stderr, and the log lines after the signal."""
     process.send_signal(number)
     log, stderr = process.communicate(timeout=DEADLINE_SECONDS)
     return process.returncode, stderr, log
@@ -136,7 +136,7 @@ def test_a_server_that_does_not_answer_does_not_delay_the_exit(
         ended, stderr, log = _end(process, signal.SIGTERM)
 
     assert (ended, stderr) == (0, b"")
-    assert b"connection_lost" not in log  # which `run` logs after the connection timeout
+    assert b"connection_lost" not in log  # `run` would log this after the connection timeout
 
 
 def test_the_start_continues_when_the_server_is_reachable_again(
@@ -166,7 +166,7 @@ def test_parent_has_one_thread_and_no_socket_and_its_workers_send(prepared: Comm
         title = Path(f"/proc/{process.pid}/cmdline").read_bytes()
         threads = list(Path(f"/proc/{process.pid}/task").iterdir())
         sockets = _sockets(process.pid)
-        # The last child may be forked after the first worker has sent.
+        # The last child may start only after the first worker has sent the email.
         children = wait_until(lambda: _children(process.pid)[4:] and _children(process.pid))
         code, stderr, _ = _end(process, signal.SIGTERM)
 

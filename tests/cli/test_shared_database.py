@@ -1,4 +1,5 @@
-"""Tables in an application's database, in another schema: three roles have exactly the privileges that they need."""
+"""Our tables are in a separate schema of an application's database. Each of three roles has exactly the privileges that
+it needs."""
 
 from __future__ import annotations
 
@@ -78,7 +79,7 @@ class Database:
 
 @pytest.fixture
 def database(servers: Servers) -> Iterator[Database]:
-    """A database where the application has tables and a function with the same names as ours."""
+    """A database in which the application has tables and a function with the same names as ours."""
     opened = Database(servers, f"shop_{secrets.token_hex(4)}")
     opened.execute(servers.database_url, f"create database {opened.name}")
     for role in ("owner", "producer", "dispatcher", "reader"):
@@ -110,7 +111,7 @@ def granted(owner: CommandLine, database: Database) -> dict[str, CommandLine]:
 
 
 def enqueue(producer: CommandLine, key: str, *options: str) -> None:
-    for _ in range(2):  # the second time, the email is already known
+    for _ in range(2):  # the second time, the email already exists
         succeed(producer, f"enqueue --key {key} {ADDRESSED}", *options)
 
 
@@ -130,7 +131,7 @@ def test_the_grants_of_each_role_are_enough_for_its_work(owner: CommandLine, dat
     (owner.folder / "terms.txt").write_text("terms")
     enqueue(producer, "welcome", "--text", "It works.", "--attach", "terms.txt")
     enqueue(producer.having(DISPATCHER_PROVIDERS=None), "template", "--template", "t-1")
-    succeed(reader, "dlq show welcome --no-queue")  # reads why the email waits, too
+    succeed(reader, "dlq show welcome --no-queue")  # this also reads why the email waits
     keys = dispatcher("keys", "create", "--name", "shop", "--recipients-per-day", "5", "--from-anywhere")
     assert keys.code == 0, keys.stderr
     with (

@@ -1,4 +1,4 @@
-"""`dispatcher status`: its output, also while a server is unreachable."""
+"""The output of `dispatcher status`, even while a server is unreachable."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_faulty_provider_is_shown_with_the_worst_state_of_any_worker(
     connection.execute(in_a_while, ["smtp", "b:w0", "open", "SMTP refuses [our] credentials.", 200])
     connection.execute(in_a_while, ["smtp", "b:w1", "closed", None, None])
     connection.execute(in_a_while, ["ses", "a:w0", "half_open", None, None])
-    # The workers of these rows have died: a running worker would have updated its row.
+    # The workers that wrote these rows have died. A running worker would have updated its row.
     connection.execute(in_a_while, ["sendgrid", "a:w0", "open", "old", -100])
     connection.execute(row.format("null, now() - interval '2 hours'"), ["sendgrid", "a:w1", "half_open", "old"])
 
@@ -127,7 +127,7 @@ def test_status_shows_current_workers_and_recent_latency(prepared: CommandLine, 
     assert 0 < vanished["settled_in_seconds"] - longest_recovery_seconds(60) <= 20
     assert "gone vanished" in table
     assert ["workers", "1"] in [line.split() for line in table.splitlines()]
-    # PostgreSQL notices the end of a session with a delay.
+    # PostgreSQL notices late that a session has ended.
     wait_until(lambda: ["workers", "none"] in [line.split() for line in prepared("status").stdout.splitlines()])
     assert document["latency_seconds"] == {"p50": 0.25, "p95": 0.25, "p99": 0.25}
     dead, running = document["workers"]
@@ -240,7 +240,7 @@ def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine
         try:
             while read := os.read(ours, 65536):
                 screen += read
-        except OSError:  # Linux reports the closed other end as an error
+        except OSError:  # Linux reports the closed terminal as an error
             os.close(ours)
         code = process.wait(timeout=DEADLINE_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Tables: aligned, wrapped to the terminal's width, without control characters."""
+"""Tables are aligned, wrapped to the terminal's width, and free of control characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts are valid addresses. A refusal never quotes the address."""
+"""Which texts are valid addresses. An error never quotes the address."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NASTY = st.text('ab.@<>"\\ ,;:()[]-=?\r\n\t\0\x85\u2028\u202e\ud800\uff20ü日\u
 
 
 def refusal(text: str) -> str | None:
-    """The reason for a refusal; None if the text is an address."""
+    """The reason why the text is refused; None if it is a valid address."""
     try:
         parse_address(text)
     except ValueError as error:
@@ -162,7 +162,7 @@ def test_two_million_characters_are_refused_at_once() -> None:
 
 @pytest.mark.parametrize("scheme", ["a.{}", "{}@x", "x@{}", '"{}', "{} <x@y.example>", '"{}" <'])
 def test_parsing_takes_linear_time(scheme: str) -> None:
-    # A pattern that backtracks over 700 characters would not finish within the test run.
+    # If a pattern backtracked over these 700 characters, the test would never finish.
     for filling in ("a", "a.", "\\\\", '\\"', "-", "<", "ü"):
         text = scheme.format(filling * (700 // len(filling)))
         with pytest.raises(ValueError, match=r"^(is|has|begins|contains) "):

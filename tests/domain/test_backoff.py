@@ -1,4 +1,4 @@
-"""Waits during an outage grow up to a cap, with jitter."""
+"""Waits during an outage grow up to a maximum, with jitter."""
 
 from __future__ import annotations
 

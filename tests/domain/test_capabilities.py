@@ -1,4 +1,4 @@
-"""Whether a provider meets the requirements of an email, up to the limits that the provider declares."""
+"""Whether a provider can send an email, within the limits that the provider declares."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dispatcher.domain.outgoing import Attachment
 
 THREE_IN_ALL = {"cc": "ben@example.org", "bcc": "cleo@example.org"}
 FILES = {"attachments": [Attachment("a", "a/b", bytes(300)), Attachment("b", "a/b", bytes(30))], "html": "x" * 40}
-"""440 octets of files in base64, and 40 of HTML; the text has 2."""
+"""440 bytes of files in base64, and 40 bytes of HTML. The text of `an_email` adds 2 bytes."""
 
 
 def an_email(**fields: Any) -> Email:

@@ -1,4 +1,4 @@
-"""The worker's decision about each outcome. The table of transitions allows every decision."""
+"""What the worker decides for each outcome. The table of transitions allows every decision."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def test_sent_is_final_and_only_an_operator_or_evidence_changes_failed_and_held(
 
     assert leaving[Status.SENT] == set()
     assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
-    # Recovery of a lost host holds emails without evidence. The evidence of a worker that returns replaces that
-    # decision.
+    # When a host is lost, recovery sets emails without evidence to `held`. If a worker of the host returns with
+    # evidence, the evidence replaces that status.
     assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
     assert leaving[Status.PENDING] == {Transition.LEASE, Transition.HOLD, Transition.EVIDENCE}
 

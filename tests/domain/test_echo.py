@@ -1,4 +1,5 @@
-"""Whatever a provider repeats of an email is removed from its error text; the rest stays readable."""
+"""Private values of an email that a provider repeats are removed from the provider's error text. The rest stays
+readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An `Email` is always valid. A refusal names the invalid field and never quotes its value."""
+"""An `Email` is always valid. An error contains the name of the invalid field, but never its value."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def an_email(**fields: Any) -> Email:
 
 
 def refusal(**fields: Any) -> tuple[str, str]:
-    """The field and the reason of the refusal of a plain email with these fields changed."""
+    """The field and the reason of the error for a plain email with these fields changed."""
     with pytest.raises(InvalidEmail) as caught:
         an_email(**fields)
     return caught.value.field, caught.value.reason

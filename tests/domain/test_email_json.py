@@ -1,4 +1,4 @@
-"""An email converts to JSON and back without loss."""
+"""An email is unchanged after conversion to JSON and back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ emails = st.builds(
 
 
 def refusal(document: object) -> tuple[str, str]:
-    """The field and the reason of a document's refusal."""
+    """The field and the reason of the error for a document."""
     with pytest.raises(InvalidEmail) as caught:
         Email.from_json(document)
     return caught.value.field, caught.value.reason
@@ -266,7 +266,7 @@ def test_any_document_is_an_email_or_refused_with_its_field(document: object) ->
     try:
         email = Email.from_json(filled)
     except InvalidEmail as error:
-        # The command line and the log show the field's name and the reason, so both must be printable.
+        # The command line and the log show the field's name and the reason, so the two must be printable.
         assert str(error).isprintable()  # noqa: PT017
     else:
         assert Email.from_json(email.to_json()) == email

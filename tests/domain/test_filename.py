@@ -1,4 +1,4 @@
-"""File extensions as the recipient's system reads them."""
+"""File extensions are read as the recipient's system reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicate names in JSON objects are found, however they are written."""
+"""Duplicate names in JSON objects are found, even if they are escaped differently."""
 
 from __future__ import annotations
 

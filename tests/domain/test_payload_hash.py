@@ -1,4 +1,5 @@
-"""The payload hash never changes between releases, and differs whenever the recipient would notice."""
+"""The payload hash of an email is the same in every release. Emails that a recipient could tell apart have different
+hashes."""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ def digest(**fields: Any) -> str:
 
 
 def test_hashes_equal_those_of_the_first_release() -> None:
-    # Tables hold such hashes for years. If this test fails, fix the code: with another hash, an application that
-    # repeats an enqueue gets a conflict instead of its email's id.
+    # Tables contain such hashes for years. If this test fails, fix the code: with a different hash, an application that
+    # repeats an enqueue gets a conflict instead of the email's id.
     plain = Email(message_key="k", sender="a@example.com", to="b@example.org", subject="Hi", text="Hi")
 
     assert plain.payload_hash().hex() == "15aa8370e85b272ec4e9222bb653fc4034eeb861eee4a80f2b2fde011e4f5845"

@@ -1,4 +1,4 @@
-"""How long a deferred email waits before a retry, and when retries end."""
+"""How long a deferred email waits before a retry, and after which retry it fails."""
 
 from __future__ import annotations
 

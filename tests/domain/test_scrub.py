@@ -1,4 +1,4 @@
-"""Scrubbed provider text has no addresses, one line, and a bounded length, whatever the input."""
+"""Whatever a provider's text contains, the scrubbed text has one line, a limited length and no addresses."""
 
 from __future__ import annotations
 

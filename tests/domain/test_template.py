@@ -42,7 +42,7 @@ def test_another_template_or_other_data_is_another_payload(changes: dict[str, An
 
 
 def nested(depth: int) -> object:
-    """Lists in lists."""
+    """An empty list nested in `depth` lists."""
     value: object = "x"
     for _ in range(depth):
         value = [value]

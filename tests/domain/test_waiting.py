@@ -18,7 +18,7 @@ THROTTLES = ProviderProblem("ses", "paused", 2, "throttled", 90.0)
 
 
 def facts(**changes: Any) -> Facts:
-    """An email that is queued, with two workers."""
+    """Facts about a queued email while two workers run."""
     usual: dict[str, Any] = {
         "now": NOW,
         "status": Status.PENDING,
@@ -48,7 +48,7 @@ def facts(**changes: Any) -> Facts:
         ({"troubles": [FAILS]}, WaitReason.PROVIDER_FAILS, None),
         ({"troubles": [THROTTLES]}, WaitReason.PROVIDER_PAUSED, NOW + 90 * SECOND),
         ({"troubles": [REFUSES, THROTTLES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
-        ({"troubles": [REFUSES], "workers": 3}, WaitReason.QUEUED, None),  # one worker uses it
+        ({"troubles": [REFUSES], "workers": 3}, WaitReason.QUEUED, None),  # the third worker can still use it
         ({"status": Status.SENDING, "has_owner": True}, WaitReason.LEASED, NOW),
         ({"status": Status.SENDING}, WaitReason.WORKER_LOST, NOW + 10 * SECOND),
     ],

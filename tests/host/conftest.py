@@ -9,5 +9,5 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Uses the event loop of the product."""
+    """Runs the tests in the dispatcher's event loop."""
     return {"uvloop": uvloop.new_event_loop}

@@ -1,4 +1,5 @@
-"""A batch queue hands over small batches at once when idle or urgent, and full batches under load."""
+"""When it is idle or urgent, a batch queue hands over small batches immediately. Under load, it hands over full
+batches."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Handled:
         self.sizes.append(len(batch))
 
     async def add(self, count: int) -> None:
-        """Adds items, and runs the loop until it would have to wait."""
+        """Adds items, and runs the event loop until it has nothing to do."""
         for item in range(count):
             self.batches.add(item)
         for _ in range(20):
@@ -37,7 +38,7 @@ class Handled:
 
 @pytest.fixture
 async def handled() -> AsyncIterator[Handled]:
-    """A queue that lingers forever whenever it lingers."""
+    """A queue that, under load, waits forever for a full batch."""
     made = Handled(FOR_EVER)
     yield made
     made.task.cancel()

@@ -1,4 +1,5 @@
-"""The in-flight ledger: after its worker has died, it is correct, or errs on the side of "on the wire"."""
+"""After its worker has died, the in-flight ledger is correct, or reports an unsent email as on the wire. It never does
+the opposite."""
 
 from __future__ import annotations
 
@@ -81,7 +82,7 @@ def only_file(folder: Path) -> Path:
 
 
 def after(folder: Path, act: Callable[[Ledger], object], slots: int = 4) -> DeadLedger:
-    """The ledger of a worker that ran this function and died."""
+    """The ledger of a worker that ran this function and was killed."""
     die(lambda: act(Ledger(folder, worker="host:w0:17:cafe", slot="host:w0", slots=slots)))
     return read(only_file(folder))
 
@@ -288,7 +289,7 @@ class TestLedgerOfALiveWorker:
     def test_the_whole_file_is_allocated_at_the_start(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=1000)
 
-        # In a sparse file, a later write to a full disk would kill the worker with SIGBUS.
+        # If the file were sparse, a later write on a full disk would kill the worker with SIGBUS.
         assert ledger.path.stat().st_blocks * 512 >= HEADER_BYTES + 1000 * SLOT_BYTES
 
 
@@ -302,7 +303,8 @@ class TestDeathAtEveryStep:
     def deaths(
         folder: Path, prepare: Callable[[Ledger], int], act: Callable[[Ledger, int], object]
     ) -> Iterator[tuple[InFlightAttempt, ...]]:
-        """Yields the ledger's content after each death, from the first line of `act` to its last."""
+        """Yields the ledger's content after each kill: before the first line of `act`, and so on until the last
+        line."""
         for line in itertools.count(1):
             run = folder / str(line)
             pid = os.fork()
@@ -368,7 +370,8 @@ class TestDeathAtEveryStep:
 
 
 class TestTornWrites:
-    """A process can be killed between any two bytes. A slot then reads as before or after the write, never mixed."""
+    """A process can be killed between any two bytes of a write. A reader then sees the slot as it was before or after
+    the write, never a mixture."""
 
     @staticmethod
     def contents(folder: Path, act: Callable[[Ledger], object]) -> bytes:
@@ -385,7 +388,7 @@ class TestTornWrites:
         return read(path).attempts
 
     def torn_everywhere(self, folder: Path, before: bytes, written: bytes) -> list[tuple[InFlightAttempt, ...]]:
-        """Reads the ledger at each point of a write: some octets are new, the state byte is still old."""
+        """Reads the ledger at each point of a write, when some bytes are new and the state byte is still old."""
         state_at = HEADER_BYTES
         assert before[state_at] != written[state_at]
         body = range(state_at + 1, state_at + SLOT_BYTES)
@@ -436,7 +439,8 @@ class TestTornWrites:
         assert attempt.outcome == Accepted("new")
 
     def test_an_answer_is_never_combined_with_another_attempt(self, tmp_path: Path) -> None:
-        # The relay reads while the worker writes: it may see the old state and answer with the new attempt.
+        # The relay may read while the worker writes. It may then see the old state and answer together with the new
+        # attempt.
         older = self.contents(
             tmp_path / "1",
             lambda ledger: ledger.mark_answered(leave(ledger, OTHER_ID), Accepted("older"), finished_at=2.0),
@@ -502,7 +506,7 @@ class TestInvalidLedgerFiles:
             read(good)
 
     def test_a_copy(self, good: Path) -> None:
-        # A copy of a live worker's ledger is not locked, so it would look like a dead worker's.
+        # No process locks the copy of a live worker's ledger, so the copy would look like a dead worker's ledger.
         copy = good.with_suffix(".copy.ledger")
         copy.write_bytes(good.read_bytes())
 
@@ -588,7 +592,7 @@ class TestInvalidLedgerFiles:
         path = tmp_path / "x.ledger"
         path.touch(mode=0)
         if os.geteuid() == 0:
-            # Root may read every file, so use a path below a file, which is unreadable to everyone.
+            # Root may read every file. So use a path below a regular file, which no user can read.
             path = path / "x.ledger"
 
         with pytest.raises(LedgerUnreadable, match="cannot be opened"):
@@ -662,7 +666,8 @@ def test_a_worker_that_dies_before_its_ledger_is_ready_leaves_none(tmp_path: Pat
 
 
 def test_the_bytes_of_this_format_never_change(tmp_path: Path) -> None:
-    """A relay may read the ledger of another release's worker, so every change of the layout needs a new FORMAT."""
+    """A relay may read a ledger that a worker of a different release wrote. So every change of the layout needs a new
+    FORMAT."""
 
     def work(ledger: Ledger) -> None:
         leave(ledger)

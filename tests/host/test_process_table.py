@@ -1,4 +1,4 @@
-"""The process table: what children write, and what the parent and the monitor read."""
+"""Children write to the process table, and the parent and the monitor read it."""
 
 from __future__ import annotations
 
@@ -116,5 +116,5 @@ def test_a_wait_is_measured_from_its_first_begin_until_its_end() -> None:
     assert process_slot.commit.seconds is None
 
     process_slot.confirm.begin()
-    process_slot.note_process(None)  # it died while it waited
+    process_slot.note_process(None)  # the process died while it waited
     assert process_slot.confirm.seconds is None

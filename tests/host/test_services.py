@@ -1,4 +1,4 @@
-"""Concurrent tasks: a failed task is restarted, and no task ends another."""
+"""Concurrent tasks: a failed task is restarted, and does not end other tasks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 
 class Failing:
-    """Fails each time."""
+    """A task that fails each time."""
 
     times = 0
 
@@ -27,7 +27,7 @@ class Failing:
 
 
 class StrayCancel:
-    """Awaits a future that is cancelled."""
+    """A task that awaits a cancelled future."""
 
     times = 0
 
@@ -40,7 +40,7 @@ class StrayCancel:
 
 
 class Steady:
-    """Runs until cancelled, and records the cancellation."""
+    """A task that runs until it is cancelled, and records the cancellation."""
 
     times = 0
     ended = False
@@ -55,7 +55,7 @@ class Steady:
 
 
 class Deaf:
-    """Ignores cancellation."""
+    """A task that ignores cancellation."""
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
@@ -126,7 +126,7 @@ async def test_a_task_that_ignores_cancellation_delays_the_exit_by_seconds_at_mo
 
 
 class Rounds:
-    """A service whose first rounds raise these exceptions, one each."""
+    """A service whose first rounds raise the given exceptions, one exception per round."""
 
     interval_seconds = 0.001
 

@@ -56,7 +56,7 @@ async def connect(server: WebServer) -> tuple[asyncio.StreamReader, asyncio.Stre
 
 
 async def ask(server: WebServer, octets: bytes) -> bytes:
-    """Sends these octets; returns everything until the server closes the connection."""
+    """Sends these bytes; returns all bytes until the server closes the connection."""
     reader, writer = await connect(server)
     writer.write(octets)
     try:
@@ -135,7 +135,7 @@ async def test_health_is_answered_while_idle_connections_are_open() -> None:
             assert status(await ask(server, get("/page"))) == HTTPStatus.OK
 
         for reader, _ in idle[:CONNECTIONS]:
-            assert await reader.read() == b""  # the oldest one was closed
+            assert await reader.read() == b""  # the oldest connection was closed
         for _, writer in idle:
             writer.close()
 

@@ -14,12 +14,12 @@ from tests.broker.rabbit import Rabbit
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The monitor's event loop."""
+    """Runs the tests in the monitor's event loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A second RabbitMQ client."""
+    """A RabbitMQ client that is separate from the monitor's."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)

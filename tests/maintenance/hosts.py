@@ -1,4 +1,5 @@
-"""Monitors of several hosts with one database: real tables, a settable DLQ depth, and channels that record notices."""
+"""Monitors of several hosts with one real database, a DLQ depth that the test sets, and channels that record
+notices."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ UNDECIDED_DAYS = 180
 
 @dataclass
 class Depth:
-    """The depth of the DLQ that a test sets; None raises an error, as if RabbitMQ did not answer."""
+    """The DLQ depth that the test sets. With None, a call raises an error, as if RabbitMQ did not answer."""
 
     messages: int | None = 0
 
@@ -40,7 +41,7 @@ class RecordingChannel:
     """A channel that records its notices.
 
     Attributes:
-        failures: How many of the next notices it refuses.
+        failures: The number of next notices that it refuses.
         accepted: The notices that it accepted.
         refused: The notices that it refused.
     """
@@ -67,7 +68,7 @@ class RecordingChannel:
 
 @dataclass(frozen=True)
 class Host:
-    """The alerting parts of one monitor. The test decides when they check."""
+    """The alerting parts of one monitor, which check only when the test calls `check`."""
 
     checks: AlertChecks
     senders: list[asyncio.Task[None]]
@@ -75,7 +76,7 @@ class Host:
     store: AlertStore
 
     async def check(self) -> None:
-        """Checks once; returns when the due notices were accepted, or wait for a retry."""
+        """Checks once; returns when each due notice was accepted or waits for a retry."""
         await self.checks.run_once()
         for _ in range(3):
             await asyncio.sleep(0)
@@ -92,7 +93,7 @@ async def host(
     store_seconds: float = 15,
     after_seconds: float = 3600,
 ) -> AsyncIterator[Host]:
-    """Runs a host's monitor for the block. Leaving the block is like kill -9."""
+    """Runs a host's monitor during the block. The end of the block has the effect of SIGKILL."""
     store = AlertStore(
         database_url,
         queue=DLQ,

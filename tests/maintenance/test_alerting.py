@@ -1,4 +1,4 @@
-"""Alerts are raised once by one of many hosts, reminded, and resolved; each channel is independent."""
+"""One of many hosts raises an alert once, sends reminders, and resolves the alert. Each channel works independently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RAISED = "dead_letters raised"
 RESOLVED = "dead_letters resolved"
 ALERT_AFTER_SECONDS = 0.1
 STORE_SECONDS = 3.0
-"""How long a check waits for a silent PostgreSQL; a busy PostgreSQL answers sooner."""
+"""How long a check waits for an unresponsive PostgreSQL. Even a busy PostgreSQL answers sooner."""
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def tables(database_url: str) -> Iterator[psycopg.Connection]:
 
 
 async def announced_in_table(database_url: str, count: int) -> None:
-    """Waits until the table contains this many announced alerts."""
+    """Waits until the table contains this number of announced alerts."""
     with tables(database_url) as connection:
         await until(lambda: connection.execute("select count(*) from alert_told").fetchone() == (count,))
 
@@ -54,7 +54,8 @@ def insert_failed(database_url: str, correlation_id: str | None, *, age: timedel
 
 
 async def is_reconnected(*hosts: Host) -> bool:
-    """Whether PostgreSQL answers the checks of all these hosts; they then store the notices sent meanwhile."""
+    """Checks on each host; returns whether all of them reached PostgreSQL. They then store the notices that they sent
+    during the outage."""
     for each in hosts:
         await each.check()
     return not any(each.state.is_alone for each in hosts)
@@ -123,7 +124,7 @@ async def test_ten_hosts_send_one_alert_and_another_takes_over_from_a_dead_one(t
         await first.check()
         await accepts(channels[0], RAISED)
         await announced_in_table(tables_url, 1)
-        # b checks only if it is the alerting host; a's notice is in the database either way.
+        # Host b sends nothing: it is not the alerting host, or it finds a's notice in the database.
         async with host(tables_url, depth, channels[1], name="b") as second:
             await second.check()
             assert channels[1].accepted == []

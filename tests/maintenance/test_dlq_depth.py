@@ -1,4 +1,4 @@
-"""The DLQ's depth, by the management API or AMQP: a number or an error, within seconds."""
+"""The probe of the DLQ's depth by the management API or AMQP returns a number or raises an error, within seconds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def answering(*bodies: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamW
 
 
 async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A response that never ends, and never pauses for long."""
+    """Sends a response that never ends, with only short pauses."""
     await reader.readuntil(b"\r\n\r\n")
     writer.write(b"HTTP/1.1 200 OK\r\nX-Long: ")
     while not writer.is_closing():
@@ -46,7 +46,7 @@ async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 def probe_at(port: int, *, seconds: float = 5, lag_seconds: float = 0) -> Depth:
-    """A probe of the management API on this port."""
+    """A probe that uses the management API on this port."""
     management = Management(f"http://u:p@127.0.0.1:{port}", timeout_seconds=seconds)
     return by_management(management, "new.dlq", lag_seconds=lag_seconds)
 
@@ -73,7 +73,7 @@ async def test_a_response_that_drips_for_ever_fails_at_the_total_deadline() -> N
         with pytest.raises(BrokerUnavailable, match=r"did not answer within 0\.3 s"):
             await probe_at(port, seconds=0.3)()
 
-    # Each octet arrives in time. Without a total deadline, the read would never end.
+    # Each byte arrives in time. Without a total deadline, the read would never end.
     assert time.monotonic() - began_at < 15
 
 

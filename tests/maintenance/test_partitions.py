@@ -1,4 +1,4 @@
-"""The relays' service that creates partitions; tests/store/test_partitions.py covers the partitions themselves."""
+"""The relay's service that creates partitions. tests/store/test_partitions.py tests the partitions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.store.named_locks import named_lock
 
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[Pool]:
-    """A relay's session pool, in a separate database."""
+    """A relay's session pool for a separate database."""
     opened = make_pool(database_url, name="relay", size=1)
     await opened.open()
     yield opened

@@ -1,4 +1,4 @@
-"""The monitor's pruning services; tests/store/test_retention.py covers what is deleted."""
+"""The monitor's pruning services. tests/store/test_retention.py tests which rows are deleted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_failed_part_is_logged_and_retried_and_the_others_are_done(books
 
 
 def old_partition_name(name: str, table: str) -> str:
-    """The partition of another table for the old week."""
+    """The name of this table's partition for the same week as the partition `name`."""
     return f"{table}_{name.rpartition('_')[2]}"
 
 

@@ -1,4 +1,4 @@
-"""Each check of /readyz, from the monitor's last polls."""
+"""Each check of /readyz, computed from the results of the monitor's last polls."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def reasons(
     *unready: str,
     members: Sequence[ProcessStatus] = (),
 ) -> dict[str, str]:
-    """The failing checks with their reasons, after the servers have answered so."""
+    """The failing checks with their reasons, after polls that returned `counts` and `queues`."""
     store: Poll[MonitorCounts] = Poll(answer(counts))  # type: ignore[arg-type]
     broker: Poll[dict[str, FoundQueue]] = Poll(answer(queues))  # type: ignore[arg-type]
     await store.ask()

@@ -1,4 +1,4 @@
-"""The monitor's pages over real servers, healthy and faulty."""
+"""The monitor's pages while its servers are healthy or faulty. The servers are real."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Monitor:
         self._server = server
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body."""
+        """Requests a page; returns its status and body."""
         await until(lambda: self._server.address is not None)
         assert self._server.address is not None
         reader, writer = await asyncio.open_connection(self._server.address.host, self._server.address.port)
@@ -47,7 +47,7 @@ class Monitor:
         return int(head.split(b" ")[1]), body
 
     async def failing(self) -> list[str] | None:
-        """The failing checks; None while a server has not answered yet."""
+        """The failing checks; None until each server has answered."""
         status, body = await self.get("/readyz")
         said = orjson.loads(body)
         names = [name for name, check in said["checks"].items() if not check["ok"]]

@@ -1,4 +1,4 @@
-"""Another program on the host reads the monitor's /readyz."""
+"""The client with which other programs on the host read the monitor's /readyz."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.waiting import until
 
 
 async def unready_of(body: bytes) -> str | None:
-    """The result for a page with this body."""
+    """The client's result if /readyz returns this body."""
 
     async def page() -> WebResponse:
         return WebResponse(body, "application/json", HTTPStatus.SERVICE_UNAVAILABLE)

@@ -27,7 +27,7 @@ class DeadEmails:
         self.topology = topology
 
     def create(self, count: int = 1, *, status: str = "failed", **columns: Any) -> list[UUID]:
-        """Creates `count` failed or held emails, by default with three attempts; returns their ids."""
+        """Creates `count` failed or held emails, by default with three attempts each; returns their ids."""
         usual = {
             "status": status,
             "attempt_count": 3,
@@ -70,5 +70,5 @@ class DeadEmails:
         await self.rabbit.publish(self.topology.dlq, body, BasicProperties(delivery_mode=PERSISTENT, **properties))
 
     def audit(self) -> list[dict[str, Any]]:
-        """All audit records, first one first."""
+        """All audit records, oldest first."""
         return self.books.select("select * from operator_audit order by audit_id")

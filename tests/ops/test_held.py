@@ -1,4 +1,4 @@
-"""A decision about a held email is applied once and audited, and its dead letter is removed."""
+"""Confirming or releasing a held email takes effect once, is audited, and removes the dead letter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the DLQ loses no message and keeps the order; only the selected messages are removed."""
+"""Reading the DLQ loses no message and keeps the order. A removal removes only the selected messages."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ async def test_the_dead_letter_of_a_deleted_email_is_audited_before_its_removal(
 
 
 class Eventful(DeadLetterQueue):
-    """A DLQ where an event happens after each of the first reads."""
+    """A DLQ that runs one of the given events after each of its first reads."""
 
     def __init__(self, connection: Connection, queue: str, events: list[Callable[[], Awaitable[None]]]) -> None:
         super().__init__(connection, queue)
@@ -259,7 +259,7 @@ class Eventful(DeadLetterQueue):
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the DLQ, then runs the next event."""
+        """Reads the DLQ, and afterwards runs the next event."""
         async with super().scan() as opened:
             yield opened
         if event := next(self._events, None):
@@ -267,7 +267,7 @@ class Eventful(DeadLetterQueue):
 
 
 def lose(dead_emails: DeadEmails, *email_ids: UUID) -> None:
-    """Deletes emails from the tables, like pruning or a restore."""
+    """Deletes emails from the tables, as pruning or a restore would."""
     dead_emails.books.connection.execute("delete from email_log where email_id = any(%s)", [list(email_ids)])
 
 

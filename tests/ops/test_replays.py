@@ -151,7 +151,7 @@ async def test_a_stopped_replay_continues_where_it_ended(
 
 
 def stop_after(count: int, url: str, replay_id: int) -> Callable[[UUID, ItemOutcome], None]:
-    """After `count` emails, stops the replay from another session and waits until it is stopped."""
+    """A callback that stops the replay from a separate session after `count` emails, and waits until it has stopped."""
     seen: list[UUID] = []
 
     async def stop_it() -> None:
@@ -227,7 +227,7 @@ async def test_replays_of_the_same_emails_share_the_slower_pace_unless_forced(
         (slow.replay_id, ACT.actor, 20, 3)
     ]
     assert [list(each.paced_with) for each in (slow, fast, forced, apart)] == [[], [slow.replay_id], [], []]
-    assert await paces() == [20, 50, 40, 1]  # no session runs any of them
+    assert await paces() == [20, 50, 40, 1]  # no session runs any of the replays
     async with AsyncExitStack() as attended:
         for each in (slow, fast, forced, apart):
             other = await attended.enter_async_context(await connect_async(tables_url, name="other"))

@@ -1,4 +1,4 @@
-"""Why an email waits, from PostgreSQL's real data about workers, relays, providers, locks and leases."""
+"""Why an email waits, according to PostgreSQL's real data about workers, relays, providers, locks and leases."""
 
 from __future__ import annotations
 

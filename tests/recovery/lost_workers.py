@@ -1,4 +1,4 @@
-"""Workers that are killed at a given step of each email, and the settlement after it."""
+"""Kills worker processes after given steps of each email, to test how recovery settles their emails."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Step = Callable[[Ledger, Lease], object]
 
 
 def unsent(_ledger: Ledger, _lease: Lease) -> None:
-    """Leases the email only."""
+    """Does nothing with the leased email."""
 
 
 def on_the_wire(ledger: Ledger, lease: Lease) -> int:
-    """Puts the email on the wire."""
+    """Marks the email as on the wire."""
     return ledger.mark_on_wire(
         lease.email_id,
         lease.token,
@@ -41,7 +41,7 @@ def on_the_wire(ledger: Ledger, lease: Lease) -> int:
 
 
 def answered(outcome: Outcome) -> Step:
-    """Stores an answer that is not recorded."""
+    """A step that writes the provider's answer to the ledger but not to PostgreSQL."""
 
     def step(ledger: Ledger, lease: Lease) -> None:
         ledger.mark_answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
@@ -50,7 +50,7 @@ def answered(outcome: Outcome) -> Step:
 
 
 def rendering(ledger: Ledger, lease: Lease) -> None:
-    """Starts to render the email."""
+    """Marks the email as being rendered."""
     ledger.begin_rendering(lease.email_id, lease.token)
 
 

@@ -15,7 +15,7 @@ from dispatcher.telemetry.meters import Meter
 
 @dataclass
 class Tally:
-    """Counts per metric and reason."""
+    """One value of a metric."""
 
     counts: Counter[tuple[str, ...]]
     place: tuple[str, ...]
@@ -30,7 +30,7 @@ class Tally:
 
 
 def _value(counts: Counter[tuple[str, ...]], name: str, *place: Any) -> Tally:
-    """The metric's value for the last label values."""
+    """The metric's value for these label values."""
     return Tally(counts, (name, *place[-1]))
 
 
@@ -39,7 +39,8 @@ _OF_RECOVERY: Final = {"rescued": metrics.RECOVERED, "held": metrics.HELD, "leas
 
 @contextmanager
 def counted(meters: Mapping[str, Meter] = _OF_RECOVERY) -> Iterator[Counter[tuple[str, ...]]]:
-    """Counts these meters by name and labels during a block; by default rescued and held emails and lost leases."""
+    """Counts these meters by name and labels during the block. By default, counts recovered emails, held emails and
+    lost leases."""
     counts: Counter[tuple[str, ...]] = Counter()
     for name, meter in meters.items():
         meter.bind(partial(_value, counts, name))

@@ -1,4 +1,5 @@
-"""After a worker was killed, its ledger is recorded and its other leases are released, at once and only once."""
+"""After a worker was killed, the relay immediately records the answers in its ledger and releases its other leases, and
+does so only once."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions. The test's process holds them, so they can outlive the worker."""
+    """The worker's sessions. The test's process opens them, so they can outlive the worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened
@@ -55,7 +56,7 @@ def worker(worker_pool: Pool) -> LeaseStore:
 
 @pytest.fixture
 async def settlement(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
-    """The relay's settlement of this run directory."""
+    """The relay's recovery of the ledgers in this run directory."""
     opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await opened.open()
     yield LedgerRecovery(settings(run_dir), opened)
@@ -208,7 +209,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     die(run_dir, list(zip(leases, steps, strict=True)))
     path = only_file(run_dir)
     kept = tmp_path / "kept"
-    kept.hardlink_to(path)  # a copy would be refused
+    kept.hardlink_to(path)  # the relay would refuse a copy
     await settlement.run_once()
     rows, attempts = books.rows(), books.count("email_attempt")
 
@@ -316,7 +317,7 @@ async def test_other_files_are_kept_and_do_not_stop_the_settlement_of_ledgers(
 
     assert books.status(each.email_id) == "sent"
     assert left_over(run_dir) == ["a.ledger", "b.ledger", "c.ledger", "d.ledger", "run.lock"]
-    # Each is reported once.
+    # Each unreadable file is reported once.
     assert capsys.readouterr().out.count("ledger.unreadable") == 4
 
 
@@ -431,7 +432,8 @@ def locked(tables_url: str, lease: Lease) -> Iterator[psycopg.Connection]:
 
 
 def numbers(books: Books) -> set[int]:
-    """The ids of the worker's sessions. The pool outlives the worker here, and replaces ended sessions."""
+    """The pids of the worker's sessions. In this test the pool outlives the worker, and replaces terminated
+    sessions."""
     return {row["pid"] for row in books.sessions(WORKER)}
 
 
@@ -587,7 +589,7 @@ async def test_a_session_that_does_not_end_delays_only_its_own_ledger_until_the_
 
 
 async def looked(settlement: LedgerRecovery, is_done: Callable[[], bool]) -> bool:
-    """Runs one round of the settlement; returns whether it settled the ledger."""
+    """Runs one round of the recovery; returns whether `is_done` is true afterwards."""
     await settlement.run_once()
     return is_done()
 
@@ -612,7 +614,7 @@ async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
 
 
 async def recover_all(tables_url: str, books: Books) -> None:
-    """Expires the leases, and recovers their emails by another host's relay."""
+    """Makes all leases expire, and recovers their emails as a relay of a different host would."""
     books.connection.execute("update email_log set locked_until = '2026-01-01' where status = 'sending'")
     async with await connect_async(tables_url, name="leader") as session:
         outbox = Outbox(session)
@@ -638,7 +640,7 @@ async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host
     found = {each.email_id: books.row(each.email_id) for each in (unnamed, wire, accepted, deferred, rejected)}
     statuses = [row["status"] for row in found.values()]
     assert statuses == ["pending", "held", "sent", "pending", "failed"]
-    # An unsent email uses no attempt; a definite refusal does.
+    # An unsent email uses no attempt; a definite refusal uses one.
     counts = [row["attempt_count"] - row["attempt_base"] for row in found.values()]
     assert counts == [0, 1, 1, 1, 1]
     assert [row["was_uncertain"] for row in found.values()] == [False, True, True, False, False]

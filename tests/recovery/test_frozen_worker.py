@@ -1,6 +1,7 @@
-"""A worker is frozen past its leases: its unsent emails are released at once, and waking it sends nothing twice.
+"""A worker is frozen until its leases expire: the relay immediately releases unsent emails, and the woken worker sends
+nothing twice.
 
-The test itself is the worker: it holds the ledger, and is frozen wherever the test stops.
+The test acts as the worker: it locks the ledger, and the worker is frozen whenever the test does nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ Look = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass
 class Relay:
-    """Settles the expired leases of one ledger, with a steady clock that the test moves."""
+    """Settles the expired leases of one ledger, with a monotonic clock that it moves itself."""
 
     pool: Pool
     ledger: Ledger
@@ -50,7 +51,7 @@ class Relay:
     clock: float = 0.0
 
     async def look_for(self, seconds: float = 70.0) -> None:
-        """Runs rounds for this time; a lease lasts 60 seconds."""
+        """Runs rounds for this time by its own clock. A lease lasts 60 seconds."""
         expired = FrozenWorkers(settings(), self.pool, self.report, clock=lambda: self.clock)
         living = living_ledger(self.ledger.path)
         assert living is not None
@@ -95,7 +96,7 @@ async def relay_pool(tables_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def look(relay_pool: Pool, ledger: Ledger) -> Look:
-    """Runs the relay's rounds until it has judged the expired leases."""
+    """Runs the relay's rounds until it has settled the expired leases."""
     return Relay(relay_pool, ledger).look_for
 
 
@@ -163,7 +164,7 @@ async def test_released_emails_can_no_longer_be_sent(
     # The worker wakes, writes its slot, and checks its lease.
     on_the_wire(ledger, each)
     assert ledger.voided_at >= asked_at
-    # Leases taken or renewed from now on are valid.
+    # Leases that the worker takes or renews from now on are valid.
     assert ledger.voided_at < steady_clock()
 
 
@@ -267,7 +268,7 @@ async def test_a_late_acceptance_ends_the_current_lease_of_another_worker(
     await worker.record([result(each, Status.SENT)])
 
     assert books.status(each.email_id) == "sent"
-    # The other worker notices at its next renewal or record, and overwrites nothing.
+    # The other worker notices this at its next renewal or record, and overwrites nothing.
     assert await other_store.renew({again.email_id: again.token}, 60) == set()
     assert await other_store.record([result(again, Status.FAILED)]) == set()
     assert books.status(each.email_id) == "sent"
@@ -296,7 +297,8 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(
     on_the_wire(ledger, wire)
     run_out(books, unnamed, wire)
     with psycopg.connect(tables_url) as person:
-        # The relay has read the expired leases, and waits for the row lock; the renewal commits first.
+        # The relay has read the expired leases, and waits for the row lock. The renewal commits before the relay gets
+        # the lock.
         Books(person).lock(unnamed.email_id)
         looking = asyncio.create_task(look())
         await until(lambda: books.waiting_for_a_lock("dispatcher relay settlement"))
@@ -307,7 +309,7 @@ async def test_a_worker_that_renews_during_the_settlement_keeps_its_lease(
 
     assert books.statuses() == {"sending": 2}
     assert [row["lease_token"] for row in books.rows()] == [1, 1]
-    # Attempts that were not judged are not reported.
+    # The relay records no attempt for a lease that it did not settle.
     assert books.count("email_attempt") == 0
 
 

@@ -1,4 +1,4 @@
-"""A promoted standby lacks the old primary's last commits: only emails that may have been sent are held."""
+"""If a promoted standby lacks the old primary's last commits, only emails that may have been sent are held."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SMALL = {"shared_buffers": "64MB", "wal_retrieve_retry_interval": "500ms"}
 
 
 def was_promoted(books: Books, *, was_synchronous: bool = False) -> datetime:
-    """Makes the relay see a promotion now; returns its time."""
+    """Makes the relay see a promotion at the current time; returns that time."""
     (row,) = books.select(
         "insert into relay_timeline (timeline, is_synchronous) values (0, %s) returning noted_at", was_synchronous
     )
@@ -232,7 +232,7 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
             store = LeaseStore(pool, worker=WORKER, slot="slot-1")
             leases = {lease.email_id: lease for lease in await store.lease(books.keys([finished, in_hand]), 60)}
             await store.record([result(leases[finished], Status.SENT)])
-    messages = await rabbit.take_all(topology.queue, 3)  # two are acked as finished, one is queued
+    messages = await rabbit.take_all(topology.queue, 3)  # workers acked two messages as finished; one is still queued
 
     pair.promote()
 
@@ -251,7 +251,7 @@ async def test_after_a_lossy_promotion_sent_emails_are_held_and_leased_or_queued
 
 @asynccontextmanager
 async def opened(database_url: str) -> AsyncIterator[Pool]:
-    """A pool of database sessions for a worker."""
+    """Opens a worker's pool of database sessions during the block."""
     pool = make_pool(database_url, name=WORKER, size=1)
     await pool.open()
     try:

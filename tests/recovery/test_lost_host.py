@@ -1,4 +1,4 @@
-"""After the loss of a host with its ledgers, its leases are judged by policy. No live worker loses a lease."""
+"""After a host is lost with its ledgers, the policy decides about each of its leases. No live worker loses a lease."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recov
     enqueue(books.connection, email("next"))
     await rabbit.take_all(
         topology.queue, 1
-    )  # it leads, has run each service once, and observes leases for three quarters of their length
+    )  # the relay leads, has run each service once, and observes leases for three quarters of a lease
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")
@@ -102,7 +102,7 @@ async def test_a_jump_of_postgresqls_clock_takes_no_lease_from_a_renewing_worker
     clock.set(HOUR)
 
     while books.status(gone) == "sending":
-        for _ in range(3):  # these include a query for leases
+        for _ in range(3):  # at least one of these rounds queries for leases
             await next_round(books)
         assert await store.renew({living: leases[living].token}, 60) == {living}
         assert await other_store.lease(books.keys([living]), 60) == []
@@ -123,6 +123,6 @@ async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
         await store.lease(books.keys([email_id]), 60)
         books.change(email_id, locked_until=EXPIRED)
 
-        await until(lambda: books.status(email_id) == "held")  # after the time at which it would hand over
+        await until(lambda: books.status(email_id) == "held")  # later than the relay would hand over
 
         assert leader(books) == first

@@ -22,23 +22,23 @@ from tests.store.books import Books
 from tests.waiting import until
 
 LOOKS = 4
-"""The number of the relay's statements in two rounds."""
+"""The number of statements that the relay executes in two rounds."""
 MARK_AFTER_SECONDS = 0.5
-"""Shorter than in production, to keep the tests fast."""
+"""Shorter than in production, so that the tests are fast."""
 
 Start = Callable[..., Awaitable[PublishLoop]]
 
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A separate client."""
+    """A RabbitMQ client that is separate from the relay's."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
 
 @pytest.fixture
 def settings(servers: Servers, tables_url: str, topology: Topology) -> Settings:
-    """Settings of a relay for the test's tables and queues."""
+    """Settings for a relay with the test's tables and queues."""
     return settings_for(servers.amqp_url, tables_url, topology)
 
 
@@ -88,7 +88,7 @@ def free_process_slot() -> ProcessSlot:
 
 
 def leader(books: Books) -> int | None:
-    """The leading relay's session; None if no relay leads."""
+    """The pid of the leading relay's session; None if no relay leads."""
     held = books.select(
         "select pid from pg_locks where locktype = 'advisory' and granted "
         "and objid::bigint = hashtext('email_dispatcher_relay')::bigint & 4294967295 "
@@ -110,5 +110,5 @@ async def next_round(books: Books) -> None:
         seen.update(at for at in looks if at is not None and at > now["instant"])
         return len(seen) >= LOOKS
 
-    # An idle round is one query per queue, every quarter of a second.
+    # An idle round takes place every quarter of a second, with one query per queue.
     await until(have_been_two_rounds)

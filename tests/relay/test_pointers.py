@@ -23,12 +23,12 @@ from tests.waiting import DEADLINE_SECONDS, until_answer
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 FOR_EVER = 3600.0
 NEVER = 1e-9
-"""A share so small that no full scan runs while many emails are remembered."""
+"""A share so small that no full scan runs while the relay remembers many emails."""
 BURST = 3 * BATCH + 20
 
 
 class CountingOutbox(Outbox):
-    """Counts the marks per statement, and the rows read by full scans and by others."""
+    """Records how many emails each statement marks, and how many rows each full scan and each other scan reads."""
 
     def __init__(self, session: psycopg.AsyncConnection) -> None:
         super().__init__(session)
@@ -37,22 +37,21 @@ class CountingOutbox(Outbox):
         self.read_on: list[int] = []
 
     async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
-        """As the outbox does."""
         rows = await super().find_publish_due(limit, since=since)
         (self.read_fully if since == THE_START else self.read_on).append(len(rows))
         return rows
 
     async def mark_published(self, due: Mapping[UUID, datetime]) -> set[UUID]:
-        """As the outbox does."""
         self.marks.append(len(due))
         return await super().mark_published(due)
 
 
 class Queue:
-    """A fake queue; counts messages per email.
+    """A fake queue that counts messages per email.
 
     Attributes:
-        refuses: How many of the next batches are refused; `breaks`: during how many the connection breaks.
+        refuses: The number of next batches that the queue refuses; `breaks`: the number of next batches during which
+            the connection breaks.
     """
 
     def __init__(self) -> None:
@@ -61,7 +60,7 @@ class Queue:
         self.breaks = 0
 
     async def publish(self, due: list[DuePointer]) -> list[bool]:
-        """Confirms every message, unless it refuses or breaks."""
+        """Confirms every message, unless `refuses` or `breaks` is set."""
         if self.breaks:
             self.breaks -= 1
             raise BrokerUnavailable("It broke.")
@@ -121,7 +120,8 @@ async def test_a_burst_that_workers_lease_is_published_once_and_never_marked(
 
 
 async def full_scan_found_nothing(pointers: PointerPublisher, outbox: CountingOutbox) -> bool:
-    """Whether a full scan found nothing. A scan that continues says nothing about earlier rows."""
+    """Runs one round; returns whether it made a full scan that found nothing. A scan that continues does not read
+    earlier rows."""
     seen = len(outbox.read_fully)
     await publish_once(pointers, outbox)
     return outbox.read_fully[seen:] == [0]

@@ -1,4 +1,4 @@
-"""Due rows are published, and marked only after the confirm. One relay leads."""
+"""The relay publishes due rows, and marks them only after the confirm. One relay leads."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ async def test_an_unroutable_message_stays_due_until_it_can_be_routed(
 async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_stay_due(
     start: Start, settings: Settings, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
-    """A queue without a quorum refuses messages like a full one; a full one is easier to create."""
+    """A full queue refuses messages like a queue without a quorum, and is easier to create."""
     await rabbit.delete_queue(topology.queue)
     await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(topology.queue, topology.exchange)
@@ -130,7 +130,8 @@ async def test_messages_that_a_queue_refuses_are_reported_as_unconfirmed_and_sta
 async def test_batches_refused_at_the_same_time_count_as_one_refusal(
     start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
 ) -> None:
-    """After a lost quorum, RabbitMQ refuses all pending messages at once. The backoff must grow only once."""
+    """When a queue loses its quorum, RabbitMQ refuses all pending messages at the same time. The backoff must grow only
+    once."""
     await rabbit.delete_queue(topology.queue)
     await rabbit.declare_queue(topology.queue, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(topology.queue, topology.exchange)
@@ -159,7 +160,7 @@ async def test_only_confirmed_emails_are_marked_when_the_connection_breaks(
         await rabbit.take_all(topology.queue, 1)
         await until(lambda: not any(row["publish_due_at"] for row in books.rows()))
 
-        proxy.freeze()  # RabbitMQ receives nothing more, and so confirms nothing
+        proxy.freeze()  # RabbitMQ receives no message, so it confirms none
         email_ids = books.enqueue(4)
         await until(lambda: proxy.holds)
         proxy.cut()
@@ -353,7 +354,7 @@ async def test_a_published_email_is_not_published_again_before_it_is_marked(
     first = books.enqueue_one()
     await rabbit.take_all(settings.queue, 1)
 
-    others = [books.enqueue_one() for _ in range(4)]  # one query per round, also in the first round
+    others = [books.enqueue_one() for _ in range(4)]  # even the first round makes one query
     messages = await rabbit.take_all(settings.queue, 4)
 
     assert {message.pointer.email_id for message in messages} == set(others)
@@ -470,7 +471,7 @@ async def test_a_leader_without_rabbitmq_hands_over_to_a_connected_relay(
         await start(settings)
         await until(lambda: len(books.sessions("dispatcher relay")) == 2)
         books.enqueue(3)
-        await rabbit.take_all(settings.queue, 3)  # confirmed, and not marked yet
+        await rabbit.take_all(settings.queue, 3)  # confirmed, but not marked yet
 
         proxy.sever()
         email_ids = books.enqueue(5)

@@ -1,4 +1,4 @@
-"""The circuit breaker, with a clock that the test moves."""
+"""The circuit breaker opens, pauses and closes, by a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dispatcher.routing.breaker import (
 
 @dataclass
 class Scene:
-    """A breaker, its clock, and the changes that it reported."""
+    """A circuit breaker, its clock, and the state changes that it reported."""
 
     now: float = 1000.0
     window: int = 1
@@ -41,7 +41,7 @@ class Scene:
             self.fail("connection_failed")
 
     def fail(self, reason: str = "server_error") -> None:
-        """Tries an email; the provider fails as a whole."""
+        """Tries an email; the provider itself fails."""
         self.breaker.fail(self.breaker.begin(), reason)
 
     def throttle(self, seconds: float | None) -> None:
@@ -49,7 +49,7 @@ class Scene:
         self.breaker.pause(self.breaker.begin(), seconds, "throttled")
 
     def half_open(self) -> None:
-        """Opens the breaker, and lets its time pass."""
+        """Opens the breaker, and moves the clock until it is half open."""
         self.fail_often()
         self.now += FIRST_OPEN_SECONDS
         assert self.breaker.state is BreakerState.HALF_OPEN
@@ -57,7 +57,8 @@ class Scene:
 
 @pytest.mark.parametrize("seconds", [2.005, 2.015])
 def test_wait_seconds_is_zero_only_after_the_change_was_reported(seconds: float) -> None:
-    """Otherwise a caller without a report and without a wait time would wait forever. Time may pass at any speed."""
+    """A caller that gets neither a report nor a wait time would wait forever. This is tested while the clock moves
+    between any two calls."""
     clock = itertools.count(1000.0, 0.01)
     told: list[BreakerState] = []
     breaker = CircuitBreaker(lambda: next(clock), lambda state, _reason, _seconds: told.append(state))

@@ -1,4 +1,4 @@
-"""Which refusals count against a provider, and which only against an email."""
+"""Which refusals count against the provider, and which count only against the email."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dispatcher.routing.evidence import ALIKE_FACTOR, MAX_REMEMBERED, Blame, Sus
 
 
 def email(domain: str = "", local: str = "ann") -> OutgoingEmail:
-    """An email; by default to a unique domain."""
+    """An email to this address, by default to a unique domain."""
     email_id = uuid4()
     address = f"Ann <{local}@{domain or f'{email_id.hex}.example'}>"
     return OutgoingEmail(email_id, datetime.now(UTC), "shop@example.com", (address,), "Hello", "Hi")
@@ -30,7 +30,7 @@ def email(domain: str = "", local: str = "ann") -> OutgoingEmail:
 
 @dataclass
 class Scene:
-    """A breaker and its clock."""
+    """A circuit breaker and its clock."""
 
     now: float = 1000.0
     breaker: CircuitBreaker = field(init=False)
@@ -39,7 +39,7 @@ class Scene:
         self.breaker = CircuitBreaker(lambda: self.now, lambda *_: None, jitter=lambda: 1.0)
 
     def fail(self, refused: OutgoingEmail, *, by_recipient: bool = False) -> Blame:
-        """The provider refuses an email, perhaps because it has failed as a whole."""
+        """The provider refuses an email, and may have failed itself."""
         return self.breaker.fail(self.breaker.begin(), "server_error", refused, by_recipient=by_recipient)
 
     def throttle(self, refused: OutgoingEmail, seconds: float | None = None) -> Blame:
@@ -47,15 +47,15 @@ class Scene:
         return self.breaker.pause(self.breaker.begin(), seconds, "throttled", refused)
 
     def fault(self, refused: OutgoingEmail) -> Blame:
-        """The provider reports for an email that it cannot be used."""
+        """The provider answers an email with an error that makes the provider unusable, such as bad credentials."""
         return self.breaker.open(self.breaker.begin(), "bad credentials", refused)
 
     def succeed(self) -> None:
-        """Another email succeeds."""
+        """The provider accepts a different email."""
         self.breaker.succeed(self.breaker.begin())
 
     def half_open(self, domain: str = "") -> OutgoingEmail:
-        """Opens the breaker, and lets its time pass; returns the last refused email."""
+        """Opens the breaker, and moves the clock until it is half open; returns the last refused email."""
         while self.fail(last := email(domain)) is not Blame.PROVIDER:
             pass
         self.now += self.breaker.wait_seconds

@@ -1,4 +1,4 @@
-"""A ceiling over all workers: tokens in PostgreSQL, refilled by PostgreSQL's clock."""
+"""All workers share a ceiling: they take tokens from PostgreSQL, whose clock refills them."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
     assert await limit.take()
     connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
 
-    # more than it has taken already
+    # More tokens than the limit has taken already.
     for _ in range(int(CEILING * CHUNK_SECONDS) + 1):
         assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
@@ -119,7 +119,7 @@ async def test_a_wait_for_a_token_ends_at_once_if_the_provider_may_not_be_tried_
 
     wanted = False
 
-    # A token would come after 100 s, a hundred after 10,000.
+    # At 0.01 emails per second, one token takes 100 s, so the 100 tasks would wait up to 10,000 s.
     async with asyncio.timeout(DEADLINE_SECONDS):
         assert await asyncio.gather(*waiting) == [False] * 100
 
@@ -206,10 +206,10 @@ def waits_for_a_lock(connection: psycopg.Connection) -> bool:
 
 
 class Bucket(ProviderStore):
-    """Scripted replies of a bucket; None for an outage of PostgreSQL.
+    """A fake token bucket that returns scripted replies. The reply None simulates an outage of PostgreSQL.
 
     Attributes:
-        looks: The time and the burst of each query.
+        looks: Time and burst of each query.
     """
 
     def __init__(self, *answers: tuple[int, float] | None) -> None:
@@ -224,7 +224,7 @@ class Bucket(ProviderStore):
         return answer
 
     def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
-        """The queries of a rate limit with this ceiling, until this number of emails may be sent."""
+        """Takes tokens for this number of emails through a rate limit; returns the times of its queries."""
 
         async def take() -> None:
             limit = RateLimit(self, "smtp", ceiling)

@@ -1,4 +1,4 @@
-"""The choice of a provider for the next attempt, and the effect of outcomes on it."""
+"""Which provider is chosen for the next attempt, and how outcomes change the choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
 
 
 class Scene:
-    """Routes in the order of their names, with one clock."""
+    """Routes to providers in this order, with one clock."""
 
     def __init__(self, names: str = "abc", **capabilities: Capabilities) -> None:
         self.now = 1000.0
@@ -60,7 +60,7 @@ class Scene:
         )
 
     def hear(self, name: str, outcome: Outcome, times: int = 1) -> None:
-        """Tries emails on this provider, with these outcomes."""
+        """Tries emails on this provider, each with this outcome."""
         for _ in range(times):
             self.by_name[name].record_outcome(outcome, self.by_name[name].breaker.begin(), self.email())
 
@@ -70,12 +70,12 @@ class Scene:
         route.record_fault(ProviderFault(name, "bad credentials"), route.breaker.begin(), self.email())
 
     def chosen(self, *refused_by: str, email: OutgoingEmail = PLAIN) -> str | None:
-        """The provider of the next attempt."""
+        """The provider that is chosen for the next attempt; None if no provider is available."""
         route = self.routes.choose(email, refused_by)
         return route.name if route else None
 
     def delay_seconds(self, *unable: str) -> float:
-        """How long until a templated email is due again."""
+        """Seconds until a templated email is due again."""
         return self.routes.delay_seconds(self.routes.capable(TEMPLATED, unable))
 
     def state(self, name: str) -> BreakerState:

@@ -1,4 +1,4 @@
-"""A connection that replaces one statement by a mutant; the product's code is unchanged."""
+"""A connection that replaces one statement by a mutant. The dispatcher's code is unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Mutant:
 
 
 def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
-    """A connection class that executes the mutant instead of the original statement."""
+    """A connection class that executes the mutant instead of the original statement; without a mutant, the usual
+    class."""
     original, altered = mutant.texts if mutant else (b"", b"")
 
     class Altered(psycopg.AsyncConnection[TupleRow]):

@@ -1,4 +1,4 @@
-"""Reads and writes the tables directly, without the product's code."""
+"""Reads and writes the tables directly, without the dispatcher's code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ class Books:
         return self.enqueue(1, **fields)[0]
 
     def key(self, email_id: UUID) -> str:
-        """The email's message key."""
         return str(self.row(email_id)["message_key"])
 
     def keys(self, email_ids: list[UUID]) -> dict[UUID, str]:
@@ -56,7 +55,6 @@ class Books:
         return {row["email_id"]: row["message_key"] for row in self.rows() if row["email_id"] in email_ids}
 
     def row(self, email_id: UUID) -> Row:
-        """The email's row in `email_log`."""
         (row,) = self.select("select * from email_log where email_id = %s", email_id)
         return row
 
@@ -65,7 +63,6 @@ class Books:
         return self.select("select * from email_log order by email_id")
 
     def status(self, email_id: UUID) -> str:
-        """The email's status."""
         return str(self.row(email_id)["status"])
 
     def statuses(self) -> Counter[str]:
@@ -74,8 +71,9 @@ class Books:
         return Counter({row["status"]: row["count"] for row in rows})
 
     def attempts(self, email_id: UUID) -> list[Row]:
-        """The email's rows in `email_attempt`, by attempt number; rows of one attempt in the order of writing."""
-        # Not in physical order: after a vacuum, later rows may be stored before earlier ones.
+        """The email's rows in `email_attempt` in the order of their attempt numbers. Rows of one attempt are in the
+        order in which they were written."""
+        # Physical order would be wrong: after a vacuum, PostgreSQL may store later rows before earlier rows.
         statement = "select * from email_attempt where email_id = %s order by attempt_number, xmin::text::bigint"
         return self.select(statement, email_id)
 
@@ -89,7 +87,7 @@ class Books:
         return {row["outcome"]: row["emails"] for row in found}
 
     def completed_at(self, email_id: UUID) -> Any:
-        """When the email's message key was completed; None if it was not."""
+        """When the email's message key was marked as completed; None if it is not."""
         (row,) = self.select("select completed_at from email_idempotency where email_id = %s", email_id)
         return row["completed_at"]
 
@@ -112,23 +110,24 @@ class Books:
         return int(row["found"])
 
     def sessions(self, name: str) -> list[Row]:
-        """What the sessions of this `application_name` are doing."""
+        """The rows of `pg_stat_activity` for the sessions with this `application_name`."""
         return self.select(
             "select * from pg_stat_activity where application_name = %s and datname = current_database()", name
         )
 
     def other_sessions(self) -> list[Row]:
-        """All other sessions of this database."""
+        """The rows of `pg_stat_activity` for all other sessions of this database."""
         return self.select(
             "select * from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
         )
 
     def waiting_for_a_lock(self, name: str) -> bool:
-        """Whether one of these sessions waits for a lock."""
+        """Whether a session with this `application_name` waits for a lock."""
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
     def terminate(self, name: str, *, waiting: bool = False) -> int:
-        """Terminates these sessions, or only those that wait for a lock; returns their number."""
+        """Terminates the sessions with this `application_name`, or only the ones that wait for a lock; returns their
+        number."""
         found = self.select(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = %s and datname = current_database() "
@@ -146,7 +145,8 @@ class Books:
 
 @contextlib.contextmanager
 def frozen_sessions(books: Books, name: str) -> Iterator[None]:
-    """Stops PostgreSQL's processes for these sessions: they neither end their session nor release locks."""
+    """Freezes PostgreSQL's processes for these sessions during the block. They keep their locks, even if the client
+    disconnects."""
     pids = [row["pid"] for row in books.sessions(name)]
     assert pids
     for pid in pids:

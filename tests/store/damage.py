@@ -1,4 +1,4 @@
-"""Makes rows unreadable for PostgreSQL, as after a disk error, or makes it refuse to change them."""
+"""Makes PostgreSQL fail to read rows, as after a disk error, or makes it refuse to change rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOAST_TABLES = """
 
 @contextmanager
 def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
-    """Destroys the out-of-line values of the rows that the block writes to this table.
+    """Destroys the out-of-line (TOAST) values of the rows that the block writes to this table.
 
     Reading such a value then fails: XX001, "missing chunk number 0 for toast value …".
 
@@ -37,14 +37,14 @@ def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
             delete = sql.SQL("delete from pg_toast.{} where chunk_id > %s").format(sql.Identifier(name))
             lost += connection.execute(delete, (before,)).rowcount
             connection.execute("update pg_class set relkind = 't' where oid = %s", (oid,))
-        # Before this, a reader still finds the values.
+        # Until this statement, a reader still finds the values.
         connection.execute(sql.SQL("vacuum pg_toast.{}").format(sql.Identifier(name)))
     assert lost > 0, "nothing was stored out of line"
 
 
 @contextmanager
 def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iterator[None]:
-    """Makes PostgreSQL refuse this kind of change to the email's row."""
+    """Makes PostgreSQL refuse this kind of change to the email's row during the block."""
     connection.execute("""
         create function refuse() returns trigger language plpgsql as $$ begin raise exception 'refused'; end $$
     """)

@@ -1,7 +1,7 @@
-"""A migrated database that is emptied between tests, which is a hundred times faster than a new clone.
+"""Fixtures around a migrated database that is emptied between tests. This is a hundred times faster than a new clone.
 
-For tests that only add rows. A folder's conftest.py imports the fixtures that its tests need. Tests that change the
-schema use `database_url` instead.
+They are for tests that only add rows; tests that change the schema use `database_url` instead. The conftest.py of each
+folder imports the fixtures that its tests need.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.store.steered_clock import SEARCH_PATH, SteeredClock
 from tests.waiting import wait_until
 
 DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
-"""The database's identity, for ledgers that tests write."""
+"""The database's id, for ledgers that tests write."""
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
@@ -42,7 +42,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
     name = f"kept_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(f"create database {name} template {template_database}".encode())
-        # For the tests' own writes. The product's sessions wait for the disk; another test asserts that.
+        # Only the tests' own writes do not wait for the disk. The dispatcher's sessions do, as a separate test asserts.
         administration.execute(f"alter database {name} set synchronous_commit = off".encode())
         url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with psycopg.connect(url) as connection:
@@ -60,13 +60,14 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
         yield kept_database_url
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
-        # Terminated sessions end a moment later. Until then the next test would find their locks and names.
+        # Terminated sessions end a moment later. Until then, the next test would find their locks and names.
         wait_until(lambda: cleaner.execute(f"select {_OTHERS}".encode()).fetchone() is None)
 
 
 @pytest.fixture
 def clock(tables_url: str) -> Iterator[SteeredClock]:
-    """PostgreSQL's clock, for sessions of `tables_url` that begin later. Name it before fixtures that open sessions."""
+    """A settable PostgreSQL clock for sessions of `tables_url` that begin later. A test lists it before fixtures that
+    open sessions."""
     name = urlsplit(tables_url).path.removeprefix("/")
     with psycopg.connect(tables_url, autocommit=True) as administration:
         clock = SteeredClock(tables_url)

@@ -1,4 +1,4 @@
-"""A simple model of one email: the expected table contents after each event."""
+"""A simple model of one email, which computes the expected table contents after each event."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ class Known:
     """The expected state of one email.
 
     Attributes:
-        expired_at: The end of its lease, if that has passed.
-        expiries: How many ends its lease has had; the statements make each end different.
-        due_since: The step at which it became due to be published; None if it is not due. The dead letter likewise.
-        leases: All leases that it ever had, each with its worker; most are lost.
+        expired_at: The end of its lease, if the lease has expired.
+        expiries: The number of different ends that its lease has had. Each statement that moves the end sets a
+            different one.
+        due_since: The step at which it became due to be published; None if it is not due. `dead_letter_since` is the
+            same for its dead letter.
+        leases: All leases that it ever had, each with its worker. Most of these leases are lost.
         rows: Its attempts: number, outcome and worker.
-        rescue_of: Worker, token and doubt of the lease that a rescue took away when it held the email.
+        rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
+            `held`.
     """
 
     email_id: UUID
@@ -53,7 +56,7 @@ class Known:
         return self.status in MORTUARY
 
     def is_under(self, lease: Lease) -> bool:
-        """Whether the row has this lease."""
+        """Whether this lease is the email's current lease."""
         return self.status is Status.SENDING and self.token == lease.token
 
     def lease(self, worker: str) -> None:
@@ -69,7 +72,7 @@ class Known:
         self.dead_letter_since = step if status in MORTUARY else None
 
     def release(self, step: int, *, token_moves: bool) -> None:
-        """The lease is returned, and the attempt is not counted."""
+        """The worker or the relay releases the lease, and the attempt is not counted."""
         self.close(Status.PENDING, step)
         self.attempts -= 1
         self.token += token_moves
@@ -83,13 +86,14 @@ class Known:
 
     @property
     def rescued_token(self) -> int | None:
-        """The token of the lease that recovery took away, if recovery holds the email and it has not changed since."""
+        """The token of the lease that recovery took away, if recovery set the email to `held` and the email has not
+        changed since."""
         token = self.rescue_of[1] if self.rescue_of else None
         is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
         return token if self.status is Status.HELD and is_untouched else None
 
     def recover(self, step: int) -> None:
-        """The recovery is reverted: nothing was accepted."""
+        """The relay reverts the recovery, because the email was not accepted."""
         assert self.rescue_of is not None
         self.was_uncertain = self.rescue_of[2]
         self.close(Status.PENDING, step)
@@ -118,7 +122,7 @@ class Known:
             self.close(status, step)
 
     def rescue(self, default: OnUncertain, max_attempts: int, step: int) -> None:
-        """The lease expired without a result, and recovery takes the email."""
+        """The lease expired without a result, and recovery resends the email or sets it to `held`."""
         resends = (self.policy or default) is OnUncertain.RESEND and self.attempts - self.attempt_base < max_attempts
         self.rescue_of = None if resends else (self.owner, self.token, self.was_uncertain)
         self.close(Status.PENDING if resends else Status.HELD, step)

@@ -1,9 +1,9 @@
-"""Executes the store's statements in any order on two emails, and compares with a model of each (`known`).
+"""Executes the store's statements in random order on two emails, and compares each email with its model (`known`).
 
-Each step first brings one email into the state that it needs. So leases, lost leases, new leases and late writes by the
-first owner meet often; everything else that happened to both emails before is random. After every step the tables must
-match the model. Leases expire by a write of the test, not by waiting. All leases get the same end, as if the clock had
-been set back.
+Each step first brings one email into the state that the step needs. So late writes by the first owner often meet lost
+and new leases. Everything else that happened to the emails before is random. After every step the tables must match the
+model. The test makes leases expire by a write, without waiting. All leases get the same end, as if the clock had been
+set back.
 """
 
 from __future__ import annotations
@@ -69,12 +69,13 @@ STATUS: Final = st.sampled_from(Status)
 
 
 Write = Callable[["Machine", Known, str, Lease, Status], None]
-"""A worker's statement about an email and a lease that it has or had; with the new status, if it takes one."""
+"""A worker's statement about an email, under a lease that the worker has or had. Some statements use the status."""
 
 
 WRITES: Final = (
     "_renew",
-    # Before statements that end the current lease or prove that the email was sent: these leave nothing to settle.
+    # The next three come before statements that end the current lease or prove that the email was sent. After those, no
+    # lease is left to settle.
     "_record_as_seen",
     "_release_as_seen",
     "_rescue_as_seen",
@@ -94,9 +95,9 @@ class Loss:
     """What happens between a worker's lease and its next statement, mostly the loss of the lease.
 
     Attributes:
-        number: Which of the two emails.
-        is_expired: The lease expires and the relay finds it, before anything else.
-        is_leased_again: The next worker leases the email, if it is then pending.
+        number: The index of the email, 0 or 1.
+        is_expired: Whether, before anything else, the lease expires and the relay finds it.
+        is_leased_again: Whether `next_worker` then leases the email.
     """
 
     number: int
@@ -110,7 +111,7 @@ class Loss:
 
 
 class Sessions:
-    """The sessions that all runs share. Commits do not wait for the disk, because no process dies here."""
+    """The sessions that all runs share. Commits do not wait for the disk, because no process dies in these tests."""
 
     def __init__(self, url: str, books: Books, mutant: Mutant | None = None) -> None:
         self.loop = asyncio.new_event_loop()
@@ -122,7 +123,6 @@ class Sessions:
         self.relay: AsyncSession = self.run(connection_class(mutant).connect(url, autocommit=True))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Runs the coroutine and returns its result."""
         return self.loop.run_until_complete(coroutine)
 
     def store(self, worker: str) -> LeaseStore:
@@ -168,7 +168,7 @@ class Machine(RuleBasedStateMachine):
         return self.instant
 
     def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
-        """One of the two emails, brought into that status. If it was sent already, a new email replaces it."""
+        """Brings an email into this status, and returns it. An email that was already sent is replaced by a new one."""
         known = self.two[number]
         if known.status is status:
             return known
@@ -182,7 +182,7 @@ class Machine(RuleBasedStateMachine):
             self._record(known, *known.leases[-1], status)
         return known
 
-    # Statements of a worker, under a lease that it has or had.
+    # Statements of a worker, under a lease that the worker has or had.
 
     def _lease(self, asked: list[Known], worker: str, key: str | None = None) -> None:
         keys = {known.email_id: key or known.key for known in asked}
@@ -339,7 +339,7 @@ class Machine(RuleBasedStateMachine):
     # The steps.
 
     def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
-        """An email and one of its leases, to which something happened; the email may be leased again."""
+        """Makes the events of `loss` happen; returns the email, the first lease, and the worker that had it."""
         known = self._prepared(loss.number, Status.SENDING, loss.worker)
         owner, lease = known.leases[-1]
         if loss.is_expired:
@@ -370,7 +370,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(loss=losses, first=st.sampled_from(WRITES), status=STATUS, is_proved=st.booleans())
     def write_late(self, loss: Loss, first: str, status: Status, is_proved: bool) -> None:
-        """No statement under a lost lease changes the email, except by evidence."""
+        """No statement under a lost lease changes the email, unless the statement is evidence."""
         known, owner, lease = self._lost(loss)
         for name in (first, *WRITES):
             getattr(self, name)(known, owner, lease, status)
@@ -457,7 +457,8 @@ class Machine(RuleBasedStateMachine):
         is_older: bool,
         is_discarded: bool,
     ) -> None:
-        """The owner of this or an older lease returns after a recovery, possibly after an operator's decision."""
+        """The owner of the last or an older lease returns after a recovery, possibly after an operator replayed or
+        discarded the email."""
         known = self._prepared_after_doubt(number, Status.SENDING, is_in_doubt)
         owner, lease = known.leases[0 if is_older else -1]
         self._expire(known)
@@ -541,7 +542,7 @@ class Machine(RuleBasedStateMachine):
             known.replay(self._now())
 
     def _prepared_after_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
-        """As `_prepared`, possibly after an uncertain attempt."""
+        """Like `_prepared`, possibly with an uncertain attempt before."""
         if is_in_doubt:
             known = self._prepared(number, Status.SENDING)
             self._record(known, *known.leases[-1], Status.PENDING)

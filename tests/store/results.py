@@ -1,4 +1,4 @@
-"""Results as a worker hands them to the store."""
+"""Results as a worker passes them to the store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OUTCOMES = {
 
 
 def result(lease: Lease, status: Status, **fields: Any) -> Result:
-    """The result of an attempt under a lease. The outcome follows from the status unless it is given."""
+    """The result of an attempt under a lease. Without an outcome in `fields`, the outcome follows from the status."""
     now = datetime.now(UTC)
     plain = Result(
         email_id=lease.email_id,

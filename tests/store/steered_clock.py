@@ -1,8 +1,10 @@
-"""A PostgreSQL clock that a test sets: sessions that connect by its URL use replacements for `now()` and its relatives.
+"""A PostgreSQL clock that a test can set. Sessions that connect by its URL use replacements for `now()` and similar
+functions.
 
-The functions are in a separate schema, which the URL puts before pg_catalog in search_path. They add to the real
-time an offset from a table. So a clock step is one committed update, and every session sees it in its next statement.
-Column defaults are bound to PostgreSQL's own functions when the table is created: `created_at` keeps the real time.
+The functions are in a separate schema, which the URL puts before pg_catalog in search_path. They add an offset from a
+table to the real time. So one committed update moves the clock, and every session sees the new time in its next
+statement. Column defaults are bound to PostgreSQL's own functions when the table is created: `created_at` keeps the
+real time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import psycopg
 
 SCHEMA: Final = "steered"
 SEARCH_PATH: Final = f"dispatcher,{SCHEMA},pg_catalog"
-"""PostgreSQL creates tables in the first schema, and takes a function from the first schema that has it."""
+"""PostgreSQL creates tables in the first schema, and uses a function from the first schema that has it."""
 
 _INSTALL: Final = f"""
     drop schema if exists {SCHEMA} cascade;
@@ -54,7 +56,7 @@ class SteeredClock:
 
 
 def steered(database_url: str) -> str:
-    """The URL of the same database for sessions that use this clock."""
+    """The URL of the same database, for sessions that use this clock."""
     parts = urlsplit(database_url)
     query = [*parse_qsl(parts.query), ("options", f"-csearch_path={SEARCH_PATH}")]
     # libpq does not decode a plus sign as a space.

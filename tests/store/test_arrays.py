@@ -1,4 +1,4 @@
-"""PostgreSQL receives lists unchanged, whatever they contain."""
+"""PostgreSQL receives each list unchanged, whatever it contains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A commit that waits for a synchronous standby keeps its rows locked, and is reported as that."""
+"""A commit that waits for a synchronous standby keeps its rows locked. The dispatcher reports these rows as waiting for
+a commit."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def own_database_url(tmp_path: Path, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A PostgreSQL server for this test alone, because its commits will wait."""
+    """A PostgreSQL server for this test alone, because commits on it will wait."""
     monkeypatch.delenv("DISPATCHER_DATABASE_URL", raising=False)
     monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
     monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
@@ -30,7 +31,7 @@ def own_database_url(tmp_path: Path, servers: Servers, monkeypatch: pytest.Monke
 
 @contextmanager
 def missing_standby(connection: psycopg.Connection) -> Iterator[None]:
-    """Makes commits of other sessions wait for a missing standby."""
+    """During the block, commits of other sessions wait for a missing standby."""
     connection.execute("set synchronous_commit = local")
     for command in ("alter system set synchronous_standby_names = 'away'", "select pg_reload_conf()"):
         connection.execute(command.encode())

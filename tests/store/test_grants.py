@@ -1,4 +1,4 @@
-"""`dispatcher topology grants` prints exactly the rights that the statements need."""
+"""`dispatcher topology grants` prints exactly the privileges that the statements need."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNERS = {
     "grant_dispatcher",
     "grant_reader",
 }
-"""Statements of `init`, and the grants themselves."""
+"""Statements that only the owner executes: those of `init`, and the grants."""
 PRODUCERS = {"enqueue", "enqueue_attachments", "find_by_key"}
 _USES = {
     "insert": r"\binsert into dispatcher\.(\w+)",
@@ -30,7 +30,7 @@ _USES = {
 
 
 def used_by(names: set[str]) -> dict[str, set[str]]:
-    """The rights that the statements need, by table or function."""
+    """The privileges that the statements need, by table or function."""
     used: dict[str, set[str]] = defaultdict(set)
     for name in names:
         text = all_queries()[name].decode()
@@ -39,19 +39,19 @@ def used_by(names: set[str]) -> dict[str, set[str]]:
                 used[found[found.lastindex or 0]].add(right)
     for rights in used.values():
         if rights & {"update", "delete"}:
-            rights.add("select")  # columns that `where` reads
+            rights.add("select")  # for the columns that `where` reads
     return dict(used)
 
 
 def role_named(name: str, role: str) -> Role:
-    """A kind of role with a name."""
+    """The grants for this kind of role, given to the role with this name."""
     names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
     (found,) = [each for each in roles_of(**names) if each.role == role]
     return found
 
 
 def granted_to(role: str) -> dict[str, set[str]]:
-    """The rights of a role, by table or function; also rights on single columns."""
+    """The privileges of a role, by table or function, including privileges on single columns."""
     granted: dict[str, set[str]] = defaultdict(set)
     for grant in role_named("somebody", role).grants:
         rights = re.match(r"grant (.+?) on ", grant)
@@ -67,7 +67,7 @@ def test_the_dispatcher_role_has_exactly_the_rights_that_its_statements_need() -
 
 def test_the_producer_role_has_exactly_the_rights_that_enqueueing_needs() -> None:
     used = used_by(PRODUCERS)
-    used["email_log"].add("select")  # because `returning` reads some columns
+    used["email_log"].add("select")  # `returning` reads some columns
 
     assert granted_to("producer") == used
 

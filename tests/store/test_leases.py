@@ -1,4 +1,4 @@
-"""Leasing, renewing and releasing emails, with real time and order of PostgreSQL."""
+"""PostgreSQL leases, renews and releases emails, with its real clock."""
 
 from __future__ import annotations
 

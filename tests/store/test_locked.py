@@ -1,4 +1,5 @@
-"""Locked emails are found without waiting and left out; while nothing is locked, no query is made."""
+"""Statements find locked emails without waiting and leave them out. While no email is locked, they make no extra
+query."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ async def store(tables_url: str) -> AsyncIterator[LeaseStore]:
 
 @contextmanager
 def lock_holder(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None]:
-    """Opens a transaction that locks the email's row in that table."""
+    """Opens a transaction that locks the email's row in the table `locks`."""
     with psycopg.connect(tables_url, application_name="other-session") as connection:
         connection.execute(f"select from {locks} where email_id = %s for update".encode(), (email_id,))
         yield
@@ -82,7 +83,7 @@ async def test_possible_lock_holders_are_logged_once_without_their_statements(
     logged = capsys.readouterr().out
     assert logged.count("email.locked") == 1
     assert str(held) in logged
-    # A transaction younger than the lock timeout is not named.
+    # A transaction younger than the lock timeout is not reported.
     ages = [int(age) for age in re.findall(r"other-session.*?its transaction (\d+) s old", logged)]
     assert len(ages) == logged.count("other-session")
     assert all(age >= BATCH_LOCK_SECONDS for age in ages)

@@ -1,7 +1,7 @@
-"""In any order, the real statements change each row as the protocol says. Each condition in them is necessary.
+"""In any order, the real statements change each row as the protocol says. Each condition in a statement is necessary.
 
-There is no mutant for a condition that another clause of the statement makes redundant, such as `locked_until < now()`
-in `lease`: only pending emails can be leased, and no pending email has a lock.
+A condition has no mutant if a different clause of the statement makes it redundant. An example is `locked_until <
+now()` in `lease`: only pending emails can be leased, and no pending email has a lease.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Migrations are applied once; databases of another release, encoding or application are refused."""
+"""Migrations are applied once. A database of a different release, encoding or application is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A row is stored in the partition of its id's week, or in the default partition until that one is created."""
+"""A row is stored in the partition for its id's week, or in the default partition until the week's partition exists."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The statements of workers and relay use an index, whatever the tables contained when PostgreSQL planned them.
+"""The statements of workers and relays use an index, whatever the tables contained when PostgreSQL planned the
+statements.
 
-A plan is kept, and may be much older than the rows that it reads. PostgreSQL's own counters of rows read by index and
-table scans show that it reads only the emails of a batch.
+PostgreSQL keeps a plan, which may be much older than the rows that it reads. PostgreSQL's counters of rows that index
+and table scans read show that a statement reads only the emails of a batch.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def found_small(books: Books) -> None:
 
 
 async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
-    """Executes every worker statement that names its emails; returns how many emails were sent."""
+    """Executes every worker statement that takes email ids; returns the number of sent emails."""
     ids = list(keys)
     leases = await store.lease(keys, 60)
     tokens = {lease.email_id: lease.token for lease in leases} or dict.fromkeys(ids, 1)
@@ -64,7 +65,7 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
 
 
 def rows_read(connection: psycopg.Connection) -> int:
-    """The rows read by all ended sessions since the statistics were reset."""
+    """The number of rows that all ended sessions have read since the statistics were reset."""
     row = connection.execute(
         "select (select sum(idx_tup_read) from pg_stat_user_indexes)"
         " + (select sum(seq_tup_read) from pg_stat_user_tables)"
@@ -74,10 +75,10 @@ def rows_read(connection: psycopg.Connection) -> int:
 
 
 async def reads_few_rows(database_url: str, work: Awaitable[int], end: Callable[[], Awaitable[object]]) -> bool:
-    """Whether the work for a batch, on the only other session, read far fewer rows than the tables have.
+    """Does the work for a batch on the only other session; returns whether it read far fewer rows than the tables have.
 
     Args:
-        end: Ends that session. A session reports its counters when it ends.
+        end: Ends the other session. A session reports its counters only when it ends.
     """
     with psycopg.connect(database_url, autocommit=True) as connection:
         wait_until(lambda: len(Books(connection).other_sessions()) == 1)
@@ -109,7 +110,7 @@ async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
 
 
 async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
-    """Executes the statements that a relay repeats; returns how many emails it marked.
+    """Executes the statements that a relay repeats; returns the number of marked emails.
 
     Leaves out the search for lost messages every ten seconds, which reads all pending emails.
     """
@@ -210,7 +211,7 @@ def plan_of(connection: psycopg.Connection, statement: str) -> dict[str, Any]:
 
 
 def prunes_partitions_at_run_time(plan: dict[str, Any], *, locks: bool = False) -> bool:
-    """Whether the locking or changing part of a plan finds an email by a value from another row."""
+    """Whether the part of a plan that locks or changes rows finds an email by a value from another row."""
     locks = locks or plan["Node Type"] in {"LockRows", "ModifyTable"}
     below = plan.get("Plans", [])
     conditions = " ".join(str(each.get("Index Cond", "")) for each in below)

@@ -1,6 +1,6 @@
-"""Partition pruning: a statement that names its emails reads only their weeks' partitions, however it was planned.
+"""Partition pruning: a statement that takes email ids reads only the partitions of their weeks, whatever its plan.
 
-PostgreSQL's own counters of index and table scans by partition show what was read.
+PostgreSQL counts index and table scans by partition, which shows what was read.
 """
 
 from __future__ import annotations

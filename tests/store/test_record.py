@@ -1,4 +1,4 @@
-"""Each result is recorded once, under its lease. An acceptance counts under any lease."""
+"""A result is recorded once, and only under a valid lease. An acceptance is recorded even under a lost lease."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_the_hourly_counts_equal_the_recorded_results(
     assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
     counts = count_emails(books.connection)
     assert counts.emails == {**dict.fromkeys(Status, 0), **{Status(name): n for name, n in statuses.items()}}
-    # The transaction reads as of its snapshot; a later one sees the other commits.
+    # The transaction reads as of its snapshot. A later transaction sees the other commits.
     with books.connection.transaction():
         assert books.select("show transaction_isolation") == [{"transaction_isolation": "read committed"}]
     assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}

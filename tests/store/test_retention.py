@@ -1,4 +1,4 @@
-"""Pruning deletes content first, then emails by whole weeks, keys last; never unfinished emails."""
+"""Pruning deletes content first, then emails by whole weeks, and then keys. It never deletes unfinished emails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OLD = NOW - timedelta(days=100)
 OLD_WEEK = week_of(OLD)
 FOR_EVER = Retention(0, 0, 0)
 SHORT = Retention(30, 60, 0, undecided_days=90)
-"""An undecided email from a hundred days ago is past its limit; one from eighty days ago is not."""
+"""An undecided email from 100 days ago is past its limit; an undecided email from 80 days ago is not."""
 
 Prune = Callable[[Retention], Awaitable[list[PrunedStep | FailedStep]]]
 
@@ -46,7 +46,7 @@ def books(connection: psycopg.Connection) -> Books:
 
 @pytest.fixture
 async def prune(database_url: str) -> AsyncIterator[Prune]:
-    """Prunes, and returns all steps."""
+    """A function that prunes, and returns all steps."""
     async with await connect_async(database_url, name="test") as session:
 
         async def prune(retention: Retention) -> list[PrunedStep | FailedStep]:
@@ -56,7 +56,7 @@ async def prune(database_url: str) -> AsyncIterator[Prune]:
 
 
 def enqueue_long_ago(books: Books, status: str, *, at: datetime = OLD, number: int = 0, partition: bool = True) -> UUID:
-    """Enqueues an email as of a hundred days ago or another time, in its week's or in the default partition."""
+    """Enqueues an email and moves it to the time `at`. Without `partition`, the email is in the default partition."""
     if partition:
         books.connection.execute("select email_partitions_make(%s, 0)", [at])
     new = books.enqueue_one()
@@ -70,12 +70,12 @@ def enqueue_long_ago(books: Books, status: str, *, at: datetime = OLD, number: i
 
 
 def dropped(steps: list[PrunedStep | FailedStep]) -> list[str]:
-    """The dropped partitions, in order."""
+    """The names of the dropped partitions, in order."""
     return [step.name for step in steps if isinstance(step, PrunedStep) and step.name]
 
 
 def failed(steps: list[PrunedStep | FailedStep]) -> dict[str, type[DispatcherError]]:
-    """The failed parts, with the type of their error."""
+    """The failed parts of the pruning, with the type of each error."""
     return {step.what: type(step.fault) for step in steps if isinstance(step, FailedStep)}
 
 
@@ -85,7 +85,7 @@ def has(books: Books, table: str, email_id: UUID) -> bool:
 
 
 def discard(books: Books, email_id: UUID) -> None:
-    """Discards like `dispatcher dlq discard`."""
+    """Discards an email like `dispatcher dlq discard`."""
     books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
 
 
@@ -174,7 +174,7 @@ async def test_undecided_emails_are_counted_a_week_before_they_lose_their_conten
     assert expiring is not None
     assert expiring.first_in_seconds is not None
     assert expiring.emails == 2
-    assert 0 < expiring.first_in_seconds <= 86400  # the module computed its time at import
+    assert 0 < expiring.first_in_seconds <= 86400  # the module computed NOW at import
 
 
 async def test_emails_are_deleted_by_the_week_and_their_keys_later(books: Books, prune: Prune) -> None:
@@ -200,7 +200,7 @@ async def test_content_in_the_default_partition_is_deleted_by_rows(books: Books,
 
 
 DAYS = next(days for days in range(60, 67) if (NOW - timedelta(days=days)).weekday() == 3)
-"""The number of days since a Thursday. Emails before that day are old, but their week had not ended by then."""
+"""The number of days since a Thursday. Emails from before that day are old enough, but their week ended later."""
 EARLIER_THAT_WEEK = NOW - timedelta(days=DAYS + 2)
 
 
@@ -225,7 +225,7 @@ async def test_content_in_the_default_partition_does_not_wait_for_its_week(books
 
 
 async def test_checking_a_week_may_take_longer_than_the_statement_timeout(books: Books, database_url: str) -> None:
-    """Neither the server nor the client ends the statement."""
+    """Neither PostgreSQL nor the client cancels the statement."""
     most_seconds = 2.0
     next_week = OLD + timedelta(days=7)
     enqueue_long_ago(books, "sent")
@@ -317,7 +317,7 @@ async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
 
 @pytest.fixture
 def stranger(books: Books) -> Iterator[str]:
-    """A role with all rights on the rows that does not own the tables and did not get `topology grants`."""
+    """A role with all privileges on the tables that does not own them and did not get `topology grants`."""
     name = f"stranger_{secrets.token_hex(4)}"
     books.connection.execute(f"create role {name}".encode())
     books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())
@@ -379,7 +379,7 @@ async def test_an_email_from_a_producer_with_a_slow_clock_is_not_old(books: Book
 
 
 def replay_long_ago(books: Books) -> int:
-    """A replay from a hundred days ago with one email and its audit record."""
+    """Inserts a replay from 100 days ago, with one email and an audit record."""
     made = "insert into email_replay (source, selection, include_held, actor, reason, created_at) "
     (row,) = books.select(f"{made} values ('filter', '{{}}', false, 'ann', 'why', %s) returning replay_id", OLD)
     replay_id = int(row["replay_id"])
@@ -418,7 +418,7 @@ async def test_audit_records_are_deleted_only_if_configured(books: Books, prune:
 
 @pytest.mark.parametrize("name", ["delete_content", "delete_keys", "measure_latency"])
 async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str, name: str) -> None:
-    """A volatile time in the condition would be compared with each of a million rows."""
+    """If the condition's time were volatile, PostgreSQL would compare it with each of a million rows."""
     async with await connect_async(database_url, name="test") as session:
         cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
         plan = "\n".join(row[0] for row in await cursor.fetchall())

@@ -1,4 +1,5 @@
-"""Our tables' schema: in an application's database, with any search_path, and next to the previous release."""
+"""Our tables in their schema work in an application's database, with any search_path, and next to the previous
+release."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ SHADOWS = """
         as 'select pg_catalog.now() where public.trap()';
     create function public.current_setting(varchar) returns text language sql as 'select ''off'' where public.trap()';
 """
-"""Objects of an application that PostgreSQL could confuse with ours or its own."""
+"""Objects of an application that PostgreSQL could confuse with our objects or with PostgreSQL's own."""
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_the_previous_release_keeps_working_next_to_this_one(old_database_url: s
         for name, text in all_queries().items():
             of_then = text.decode().replace("dispatcher.", "").replace("find_dead_emails", "dead_emails")
             if statement := prepared(name, of_then):
-                with suppress(psycopg.errors.IndeterminateDatatype):  # a parameter whose type only the value determines
+                with suppress(psycopg.errors.IndeterminateDatatype):  # only the value determines this parameter's type
                     connection.execute(statement, prepare=False)
         assert connection.execute("select email_partitions_make(now() + interval '9 weeks', 0)").fetchall()
         assert connection.execute("select email_partition_prune('email_log', now())").fetchall() == []

@@ -1,4 +1,4 @@
-"""The product's statements use the clock that a test sets."""
+"""The dispatcher's statements use the clock that a test sets."""
 
 from __future__ import annotations
 
