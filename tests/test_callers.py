@@ -1,4 +1,4 @@
-"""The connections that `enqueue` accepts, and its errors for those that it cannot use."""
+"""The connections that `enqueue` accepts, and its errors for connections that it cannot use."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def over(driver: str, url: str) -> str:
 
 @pytest.fixture
 def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
-    """SQLAlchemy over psycopg."""
+    """An SQLAlchemy engine that uses psycopg."""
     made = sqlalchemy.create_engine(over("psycopg", tables_url))
     yield made
     made.dispose()
@@ -48,7 +48,7 @@ def engine(tables_url: str) -> Iterator[sqlalchemy.Engine]:
 
 @pytest.fixture
 async def async_engine(tables_url: str) -> AsyncIterator[AsyncEngine]:
-    """The asynchronous engine."""
+    """An asynchronous SQLAlchemy engine that uses psycopg."""
     made = create_async_engine(over("psycopg", tables_url))
     yield made
     await made.dispose()
@@ -132,7 +132,7 @@ def test_djangos_connection_connects_at_the_first_enqueue(django: Any, books: Bo
 
 
 def end_session(url: str, session: int) -> None:
-    """End the session, as a restart of PostgreSQL would."""
+    """Terminate the session, as a restart of PostgreSQL would."""
     with psycopg.connect(url, autocommit=True) as administrator:
         administrator.execute("select pg_terminate_backend(%s, 5000)", (session,))
 
@@ -165,7 +165,7 @@ def test_django_checks_a_persistent_connection_before_the_first_enqueue(
     enqueue(django, email("first"))
     end_session(tables_url, django.connection.info.backend_pid)
     django.settings_dict["CONN_HEALTH_CHECKS"] = django.health_check_enabled = True
-    django.health_check_done = False  # as at the start of a request
+    django.health_check_done = False  # as Django does at the start of a request
 
     enqueue(django, email("second"))
 

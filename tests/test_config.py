@@ -1,4 +1,4 @@
-"""Settings: every mistake is reported at once, with its variable and the remedy; no secret is ever shown."""
+"""All invalid settings are reported together, each with its variable and the remedy. No secret is ever shown."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ class TestSecrets:
 
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:
-        """A secret as an orchestrator mounts it: with a line end."""
+        """A secret in a file as an orchestrator mounts it: with a line end."""
         path = tmp_path / "secret"
         path.write_text(f"{DATABASE}\n")
         return path

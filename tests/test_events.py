@@ -1,4 +1,4 @@
-"""Log events: each is declared and used, has a name `noun.verb_past`, and has no private field."""
+"""Each log event is declared and used, has a name like `noun.verb_past`, and has no private field."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ PRIVATE = {"email", "address", "to", "sender", "recipient", "recipients", "subje
 
 
 def calls() -> Iterator[tuple[str, ast.Call]]:
-    """All calls of a log method, each with its place."""
+    """All calls of a log method, each with its file and line."""
     for path in sorted(FOLDER.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_bytes())):
             match node:
                 case ast.Call(func=ast.Attribute(value=log, attr=level)) if level in LEVELS:
                     if re.fullmatch(r"(.*\.)?_?log(ger)?|(.*\.)?get_log\(\)", ast.unparse(log)):
                         yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
-                case ast.Call(func=ast.Name(id="log")):  # the method was chosen earlier
+                case ast.Call(func=ast.Name(id="log")):  # `log` is a method that was chosen earlier
                     yield f"{path.relative_to(FOLDER)}:{node.lineno}", node
 
 
 def names_of(event: ast.expr) -> set[str]:
-    """The events that a call may log: its name, or all declared names that match if a part is computed."""
+    """The names of the events that a call may log. If a part of the name is computed, all declared names that match."""
     match event:
         case ast.Constant(value=str(name)):
             return {name}

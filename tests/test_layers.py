@@ -1,8 +1,8 @@
 """Checks every import against the table of layers in ARCHITECTURE.md.
 
-A room is a package or module directly under `dispatcher/`. It may import itself and rooms on lower floors, but nothing
-beside or above it. Imports inside functions and under TYPE_CHECKING count. Files must not import each other in a circle
-of any length, inside a room either.
+A room is a package or module directly under `dispatcher/`. A room may import itself and rooms on lower floors, but no
+other room on its own floor or above. Imports inside functions and under TYPE_CHECKING count. Files must not import each
+other in a cycle, not even within a room.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
     ({"alerts"}, {"standardwebhooks"}),
-    # The management API's client is part of the broker; dev downloads private servers and waits for them.
+    # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
     # The extra `api`: the base install works without it.
@@ -58,13 +58,14 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"host", "alerts"}, {"h11"}),
     # The extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
-    # It blocks, and hides the phase in which it failed.
+    # smtplib blocks, and hides the phase in which a request failed.
     (set(), {"smtplib"}),
 )
-"""The only rooms that may import libraries for input and output, and which ones."""
+"""The libraries for input and output, and the only rooms that may import each of them."""
 
 TYPES_ONLY: Final = {("producers", "psycopg")}
-"""Only under TYPE_CHECKING: producers execute statements on the caller's connection, and the caller has psycopg."""
+"""Imports that are allowed only under TYPE_CHECKING: producers execute statements on the caller's connection, so the
+caller has imported psycopg."""
 
 STANDARD_LIBRARY_ONLY: Final = {"errors", "version", "domain"}
 INPUT_AND_OUTPUT: Final = frozenset(
@@ -131,7 +132,7 @@ def room_of(module: str) -> str:
 
 
 def imports_of(path: Path, folder: Path) -> Iterator[Import]:
-    """Every import in a file, at any depth."""
+    """All imports in a file, including the ones inside functions."""
     parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
     package = parts[:-1]
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]
@@ -165,7 +166,7 @@ def _modules(node: ast.AST, package: tuple[str, ...]) -> list[str]:
 
 
 def within(module: str, library: str) -> bool:
-    """Whether a module is a library's module, or a name that `from` takes out of it."""
+    """Whether `module` is the library or a part of it."""
     return f"{module}.".startswith(f"{library}.")
 
 

@@ -1,4 +1,4 @@
-"""Metrics: each is declared once, used, named by the rules, and listed in docs/metrics.md."""
+"""Each metric is declared once, is used, has a name that follows the rules, and is listed in docs/metrics.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contents of the wheel: every package and every SQL file; and the files that are shipped with it."""
+"""The wheel contains every package and every SQL file; the checkout contains the files for a deployment."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_systemd_unit_is_confined_to_its_folder_its_processes_and_the_network(
     unit.write_text(text.replace("/opt/email-dispatcher/bin/dispatcher", f"{sys.executable} -m dispatcher"))
 
     assert set(text.splitlines()) >= SANDBOX
-    assert name.endswith("-api") or "\nProcSubset=pid" not in text  # a ledger needs the host's boot id, in /proc/sys
+    assert name.endswith("-api") or "\nProcSubset=pid" not in text  # a ledger needs the host's boot id from /proc/sys
     if analyze := shutil.which("systemd-analyze"):
         for words in (["verify"], ["security", "--offline=true", "--threshold=25", "--no-pager"]):
             done = subprocess.run([analyze, *words, str(unit)], capture_output=True, text=True, check=False)

@@ -37,7 +37,7 @@ FILE = Attachment("a.bin", "application/octet-stream", bytes(range(256)))
 
 
 class Application:
-    """An application's connection, synchronous or asynchronous, of one kind."""
+    """An application's connection, synchronous or asynchronous."""
 
     def __init__(self, connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         self._connection = connection
@@ -86,7 +86,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
-    """A connection of this kind."""
+    """An application's connection of the given way."""
     options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
     if way.twin:
         async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:
@@ -339,7 +339,7 @@ async def test_rolling_back_a_savepoint_removes_its_emails(application: Applicat
 
 
 class TestRaces:
-    """Two transactions enqueue one key: the second waits until the first ends."""
+    """Two transactions enqueue the same key: the second transaction waits until the first one ends."""
 
     @pytest.fixture
     def first(self, tables_url: str) -> Any:
@@ -463,7 +463,7 @@ async def test_large_emails_are_stored_in_small_batches(application: Application
     answers = await application.enqueue_many([email(str(number), attachments=[large]) for number in range(5)])
     await application.commit()
 
-    # Rows of one statement have one command id.
+    # Rows that one statement inserts have the same command id.
     commands = books.select("select cmin::text as command, count(*) as emails from email_log group by cmin")
     assert sorted(row["emails"] for row in commands) == [1, 2, 2]
     assert [answer.message_key for answer in answers] == ["0", "1", "2", "3", "4"]

@@ -18,23 +18,24 @@ ENDINGS = {".py", ".sql", ".md", ".env", ".yml", ".json", ".conf", ".service", "
 
 
 def renames() -> list[tuple[str, str]]:
-    """Old and new names, from the table below "### Renamed" in CHANGELOG.md, without the words of prose around them."""
+    """The old and new names in the table below "### Renamed" in CHANGELOG.md, without prose."""
     section = (ROOT / "CHANGELOG.md").read_text().partition("\n### Renamed\n")[2].partition("\n### ")[0]
     rows = [line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("|")][2:]
     return [(old, new) for _, old, new in rows]
 
 
 def unambiguous() -> list[str]:
-    """Old names that may appear nowhere: single words, and not the new name of something else.
+    """Old names that must not appear anywhere: names of one word that are not also a new name.
 
-    The table explains the ambiguous ones in prose, such as "`how` of `process.exited`": other things may bear them.
+    The table explains ambiguous names in prose, such as "`how` of `process.exited`", because other things may have such
+    a name.
     """
     new_names = {new for _, new in renames()}
     return [old.strip("`") for old, _ in renames() if re.fullmatch("`[^`]+`", old) and old not in new_names]
 
 
 def files() -> Iterator[Path]:
-    """What a user reads or runs, except the record of past decisions and measurements."""
+    """All files that a user reads or runs, except records of past decisions and measurements."""
     for place in SEARCHED:
         found = [ROOT / place] if (ROOT / place).is_file() else sorted((ROOT / place).rglob("*"))
         for path in found:
@@ -44,7 +45,7 @@ def files() -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[Path, str]:
-    """Every searched file's text."""
+    """The text of every searched file."""
     return {path: path.read_text() for path in files()}
 
 

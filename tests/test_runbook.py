@@ -1,4 +1,4 @@
-"""The runbook's commands and options exist, its links work, and its restore procedure sends nothing twice."""
+"""The runbook's commands and options exist, its links work, and its restore procedure sends no email twice."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) ->
 
 @pytest.fixture
 def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topology) -> CommandLine:
-    """`dispatcher` with restored tables; sent emails become files."""
+    """`dispatcher` after a restore of the tables, with the capture provider, which writes emails to files."""
     settings = {
         **settings_for(topology, servers, database_url),
         "DISPATCHER_WORKERS": "1",
@@ -127,7 +127,7 @@ def restored(tmp_path: Path, servers: Servers, database_url: str, topology: Topo
 
 
 def sent(commandline: CommandLine) -> set[UUID]:
-    """The emails that were sent; asserts that none was sent twice."""
+    """The ids of the sent emails; asserts that no email was sent twice."""
     left = [UUID(file.name.partition(".")[0]) for file in commandline.folder.glob("mail/new/*.eml")]
     assert len(left) == len(set(left))
     return set(left)
@@ -143,7 +143,8 @@ async def purge(servers: Servers, queue: str) -> None:
 def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_operator_says_so(
     restored: CommandLine, servers: Servers, topology: Topology, connection: psycopg.Connection
 ) -> None:
-    """After the backup, `again` was enqueued and sent, `waiting` was sent, and `failed` was replayed and sent."""
+    """Three things happened after the backup: the application enqueued `again`, which was sent; `waiting` was sent; and
+    `failed` was replayed and sent."""
     books = Books(connection)
     waiting, failed = books.enqueue(2)
     books.change(failed, status="failed", error_type="refused", publish_due_at=None)
@@ -184,7 +185,7 @@ def test_after_a_restore_emails_that_may_have_been_sent_are_sent_only_if_an_oper
 
 
 def listing() -> str:
-    """The statement that lists the emails to decide about."""
+    """The runbook's statement that lists the emails that an operator must confirm or release."""
     (statement,) = [
         block["text"]
         for block in FENCED.finditer(RESTORED)

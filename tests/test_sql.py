@@ -1,7 +1,7 @@
-"""Checks named queries: each is used, each use has its query, and statuses in SQL agree with the domain.
+"""Checks the named queries: each query is used, each used name has a query, and statuses in SQL agree with the domain.
 
-Uses are found in the source. A function that passes a parameter on to `query` or `fetch` takes a query's name there; so
-does every caller of such a function.
+The test finds uses in the source. If a function passes a parameter on to `query` or `fetch`, the parameter is a query's
+name. The same is true for callers of such a function that pass on their own parameters.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def test_postgresql_can_parse_every_statement_with_any_search_path(tables_url: s
             try:
                 connection.execute(statement, prepare=False)
             except psycopg.errors.IndeterminateDatatype:
-                continue  # a type that depends on the value
+                continue  # the type depends on the value
             except psycopg.Error as error:
                 pytest.fail(f"{name}: {error}")
 

@@ -1,4 +1,4 @@
-"""Verdicts of a soak test: growth is distinguished from noise."""
+"""A soak test distinguishes growth from noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every client verifies its server's certificate, and detects a connection that is cut."""
+"""Every client verifies its server's certificate, and notices when a connection is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The count of words that we do not use."""
+"""`tests.words` finds the words that we do not use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits for a condition, with a deadline and never for a fixed time."""
+"""Functions that wait for a condition, with a deadline and never for a fixed time."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 20.0
-"""Far above the time that anything here takes. Only a failing test waits this long."""
+"""Far longer than any condition takes to come true. Only a failing test waits this long."""
 _LOOK_SECONDS: Final = 0.005
 _TICK_SECONDS: Final = 0.05
 
 
 def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """Wait until the condition holds, and return its value. Fails after the deadline."""
+    """Wait until the condition is true, and return its value. Fails after the deadline."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
@@ -25,7 +25,7 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
 
 
 async def until_answer(ask: Callable[[], Awaitable[T]], seconds: float = DEADLINE_SECONDS) -> T:
-    """Await the answer until it holds, and return it. Fails after the deadline."""
+    """Await `ask()` repeatedly until its result is true, and return the result. Fails after the deadline."""
     async with asyncio.timeout(seconds):
         while not (value := await ask()):  # noqa: ASYNC110 - the checked condition has no event to wait for
             await asyncio.sleep(_LOOK_SECONDS)
@@ -33,7 +33,7 @@ async def until_answer(ask: Callable[[], Awaitable[T]], seconds: float = DEADLIN
 
 
 async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -> T:
-    """Like `wait_until`, in the running loop."""
+    """Like `wait_until`, but without blocking the event loop."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < give_up_at, "what was waited for did not come true"
@@ -42,7 +42,7 @@ async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -
 
 
 class Overtime:
-    """Measures how long the running loop has worked since a deadline. Stalls of the machine do not count."""
+    """Measures how long the event loop has worked since a deadline. Stalls of the machine do not count."""
 
     def __init__(self, deadline: float) -> None:
         self._loop = asyncio.get_running_loop()

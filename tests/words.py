@@ -1,10 +1,10 @@
 """Finds words that we do not use in docstrings, comments and documentation: `python -m tests.words [PATH...]`.
 
-    python -m tests.words                  the count for each top-level folder; exit code 1 if one is above the limit
-    python -m tests.words docs/api.md      each word with its place and the advice
+    python -m tests.words                  the count for each top-level folder; exit code 1 if one is above its limit
+    python -m tests.words docs/api.md      each word, its line, and what to write instead
 
-The words are idioms that a reader has to read twice, and synonyms of a term in CONTRIBUTING.md's glossary. The count
-shows that they do not come back. It does not show that a text is plain.
+The words are idioms that a reader has to read twice, and synonyms of terms in CONTRIBUTING.md's glossary. The limit
+keeps these words from coming back. It does not prove that a text is plain.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ ADVICE: Final = {
 }
 _WORD: Final = re.compile("|".join(rf"(?P<w{n}>\b(?:{words})\b)" for n, words in enumerate(ADVICE)), re.IGNORECASE)
 _CITED: Final = re.compile(r"^```.*?^```|`[^`\n]*`|(?<![*\w])\*[^*\n]+\*(?![*\w])", re.MULTILINE | re.DOTALL)
-"""Code, and words in italics, which a page cites."""
+"""Code and words in italics, which a page cites and which do not count."""
 _SQL_COMMENT: Final = re.compile(r"--.*")
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A word that we do not use, with its place and the advice."""
+    """A word that we do not use, with file, line and advice."""
 
     path: Path
     line: int
@@ -59,7 +59,8 @@ class Found:
 
 
 def passages(path: Path) -> Iterator[tuple[int, str]]:
-    """The prose of a file, each passage with its first line: docstrings and comments, or a page without its code."""
+    """The prose of a file: docstrings and comments, or a page without its code. Each passage has the number of its
+    first line."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield 1, _CITED.sub(lambda code: "\n" * code[0].count("\n"), text)
@@ -85,7 +86,7 @@ def _docstrings(text: str) -> Iterator[tuple[int, str]]:
 
 
 def find(path: Path) -> tuple[list[Found], int]:
-    """The words in a file that we do not use, and how many words it has."""
+    """The words in a file that we do not use, and the number of all words in its prose."""
     found: list[Found] = []
     count = 0
     for first_line, prose in passages(path):
@@ -98,7 +99,7 @@ def find(path: Path) -> tuple[list[Found], int]:
 
 
 def tracked() -> list[Path]:
-    """The Python, SQL and Markdown files of the checkout, without those that repeat what was once written."""
+    """The Python, SQL and Markdown files of the checkout, except migrations."""
     listed = subprocess.run(
         ["git", "ls-files", "*.py", "*.md", "*.sql"], cwd=ROOT, check=True, capture_output=True, text=True
     )

@@ -42,7 +42,8 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
     name = f"kept_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(f"create database {name} template {template_database}".encode())
-        # Only the tests' own writes do not wait for the disk. The dispatcher's sessions do, as a separate test asserts.
+        # The tests' own writes need not wait for the disk. The dispatcher's sessions still wait, as a separate test
+        # asserts.
         administration.execute(f"alter database {name} set synchronous_commit = off".encode())
         url = urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
         with psycopg.connect(url) as connection:

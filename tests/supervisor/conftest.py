@@ -1,4 +1,4 @@
-"""Parents with fake roles, ended after their test."""
+"""Fixture: starts parents with fake roles, and kills them after the test."""
 
 from __future__ import annotations
 

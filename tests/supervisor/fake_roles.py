@@ -3,23 +3,23 @@
 A role is NAME=KIND, NAME=KIND:ARGUMENT, or NAME*COUNT=KIND for several processes. Roles named `relay` and `monitor`
 stop last. Roles named `eager…` are restarted without a wait, and roles named `patient…` wait an hour after a failed
 boot. Each process writes its events into FOLDER/diary, one per line: name, pid, word. The word `escaped` means that a
-child ran on into its parent's code. A reload reads the roles from FOLDER/roles, if that exists; an empty file is a
-mistake.
+child returned into its parent's code. A reload reads the roles from FOLDER/roles, if that file exists; an empty file is
+invalid.
 
     serve[:seconds]   on SIGTERM or lifeline EOF, drains for this long and exits 0
     signal            reacts to SIGTERM only
     lifeline          reacts to its lifeline only
     deaf              reacts to nothing
-    exit:code         ends at once
-    chat              prints to stdout and ends at once
-    raise             ends with an exception
-    abort             ends by a signal
-    unfit:code        ends before it is up
-    mistaken          ends before it is up, because of its settings
-    killed, full, refused, away, broken   end before they are up: by a signal, a full disk, a refused login, an
+    exit:code         exits immediately
+    chat              prints to stdout and exits immediately
+    raise             raises an exception
+    abort             kills itself with SIGKILL
+    unfit:code        exits before it is up
+    mistaken          exits before it is up, because of its settings
+    killed, full, refused, away, broken   exit before they are up: because of a signal, a full disk, a refused login, an
     unreachable server, a bug
     hang              hangs once its loop has started
-    retire            serves, and asks for a successor
+    retire            serves, and asks to be replaced
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from dispatcher.supervisor.supervised import Role
 from dispatcher.telemetry import log
 
 FAILING_FORKS = "TOYS_FAILING_FORKS"
-"""The number of forks that fail at first, as on a host that is short of processes."""
+"""Environment variable: the number of forks that fail at first, as on a host that is short of processes."""
 HANG_SECONDS = "TOYS_HANG_SECONDS"
-"""The longest time for which a role may hang; unlimited if not set."""
+"""Environment variable: the longest time for which a role may hang; unlimited if not set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Eager(Restarts):
-    """Never waits, so that a test sees hundreds of restarts per second."""
+    """Restarts without a wait, so that a test sees hundreds of restarts per second."""
 
     @property
     def wait_seconds(self) -> float:
@@ -61,7 +61,7 @@ class Eager(Restarts):
 
 @dataclass(frozen=True, slots=True)
 class Patient(Restarts):
-    """A wait longer than any test."""
+    """Restarts after a wait that is longer than any test."""
 
     @property
     def wait_seconds(self) -> float:
@@ -71,7 +71,7 @@ class Patient(Restarts):
 
 @dataclass(frozen=True, slots=True)
 class FakeProcess:
-    """The identity of a fake process."""
+    """Name, argument and diary of a fake process."""
 
     name: str
     argument: str
@@ -88,8 +88,8 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
 
     async def work() -> None:
         stop = stop_event(context)
-        # Write before the parent sees it. From then on, the parent may stop a predecessor, and the diary must have the
-        # true order.
+        # Write to the diary before the parent sees that this process is up. Then the parent may stop a predecessor, and
+        # the diary must have the true order.
         toy.note("serving")
         context.process_slot.mark_up()
         await stop.wait()
@@ -97,7 +97,8 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
         await asyncio.sleep(float(toy.argument or 0))
 
     asyncio.run(work())
-    # The kernel's SIGTERM may arrive after the lifeline's EOF. It must not end this process before it has drained.
+    # The kernel's SIGTERM may arrive after the lifeline's EOF. The signal must not kill this process before it has
+    # drained.
     signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
     return 0
@@ -130,31 +131,30 @@ def ignore_everything(toy: FakeProcess, _context: ChildContext) -> int:
 
 
 def end(toy: FakeProcess, _context: ChildContext) -> int:
-    """Ends at once."""
+    """Exit immediately."""
     toy.note(f"descriptors={len(list(Path('/proc/self/fd').iterdir()))}")
     return int(toy.argument)
 
 
 def chat(toy: FakeProcess, _context: ChildContext) -> int:
-    """End with output that may still be in the buffer."""
+    """Exit while output may still be in the buffer."""
     toy.note("chatted")
     sys.stdout.write("hello\n")
     return 0
 
 
 def fail(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End with an exception."""
     raise RuntimeError("a fake role failed")
 
 
 def abort(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End by a signal."""
+    """Die of SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
 def be_mistaken(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End because of a mistake in the settings."""
+    """Fail because the settings are invalid."""
     raise ConfigurationError(["TOY_SIZE must be a whole number.", "TOY_COLOUR is not set."])
 
 
@@ -172,34 +172,34 @@ def hang(toy: FakeProcess, context: ChildContext) -> int:
 
 
 def retire(toy: FakeProcess, context: ChildContext) -> int:
-    """Serve, and ask for a successor."""
+    """Serve, and ask to be replaced."""
     context.process_slot.ask_for_successor()
     return serve(toy, context)
 
 
 def kill_itself(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End by a signal."""
+    """Die of SIGKILL."""
     os.kill(os.getpid(), signal.SIGKILL)
     return 0
 
 
 def fill_disk(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End because the disk is full."""
+    """Fail because the disk is full."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/private/file")
 
 
 def be_refused(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End because a server refuses the login."""
+    """Fail because a server refuses the login."""
     raise ConfigurationError(["no entry for the user private"]) from StoreRefused("no entry for the user private")
 
 
 def lose_server(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End because a server is unreachable."""
+    """Fail because a server is unreachable."""
     raise StoreUnavailable("no connection to private as private")
 
 
 def hit_bug(_toy: FakeProcess, _context: ChildContext) -> int:
-    """End because of a bug."""
+    """Fail because of a bug."""
     raise LookupError("private")
 
 
@@ -212,7 +212,7 @@ UNFIT: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "away": lose_server,
     "broken": hit_bug,
 }
-"""Roles that end before they are up."""
+"""Roles that fail before they are up."""
 KINDS: dict[str, Callable[[FakeProcess, ChildContext], int]] = {
     "serve": serve,
     "signal": obey_signal,
@@ -237,7 +237,7 @@ def role(text: str, folder: Path) -> Role:
     def run(context: ChildContext) -> int:
         if kind in UNFIT:
             return UNFIT[kind](toy, context)
-        # With a loop, a process is up once the loop runs; without one, at once.
+        # A process with an event loop is up as soon as the loop runs. A process without a loop is up immediately.
         if kind not in ("serve", "retire", "hang"):
             context.process_slot.mark_up()
         return KINDS[kind](toy, context)
@@ -246,7 +246,7 @@ def role(text: str, folder: Path) -> Role:
 
 
 def waits_of(name: str) -> tuple[Restarts, Restarts]:
-    """How long a role waits after an end, by its name."""
+    """How long a role with this name waits before a restart, after an exit and after a failed boot."""
     if name.startswith("eager"):
         return Eager(), Eager()
     return Restarts(), Patient() if name.startswith("patient") else BOOTS
@@ -262,7 +262,7 @@ def load_roles(first: list[str], folder: Path) -> list[Role]:
 
 
 def forking(failures: int) -> Callable[[], int]:
-    """A fork that fails this many times before it works."""
+    """A fork function whose first `failures` calls fail."""
     fork, calls = os.fork, itertools.count()
 
     def fork_or_fail() -> int:
@@ -274,7 +274,6 @@ def forking(failures: int) -> Callable[[], int]:
 
 
 def main(arguments: list[str]) -> int:
-    """The command line."""
     folder, drain_seconds, *roles = arguments
     os.fork = forking(int(os.environ.get(FAILING_FORKS, "0")))
     log.configure("info", "json")

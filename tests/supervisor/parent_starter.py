@@ -1,4 +1,4 @@
-"""Starts the parents of a test. Several may share a run directory, like two `dispatcher run` on one host."""
+"""Starts the parents of a test. Several parents may share a run directory, like two `dispatcher run` on one host."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class ParentStarter:
         return program
 
     def change_roles(self, *roles: str) -> None:
-        """Set the roles that the next reload reads; an empty text is a mistake."""
+        """Set the roles that the next reload reads. Without roles, the reload fails because the file is empty."""
         (self._folder / "roles").write_text(" ".join(roles))
 
     def diary(self, word: str) -> list[tuple[str, int]]:
-        """Name and pid of each role that wrote this word, in order."""
+        """Name and pid of each process that wrote this word, in order."""
         return [(name, int(pid)) for name, pid, wrote in self._lines() if wrote == word]
 
     def words_in_order(self) -> list[tuple[str, str]]:
@@ -55,12 +55,12 @@ class ParentStarter:
         return [word for _name, _pid, word in self._lines() if word.startswith(prefix)]
 
     def _lines(self) -> list[list[str]]:
-        """The words of each complete line. The roles may be writing another line."""
+        """The words of each complete line. A process may be writing another line."""
         path = self._folder / "diary"
         *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
         return [line.split() for line in lines]
 
     def destroy(self) -> None:
-        """End all parents that still run."""
+        """Kill all processes that still run."""
         for program in self._programs:
             program.destroy()

@@ -1,4 +1,5 @@
-"""A program under test: a real process in its own session, its JSON log read as events, its children and its exit."""
+"""Runs a program under test as a real process in its own session. Reads its JSON log as events, lists its children, and
+waits for its exit."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ import orjson
 T = TypeVar("T")
 
 DEADLINE_SECONDS: Final = 90.0
-"""Far above the time that anything takes on a busy machine. Reaching it means a bug."""
+"""Far longer than anything takes on a busy machine. A wait that reaches this timeout shows a bug."""
 LOOK_SECONDS: Final = 0.01
 CHECKOUT: Final = Path(__file__).parents[2]
 
@@ -55,7 +56,7 @@ def processes() -> list[Entry]:
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # The process may end while it is read.
+            # The process may exit while this reads its entry.
             with suppress(OSError):
                 state, parent, _group, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
                 found.append(Entry(int(folder.name), state, int(parent), int(session)))
@@ -77,12 +78,12 @@ class Program:
     def __init__(
         self, argv: Sequence[str], folder: Path, name: str, *, env: Mapping[str, str], stdout: Path | None = None
     ) -> None:
-        """Start the program at once.
+        """Start the program.
 
         Args:
             folder: The folder for its output: `name.log` and `name.err`.
             env: The whole environment.
-            stdout: A different target for its log. No events are available then.
+            stdout: A file or pipe for its log. Then `events` finds nothing.
         """
         self._log_path = folder / f"{name}.log"
         self._words_path = folder / f"{name}.err"
@@ -117,7 +118,7 @@ class Program:
         return self._log_path.read_text(errors="replace")
 
     def events(self, name: str, **fields: object) -> list[Event]:
-        """The events of this name in the log so far, oldest first, with fields as given."""
+        """The events so far with this name and these fields, oldest first."""
         with self._log_path.open("rb") as log:
             log.seek(self._read_octets)
             whole, found, _unfinished = log.read().rpartition(b"\n")
@@ -131,7 +132,7 @@ class Program:
         ]
 
     def await_events(self, name: str, count: int = 1, *, seconds: float = DEADLINE_SECONDS, **fields: object) -> Event:
-        """Wait for this many such events, and return the last of them."""
+        """Wait for the `count`-th event with this name and these fields, and return that event."""
 
         def found() -> list[Event]:
             events = self.events(name, **fields)
@@ -141,7 +142,7 @@ class Program:
         return eventually(found, lambda: self._account(f"{count} x {name} {fields}"), seconds=seconds)[-1]
 
     def pid_of(self, role: str) -> int:
-        """The process that runs this role now. Waits until one runs."""
+        """The pid of the process that runs this role now. Waits until a process runs it."""
 
         def running() -> int:
             started = [event["pid"] for event in self.events("process.started", role=role)]
@@ -152,7 +153,7 @@ class Program:
 
     def children(self) -> list[int]:
         """The direct children, including zombies, as the kernel reports them."""
-        # If the kernel supports it, this is a thousand times faster than reading all processes.
+        # This file, if the kernel has it, is a thousand times faster than reading all processes.
         with suppress(FileNotFoundError):
             return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return [entry.pid for entry in processes() if entry.parent == self.pid]
@@ -170,7 +171,7 @@ class Program:
         os.kill(pid, number)
 
     def freeze_all(self, *, seconds: float) -> None:
-        """Stop every process of the session for this long, like a suspended host."""
+        """Freeze every process of the session for this time, like a suspended host."""
         members = self.members()
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in members:
@@ -196,7 +197,7 @@ class Program:
         )
 
     def destroy(self) -> None:
-        """Kill every remaining process of the session. Called at the end of a test, whatever happened in it."""
+        """Kill every remaining process of the session, at the end of each test."""
         while members := self.members():
             for pid in members:
                 with suppress(ProcessLookupError):

@@ -1,8 +1,8 @@
-"""Stops parents with SIGTERM while they fork without pause, one after the other: python -m tests.supervisor.storm
-COUNT.
+"""Starts COUNT parents one after another, and stops each with SIGTERM while it forks without pause: python -m
+tests.supervisor.storm COUNT.
 
-Prints one line of JSON: the count of each exit code. Forks the parents itself, because hundreds of interpreters would
-take minutes to start.
+Prints one line of JSON: the count of each exit code. This process forks the parents, because hundreds of new
+interpreters would take minutes to start.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ HANGS_AFTER_SECONDS = 20
 
 
 def run_parent(folder: Path, sign_of_life: int) -> int:
-    """A parent that forks continuously, next to a child that must be stopped."""
-    # If it hangs, it ends with an exit code that nothing else produces.
+    """Run a parent that forks continuously, and that has one child which runs until it is stopped."""
+    # If the parent hangs, SIGALRM kills it. Nothing else causes this exit code.
     signal.alarm(HANGS_AFTER_SECONDS)
 
     def end_at_once(context: ChildContext) -> int:
@@ -67,7 +67,6 @@ def start_and_stop(folder: Path) -> int:
 
 
 def main(count: int) -> None:
-    """The command line."""
     with open(os.devnull, "w") as nowhere, tempfile.TemporaryDirectory() as folder:  # noqa: PTH123
         log.configure("info", "json", nowhere)
         codes = Counter(start_and_stop(Path(folder)) for _ in range(count))

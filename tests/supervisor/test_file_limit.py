@@ -8,7 +8,7 @@ import sys
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_one() -> None:
-    """Runs in its own process, because a lowered hard limit cannot be raised again."""
+    """The test runs a separate process, because a lowered hard limit cannot be raised again."""
     soft, hard = 256, 300
     script = (
         "import resource; from dispatcher.supervisor.preflight import raise_file_limit; "

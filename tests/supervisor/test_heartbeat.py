@@ -1,4 +1,4 @@
-"""Processes that hang, and processes that never boot."""
+"""The parent detects processes that hang, and processes that never boot."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tests.supervisor.parent_starter import ParentStarter
 from tests.supervisor.program import eventually
 
 HANG_SECONDS = 5.0
-"""Ten times the interval of heartbeats, so that a busy machine does not count as a hang."""
+"""Ten times the heartbeat interval, so that a stall of a busy machine does not count as a hang."""
 
 
 @pytest.mark.parametrize("role", ["a", "relay"])
 def test_a_process_whose_loop_hangs_is_aborted_with_a_traceback_and_restarted(
     starter: ParentStarter, role: str
 ) -> None:
-    # One at a time, because concurrent aborts mix their tracebacks.
+    # Only one role hangs, because concurrent aborts would mix their tracebacks.
     tasks = {"a": "serve", "relay": "serve", role: "hang"}
     parent = starter.start(
         f"a={tasks['a']}", "b=serve", "c=serve", f"relay={tasks['relay']}", hang_seconds=HANG_SECONDS
     )
-    # The count may include a process that has been restarted already, because this role hangs from its start.
+    # A role that hangs from its start may have been restarted already. So compare names, not numbers.
     eventually(lambda: {name for name, _ in starter.diary("serving")} == {"a", "b", "c", "relay"})
     frozen = parent.pid_of("c")
 
@@ -39,7 +39,7 @@ def test_a_process_whose_loop_hangs_is_aborted_with_a_traceback_and_restarted(
     assert {aborted["pid"], killed["pid"]} <= set(hung)
     assert all(seconds >= HANG_SECONDS for seconds in hung.values())
     eventually(lambda: len(starter.diary("serving")) >= 6)
-    # A process that sends heartbeats is left alone.
+    # The parent does not touch a process that sends heartbeats.
     assert not parent.events("process.exited", role="b")
 
 
@@ -50,7 +50,7 @@ def test_a_suspended_host_kills_no_process(starter: ParentStarter) -> None:
 
     parent.freeze_all(seconds=1.5 * HANG_SECONDS)
 
-    # A process that has really stopped is still detected after the others were checked.
+    # After the suspension, the parent still detects a process that really hangs.
     stopped = parent.pid_of("b")
     parent.send_to(stopped, signal.SIGSTOP)
     parent.await_events("process.hung", pid=stopped)
@@ -69,7 +69,7 @@ def test_a_failed_boot_waits_longer_than_a_crash(starter: ParentStarter) -> None
     assert waits[0] > 0
     assert all(later > earlier for earlier, later in pairwise(waits))
     assert {event["reason"] for event in parent.events("process.exited", role="b")} == {"crashed"}
-    # The parent keeps running for the healthy processes.
+    # The parent keeps running, because the other processes are healthy.
     assert not parent.events("process.exited", role="c")
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0

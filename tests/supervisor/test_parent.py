@@ -18,8 +18,8 @@ from tests.supervisor.parent_starter import ParentStarter
 from tests.supervisor.program import DEADLINE_SECONDS, eventually, is_alive, processes
 
 CLOCK_SECONDS: Final = 0.02
-"""The largest difference in a test between the log's clock, which may be set, and the steady clock that times the
-waits."""
+"""The largest difference that a test allows between the log's clock, which may be set, and the monotonic clock that
+times the waits."""
 
 
 def test_all_roles_start_and_a_drain_ends_the_relay_last(starter: ParentStarter) -> None:
@@ -89,7 +89,7 @@ def test_a_role_that_ends_at_once_waits_longer_and_longer(starter: ParentStarter
     parent.await_events("process.started", 5, role="a")
 
     announced = [event["retry_in_seconds"] for event in parent.events("process.exited", role="a")[:4]]
-    # Measured from a start, because the log reports an end after its wait has begun.
+    # Measured from one start to the next, because the log reports an exit only after the wait has begun.
     waited = [seconds_between(*both) for both in pairwise(parent.events("process.started", role="a")[:5])]
     assert announced == [0.0, 0.1, 0.2, 0.4]
     # A busy machine may make the wait longer.
@@ -115,7 +115,7 @@ def test_a_process_that_does_not_drain_in_time_is_killed_and_the_exit_code_shows
     assert parent.await_exit() == 1
     killed = parent.events("process.killed")
     assert [event["role"] for event in killed] == ["a"]
-    # The relay gets its time after that, because it settles what the killed process left.
+    # The relay's own time limit starts after that, because the relay settles the killed process's leases.
     assert [name for name, _ in starter.diary("stopped")] == ["b", "relay"]
     assert not parent.members()
 
@@ -147,10 +147,11 @@ def test_a_second_sigterm_kills_at_once(starter: ParentStarter) -> None:
         return bool(parent.events("process.killed"))
 
     eventually(killed)
-    # Signals that follow at once count as the first one.
+    # The parent treats signals that follow within REPEATED_SECONDS as one signal.
     assert time.monotonic() - began_at > REPEATED_SECONDS
     assert parent.await_exit() == 1
-    # Perhaps more than once: another signal may arrive before a killed process has ended.
+    # A process may be reported more than once, because a further signal may arrive before the killed process has
+    # exited.
     assert {event["role"] for event in parent.events("process.killed")} == {"a", "relay"}
     assert not parent.members()
 
@@ -159,7 +160,7 @@ def test_ctrl_c_in_a_terminal_causes_one_drain(starter: ParentStarter) -> None:
     parent = starter.start("a=serve:0.2", "relay=serve")
     eventually(lambda: len(starter.diary("serving")) == 2)
 
-    parent.send_all(signal.SIGINT)  # a terminal sends it to the children, too
+    parent.send_all(signal.SIGINT)  # a terminal signals the children, too
 
     assert parent.await_exit() == 0
     assert parent.events("dispatcher.draining")[0]["signal"] == "SIGINT"
@@ -304,7 +305,7 @@ def test_a_hundred_restarts_leak_neither_descriptors_nor_zombies(starter: Parent
 
     assert descriptors(parent.pid) <= before  # a process that was starting at that moment may be counted
     assert len(set(starter.words("descriptors="))) == 1
-    # At most the one that has just ended and is about to be reaped.
+    # At most the child that has just exited, and that the parent is about to reap.
     eventually(lambda: not [entry for entry in processes() if entry.parent == parent.pid and entry.state == "Z"])
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0

@@ -1,4 +1,5 @@
-"""Replacing processes while others work: by SIGHUP, at a worker's request; and adding or removing workers."""
+"""The parent replaces processes while others work: after SIGHUP, or at a worker's request. A reload also adds or
+removes workers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ EVERYBODY = {"worker 0", "worker 1", "relay", "monitor"}
 
 @pytest.fixture
 def parent(starter: ParentStarter) -> Program:
-    """Two workers, a relay and a monitor, all up."""
+    """A parent with two workers, a relay and a monitor, all of them up."""
     program = starter.start("worker*2=serve", "relay=serve", "monitor=serve")
     eventually(lambda: len(starter.diary("serving")) == 4)
     return program
@@ -39,7 +40,7 @@ def test_a_reload_replaces_all_processes_without_ever_having_fewer_workers(
 
 
 def test_reloads_during_a_reload_act_as_one(parent: Program, starter: ParentStarter) -> None:
-    # No process is replaced before the last signal arrives.
+    # These workers never get up, so the parent replaces no process before the last signal arrives.
     starter.change_roles("worker*2=unfit:1", "relay=serve", "monitor=serve")
     for count in (1, 2):
         parent.send(signal.SIGHUP)
@@ -160,7 +161,8 @@ def workers_of(parent: Program) -> list[Event]:
 
 
 def fewest_workers(starter: ParentStarter, *, of: int) -> int:
-    """The lowest number of workers that served at once, after this many had first started. A worker may start late."""
+    """The lowest number of workers that served at the same time. Counted from the moment when `of` workers served,
+    because a worker may start late."""
     serving = 0
     served: list[int] = []
     for name, word in starter.words_in_order():
@@ -171,10 +173,11 @@ def fewest_workers(starter: ParentStarter, *, of: int) -> int:
 
 
 def most_with_one_name(parent: Program) -> int:
-    """The highest number of processes with one name at once: no two share a slot."""
+    """The highest number of processes that had the same name at the same time. It must be 1, because a slot is for one
+    process."""
     running: dict[str, int] = {}
     most = 0
-    # At equal times, an end sorts before a start.
+    # The sort is stable, so of two events at the same time an exit comes before a start.
     events = parent.events("process.exited") + parent.events("process.started")
     for event in sorted(events, key=lambda event: event["timestamp"]):
         running[event["role"]] = running.get(event["role"], 0) + (1 if event["event"] == "process.started" else -1)

@@ -1,4 +1,5 @@
-"""Signals that arrive during a fork: none is lost, and a signal to the child is not handled as the parent's."""
+"""Signals that arrive during a fork: no signal is lost, and a child does not handle a signal with the parent's
+handler."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def parents(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def storm(tmp_path: Path, parents: int) -> Iterator[Program]:
-    """This many parents, each stopped at a random moment."""
+    """Runs the storm program, which stops this number of parents, each at a random moment."""
     argv = [sys.executable, "-m", "tests.supervisor.storm", str(parents)]
     program = Program(argv, tmp_path, "storm", env={"PATH": os.defpath})
     yield program
@@ -49,7 +50,8 @@ def test_a_signal_to_a_new_child_is_not_handled_as_the_parents(starter: ParentSt
                 os.kill(pid, signal.SIGTERM)
         assert not parent.events("dispatcher.draining")
         ends = parent.events("process.exited", role="eager")
-        # Some must be stopped before they had their own handlers; otherwise this test misses the moment it is about.
+        # Some children must get the signal before they have installed handlers. Otherwise the test has missed the
+        # critical moment.
         return len(ends) >= 100 and {event["exit_status"] for event in ends} >= {"exit 0", "signal SIGTERM"}
 
     eventually(a_hundred_ended_in_both_ways)

@@ -1,4 +1,5 @@
-"""A process that writes metrics: executes the lines on its standard input, answers each, and exits at the end of input.
+"""A process that writes metrics. It executes each line of its standard input as a command, answers, and exits at the
+end of input.
 
 Started as `python -m tests.telemetry.counting <folder> <slot> [octets]`.
 """
@@ -25,7 +26,7 @@ class Process:
         self._process = process
 
     def tell(self, words: str) -> str:
-        """Sends it a command; returns the answer."""
+        """Sends the process a command; returns the answer."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(words, file=self._process.stdin, flush=True)
@@ -39,10 +40,10 @@ class Process:
 
 @contextmanager
 def counting(folder: Path, slot: str = "w0", *, file_octets: int | None = None) -> Iterator[Process]:
-    """Starts a process that writes metrics to a folder.
+    """Runs a process that writes metrics to a folder during the block.
 
     Args:
-        file_octets: It may write no file beyond this size, as on a disk that is full.
+        file_octets: The largest file that the process may write, as on a full disk.
     """
     limit = [] if file_octets is None else [str(file_octets)]
     command = [sys.executable, "-m", "tests.telemetry.counting", str(folder), slot, *limit]

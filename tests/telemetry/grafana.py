@@ -1,4 +1,4 @@
-"""A JSON schema of the dashboard features that our dashboard uses, as Grafana's importer requires them."""
+"""A JSON schema for our dashboard: the features that it uses, in the form that Grafana's importer requires."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def dashboard() -> dict[str, Any]:
 
 
 def queries() -> list[tuple[str, str]]:
-    """The queries of all panels: title and expression, with Grafana's interval replaced by one of Prometheus."""
+    """The queries of all panels: title and expression, with a fixed interval instead of Grafana's variable."""
     return [
         (panel["title"], target["expr"].replace("$__rate_interval", "1m"))
         for panel in dashboard()["panels"]

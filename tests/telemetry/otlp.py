@@ -1,4 +1,4 @@
-"""An OTLP/HTTP server that keeps the spans that it receives."""
+"""An OTLP/HTTP server that records the spans that it receives."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Collector:
     """The spans and requests that a server received.
 
     Attributes:
-        url: For OTEL_EXPORTER_OTLP_ENDPOINT.
-        bodies: Of all requests.
-        released: While it is not set, nothing is answered.
+        url: The server's URL, as a value for OTEL_EXPORTER_OTLP_ENDPOINT.
+        bodies: The bodies of all requests.
+        released: While this event is not set, the server does not answer.
     """
 
     url: str
@@ -74,7 +74,7 @@ def _read(body: bytes) -> Iterator[SeenSpan]:
 
 @contextmanager
 def collecting(*, answers: bool = True) -> Iterator[Collector]:
-    """Runs a server for a `with` block. Without `answers` it accepts requests and never responds."""
+    """Runs a server during the block. Without `answers`, it accepts requests and never responds."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""Scrapes as dictionaries from a sample's text to its value."""
+"""Reads scrapes as dictionaries of sample values. A key is the sample's name with its labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def parsed(text: str) -> dict[str, float]:
 
 
 def skipped(folder: Path) -> dict[str, float]:
-    """The numbers of skipped files above zero, by reason."""
+    """The number of skipped files by reason, without zeros."""
     prefix = 'dispatcher_metrics_skipped_files{reason="'
     found = {name: value for name, value in samples(folder).items() if name.startswith(prefix)}
     assert len(found) == 4

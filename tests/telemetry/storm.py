@@ -1,6 +1,6 @@
 """Kills workers repeatedly and scrapes their metrics: `python -m tests.telemetry.storm <folder> <slots> <restarts>`.
 
-Each process counts one email over the real code, and is then killed. Prints what the scrapes saw, as JSON.
+Each process counts one email with the real code, and is then killed. Prints the results of the scrapes as JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log lines: the process never waits long for a slow reader, and lost lines are counted."""
+"""A process never waits long for a slow reader of its log, and counts lost lines."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINE = b"x" * 1023 + b"\n"
 
 @pytest.fixture
 def pipe() -> Iterator[tuple[int, TextIO]]:
-    """The reading end of a pipe, and the writing end as a stream; the log is reset afterwards."""
+    """The reading end of a pipe, and the writing end as a stream. Resets the log after the test."""
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as stream:
         yield reading, stream
@@ -61,7 +61,7 @@ def test_a_blocked_reader_costs_one_short_wait_and_then_nothing(pipe: tuple[int,
     for _ in range(1000):
         lines.write(LINE)
 
-    # A thousand waits would be fifty seconds.
+    # If each of the 1,000 lines waited, this would take 50 seconds.
     assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 
@@ -206,10 +206,10 @@ def test_a_slow_reader_does_not_delay_every_line(pipe: tuple[int, TextIO]) -> No
     began_at = time.monotonic()
     for _ in range(100):
         os.read(reading, 65536)
-        for _ in range(100):  # more than there is room for now
+        for _ in range(100):  # more lines than the pipe has room for
             lines.write(LINE)
 
-    # A hundred waits would be five seconds.
+    # If each of the 100 rounds waited, this would take 5 seconds.
     assert time.monotonic() - began_at < 100 * MAX_WAIT_MS / 1000
 
 

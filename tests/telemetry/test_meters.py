@@ -1,4 +1,4 @@
-"""Meters without files: their values are numbers in a dictionary."""
+"""Meters that are bound to a dictionary instead of files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dispatcher.telemetry.meters import Counter, Gauge, Histogram, Meter
 
 
 class Numbers(dict[tuple[str, ...], float]):
-    """Values, by sample and label values."""
+    """The values by sample and label values."""
 
     def make(self, _: Meter, sample: str, __: Sequence[str], values: Sequence[str]) -> Number:
         key = (sample, *values)

@@ -1,4 +1,4 @@
-"""Metric files: one set per slot, counts that continue, and no error that ends a process."""
+"""Each slot has one set of metric files, counts continue after a restart, and no error in a file stops a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.telemetry.counting import ROOT, counting
 from tests.telemetry.pictures import IN_FLIGHT, SENT, samples
 
 MANY = 600
-"""Labels that do not fit into a new file."""
+"""More label values than fit into a new file."""
 
 
 def files(folder: Path) -> list[str]:
@@ -203,5 +203,5 @@ def test_restarts_add_no_files_and_never_decrease_a_counter(tmp_path: Path, rest
     assert report["went_back"] == 0
     assert report["scrapes"] > 0
     assert len(files(tmp_path)) <= 4 * len(PREFIXES)
-    # The minimum is the cost of the files; the median includes the load of other programs.
+    # Use the minimum, which shows the cost of the files. The median would include the load of other programs.
     assert report["quickest_scrape_ms"] < 100, report

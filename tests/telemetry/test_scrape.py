@@ -1,4 +1,4 @@
-"""A scrape shows the valid files, and the number of invalid ones."""
+"""A scrape shows the values of the valid files, and the number of invalid files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MINE = "counter_w1-0.db"
 
 
 def entry(key: object, value: float) -> bytes:
-    """A file of prometheus-client with one value."""
+    """The content of a prometheus-client file with one value."""
     text = json.dumps(key).encode()
     padded = text + b" " * (8 - (len(text) + 4) % 8)
     body = struct.pack(f"i{len(padded)}sdd", len(text), padded, value, 0.0)
@@ -24,7 +24,7 @@ def entry(key: object, value: float) -> bytes:
 
 
 def sent(value: float = 1.0, **labels: object) -> bytes:
-    """A file with this number of accepted emails."""
+    """The content of a file that counts this number of accepted emails."""
     named = {"provider": "smtp", "outcome": "accepted", **labels}
     return entry(["dispatcher_emails_total", "dispatcher_emails_total", named, "…"], value)
 

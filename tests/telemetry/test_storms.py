@@ -1,4 +1,4 @@
-"""One event is logged a limited number of times per window."""
+"""An event is logged a limited number of times per time window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spans: when they are made, and what they cost if they are disabled."""
+"""When spans are created, and what tracing costs while it is disabled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real workers with real queues and tables, in the test's event loop. Only the provider is scripted."""
+"""Runs real workers with real queues and tables in the test's event loop. Only the provider is scripted."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ class Worker:
         return f"dispatcher {self.name}"
 
     def begin_to_stop(self) -> None:
-        """Does what SIGTERM does."""
+        """Has the same effect as SIGTERM."""
         self.stopping.set()
 
     async def stop(self) -> None:
-        """Drains the worker, and waits for its end."""
+        """Drains the worker, and waits until it has stopped."""
         self.stopping.set()
         await asyncio.wait_for(self.task, 30)
 
     @property
     def in_flight(self) -> int:
-        """How many slots of its ledger are in use."""
+        """The number of ledger slots that are in use."""
         content = self.ledger.read_bytes()
         return sum(content[at] != 0 for at in range(HEADER_OCTETS, len(content), SLOT_OCTETS))
 
@@ -76,9 +76,9 @@ class Bench:
     """The workers, tables and queues of one test.
 
     Attributes:
-        books: The test's tables.
-        rabbit: A separate client for the test's queues.
-        provider: The default provider of workers.
+        books: Direct access to the test's tables.
+        rabbit: A RabbitMQ client that is separate from the workers'.
+        provider: The provider of workers that start without a list of providers.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Bench:
         self.workers: list[Worker] = []
 
     def settings(self, **given: str) -> Settings:
-        """Settings with short retries; `given` overrides them, by setting name without the prefix."""
+        """Settings with short retries. `given` overrides settings by name, without the prefix DISPATCHER_."""
         names = {
             "DATABASE_URL": self._tables_url,
             "AMQP_URL": self._servers.amqp_url,
@@ -118,11 +118,11 @@ class Bench:
         lock_seconds: float = LOCK_SECONDS,
         **given: str,
     ) -> Worker:
-        """Starts a worker; takes settings as `settings` does.
+        """Starts a worker. `given` overrides settings, as in `settings`.
 
         Args:
             ceiling: Emails per second for each provider.
-            lock_seconds: The lock timeout of its statements.
+            lock_seconds: The lock timeout of the worker's statements.
         """
         settings = self.settings(**given)
         identity = WorkerIdentity("test:w0", f"test:w0:{uuid4()}")
@@ -131,7 +131,7 @@ class Bench:
         )
         store = ProviderStore(pool, slot=identity.slot)
         listener = BreakerListener(store)
-        # As in production: one lost bulk call must not pause the provider.
+        # Wide enough, as in production, that one lost bulk call does not pause the provider.
         breakers = partial(listener.new_breaker, window=settings.prefetch)
         routes = Routes(
             [
@@ -188,7 +188,7 @@ class Bench:
         assert await self._publisher.publish(messages) == [True]
 
     async def deliver_pointer(self, email_id: UUID, message_key: str) -> None:
-        """Publishes an arbitrary pointer."""
+        """Publishes a pointer with this id and message key."""
         message = Outgoing.of_pointer(self.topology.queue, Pointer(email_id, message_key))
         assert await self._publisher.publish([message]) == [True]
 
@@ -199,7 +199,7 @@ class Bench:
         return email_ids
 
     async def waiting_messages(self) -> int:
-        """The number of ready messages on the send queue, without the unacked ones."""
+        """The number of ready messages on the send queue; unacked messages do not count."""
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
 
     async def all_are_delivered(self) -> None:
@@ -211,7 +211,7 @@ class Bench:
         await until_answer(none_waits)
 
     async def settled(self, statuses: dict[str, int]) -> None:
-        """Waits until the tables hold these numbers of emails per status."""
+        """Waits until the tables contain exactly these numbers of emails by status."""
         try:
             await until(lambda: self.books.statuses() == statuses)
         except AssertionError:
@@ -240,7 +240,7 @@ class Bench:
         await until_answer(it_is_there)
 
     async def close(self) -> None:
-        """Stops everything that the test has started."""
+        """Stops the workers that the test has started, and closes all connections."""
         self.provider.let_go()
         await self._stack.aclose()
         await self._publisher.close()

@@ -1,4 +1,4 @@
-"""Sends templated emails at the same moment, and records what happens to each."""
+"""Sends templated emails at the same moment, and records the outcome and the adapter's reports for each email."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.providers.emails import PATIENCE_SECONDS, an_email
 
 
 def templated(number: int, **changes: Any) -> OutgoingEmail:
-    """An email with the common template."""
+    """An email to a separate recipient, with the template that all tests use."""
     usual = {"to": (f"customer-{number}@example.com",), "template_id": "d-1", "template_data": {"order": f"A{number}"}}
     return an_email(**{"subject": "", "text": None, **usual, **changes})
 
@@ -26,9 +26,9 @@ class BulkSend:
     """An email, its attempt, and the adapter's reports about it.
 
     Attributes:
-        left: How often the adapter called `mark_on_wire`.
-        back: How often the adapter called `mark_not_sent`.
-        refusal: Raised by `mark_on_wire`.
+        left: The number of calls of `mark_on_wire`.
+        back: The number of calls of `mark_not_sent`.
+        refusal: The exception that `mark_on_wire` raises, if any.
     """
 
     email: OutgoingEmail
@@ -65,14 +65,14 @@ class BulkSend:
 async def send_all(
     provider: Provider, emails: Iterable[OutgoingEmail], *, seconds: float = PATIENCE_SECONDS
 ) -> list[BulkSend]:
-    """Sends all emails at the same moment; returns when each has its outcome."""
+    """Sends all emails at the same moment; returns when each email has an outcome."""
     sends = [BulkSend(email) for email in emails]
     await start_all(provider, sends, seconds=seconds)
     return sends
 
 
 async def start_all(provider: Provider, sends: list[BulkSend], *, seconds: float = PATIENCE_SECONDS) -> None:
-    """Sends these at the same moment; returns when each has its outcome."""
+    """Like `send_all`, with prepared sends."""
     for each in sends:
         each.task = asyncio.create_task(each.send(provider, seconds))
     await asyncio.gather(*(each.task for each in sends if each.task), return_exceptions=True)

@@ -20,7 +20,7 @@ from tests.worker.bench import Bench
 async def bench(
     servers: Servers, tables_url: str, topology: Topology, tmp_path: Path, books: Books
 ) -> AsyncIterator[Bench]:
-    """Separate tables and queues, and a scripted provider."""
+    """Workers, tables and queues for one test, with a scripted provider."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         made = Bench(servers, tables_url, topology, tmp_path / "run", books, Rabbit(connection))
         yield made

@@ -1,4 +1,4 @@
-"""A scripted provider that counts what it accepts."""
+"""A scripted provider that counts the emails that it accepts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ScriptedProvider:
     """Implements the contract of `providers.contract.Provider`.
 
     Attributes:
-        script: Acts for an email's next calls, in order; then `always`.
-        calls: The email of each call, in order.
-        accepted: How often each email was accepted: the truth about duplicates.
+        script: The acts for the next calls with an email, in order. When the list is empty, `always` acts.
+        calls: The email id of each call, in order.
+        accepted: The number of times that each email was accepted. More than one is a duplicate.
         waiting: Emails whose call waits for `let_go`.
-        most_at_once: The most concurrent calls.
+        most_at_once: The highest number of concurrent calls so far.
     """
 
     def __init__(self, name: str = "scripted", capabilities: Capabilities = ANYTHING) -> None:
@@ -41,16 +41,16 @@ class ScriptedProvider:
 
     @property
     def name(self) -> str:
-        """The given name."""
+        """The name given to the constructor."""
         return self._name
 
     @property
     def capabilities(self) -> Capabilities:
-        """The given capabilities."""
+        """The capabilities given to the constructor."""
         return self._capabilities
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Runs the next act of the script."""
+        """Runs the next act for this email."""
         self.calls.append(email.email_id)
         script = self.script[email.email_id]
         act = script.popleft() if script else self.always
@@ -83,12 +83,12 @@ class ScriptedProvider:
 
 
 class ScriptedBulk(ScriptedProvider):
-    """Accepts several emails in a bulk call."""
+    """Accepts all emails of a bulk call."""
 
     limits = BulkLimits(1000, 1000, 1_000_000)
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
-        """Any two emails may be in one call."""
+        """The same key for every email, so that any emails may be in one call."""
         return BulkEntry("all", 1, 100, email)
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
@@ -105,7 +105,7 @@ async def accept(provider: ScriptedProvider, email: OutgoingEmail, attempt: Atte
 
 
 def answer(outcome: Outcome) -> Act:
-    """Answers with this outcome."""
+    """Puts the email on the wire, and answers with this outcome."""
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         attempt.mark_on_wire()
@@ -123,16 +123,16 @@ async def accept_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, a
 
 
 async def leave_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Sends nothing before `let_go`; then accepts the email."""
+    """Puts the email on the wire only after `let_go`, and accepts it."""
     await provider.wait(email.email_id)
     return await accept(provider, email, attempt)
 
 
 async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Puts the email on the wire, and asks for a pause after `let_go`."""
+    """Puts the email on the wire, and throttles after `let_go`."""
     attempt.mark_on_wire()
     await provider.wait(email.email_id)
-    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough to pause for one email
+    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough that one email starts a pause
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
@@ -144,7 +144,7 @@ async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEma
 
 
 def fail(error: BaseException, *, after_leaving: bool) -> Act:
-    """Raises this error, before or after the email is on the wire."""
+    """Raises this error; with `after_leaving`, only after the email is on the wire."""
 
     async def act(_provider: ScriptedProvider, _email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if after_leaving:

@@ -1,4 +1,4 @@
-"""Runs a worker's stages with fakes on an event loop with virtual time: no servers, no real waits.
+"""Runs a worker's stages with fakes and virtual time, without servers and without real waits.
 
 PostgreSQL is a dictionary with the guarantees of the worker's statements. RabbitMQ is a list of acked and rejected
 messages. The ledger, the routes and the stages are the real ones.
@@ -45,7 +45,7 @@ LONG_SECONDS = 100.0
 
 
 class VirtualSelector(selectors.DefaultSelector):
-    """Returns at once, and records how long it would have waited."""
+    """Returns immediately, and records how long it would have waited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Row:
     """An email's row.
 
     Attributes:
-        ours: Whether this worker holds the lease.
+        ours: Whether this worker has the lease.
     """
 
     status: Status = Status.PENDING
@@ -85,7 +85,7 @@ class Row:
 
 
 class FakeLocked(LockedRows):
-    """The rows that a test declares as locked."""
+    """Reports the rows that a test declares as locked."""
 
     def __init__(self, locked_ids: set[UUID]) -> None:
         super().__init__(cast("Source", None))
@@ -103,9 +103,9 @@ class FakeStore(LeaseStore):
     """The worker's statements, executed on a dictionary.
 
     Attributes:
-        lose: Per statement name: whether the next ones commit before their reply is lost.
+        lose: By statement name: the next statements whose reply is lost. True if the statement commits before that.
         refused: Emails whose results PostgreSQL refuses.
-        events: What was committed, in order.
+        events: The committed changes, in order.
     """
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class FakeStore(LeaseStore):
         return set(await self._statement("record", [result.email_id for result in results], commit))
 
     def _recorded(self, result: Result) -> bool:
-        """Records a result; returns whether this worker held the lease."""
+        """Records a result; returns whether this worker had the lease."""
         key = (result.email_id, result.attempt_number)
         assert key not in self.recorded, "an attempt is recorded twice"
         self.recorded.add(key)
@@ -219,7 +219,7 @@ class FakeStore(LeaseStore):
 
 
 class FakeBroker(Consumer):
-    """Acks, rejects and requeues by delivery tag. Each message is settled once."""
+    """Acks, rejects or requeues messages by delivery tag, each message only once."""
 
     def __init__(self, events: list[tuple[str, UUID]]) -> None:
         self.acked_count = 0
@@ -233,7 +233,7 @@ class FakeBroker(Consumer):
         return Delivery(tag, 1, encode(Pointer(email_id, key_of(email_id))), redelivered=False)
 
     def _settle(self, delivery: Delivery, word: str) -> None:
-        # As the real consumer: a second ack or reject of a message is dropped.
+        # Like the real consumer, ignore a second ack or reject of a message.
         if (email_id := self.open.pop(delivery.tag, None)) is not None:
             self.settled[delivery.tag] = word
             self._events.append((word, email_id))
@@ -262,7 +262,7 @@ class FakeProviderStore(ProviderStore):
         pass
 
     async def set_state(self, *_: Any) -> None:
-        """Discards it."""
+        """Does nothing."""
 
 
 class VirtualBreakerListener(BreakerListener):
@@ -298,7 +298,7 @@ class StageBench:
 
     Attributes:
         faults: Exceptions of background tasks.
-        is_cut_short: Whether the drain timed out.
+        is_cut_short: Set if the drain timed out.
     """
 
     folder: Path
@@ -343,13 +343,13 @@ class StageBench:
             self.pipeline.lease.take(self.broker.delivered(self.last_tag, email_id))
 
     def void_leases(self) -> None:
-        """Voids all leases, as the relay does with expired ones."""
+        """Voids all leases, as the relay voids expired leases."""
         with self.ledger.path.open("r+b") as file:
             file.seek(VOIDED_AT)
             file.write(VOIDED.pack(steady_clock()))
 
     async def turns(self, count: int = 30) -> None:
-        """Runs the loop until it would have to wait."""
+        """Runs `count` rounds of the event loop, which is enough until it would have to wait."""
         for _ in range(count):
             await asyncio.sleep(0)
         if self.running.done():
@@ -367,7 +367,7 @@ class StageBench:
             await self.pipeline.drain(self.settings.drain_seconds)
 
     async def close(self) -> None:
-        """Cancels everything."""
+        """Cancels all tasks of the worker."""
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
@@ -376,7 +376,7 @@ class StageBench:
 
     @property
     def slots_in_use(self) -> int:
-        """How many ledger slots are in use."""
+        """The number of ledger slots that are in use."""
         content = self.ledger.path.read_bytes()
         return sum(content[at] != 0 for at in range(512, len(content), 512))
 
@@ -386,7 +386,7 @@ class StageBench:
 
 
 def run(scenario: Callable[[StageBench], Any], *providers: Provider, **changes: Any) -> StageBench:
-    """Runs a scenario with a separate worker and these providers (default: one scripted provider)."""
+    """Runs a scenario with a new worker and these providers; without providers, with one scripted provider."""
     loop = VirtualLoop()
     asyncio.set_event_loop(loop)
 

@@ -1,6 +1,7 @@
-"""Reads an email's large content in a process with little memory left; run by `python -m tests.worker.starved`.
+"""Reads an email's large content in a process with little free memory: `python -m tests.worker.starved DATABASE_URL
+EMAIL_ID MEGABYTES…`.
 
-A separate process, because memory that other tests have freed would still be available.
+This must be a separate process. In the test's process, memory that earlier tests have freed would still be available.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.window import Window
 
 LARGE_BLOCKS = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Make glibc allocate each large block from the system, and return it when it is freed."""
+"""Environment variables that make glibc allocate each large block from the system, and return it when the block is
+freed."""
 
 
 def address_space() -> int:
-    """The size of this process's address space in octets."""
+    """The size of this process's address space in bytes."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 async def read(database_url: str, email_id: UUID, octets_left: int) -> str:
-    """Tries to load the email's content; returns what happened."""
+    """Tries to load the email's content with this number of free bytes; returns what happened."""
     pool = make_pool(database_url, name="test", size=1)
     await pool.open()
     store = LeaseStore(pool, worker="worker-1", slot="slot-1")

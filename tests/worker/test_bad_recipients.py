@@ -1,6 +1,6 @@
-"""Emails that an SMTP server always defers, next to emails that it accepts: which ones fail, which ones wait.
+"""An SMTP server defers some emails each time, and accepts all others: which emails fail, and which wait.
 
-No relay runs here, so the tests publish released emails again themselves.
+No relay runs in these tests, so the tests publish released emails again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ ATTEMPTS = 3
 
 
 async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
-    """Waits until it is so, while good emails keep arriving; publishes due emails like a relay."""
+    """Keeps enqueueing good emails, and publishes due emails like a relay, until all bad emails are failed. Then
+    asserts that all good emails are sent."""
 
     async def it_is_so() -> bool:
         await bench.enqueue()
@@ -63,7 +64,7 @@ async def test_thirty_recipients_that_the_server_cannot_look_up_do_not_stop_othe
 
 
 def refuse(outcome: Outcome | ProviderFault) -> Act:
-    """Answers with this for one recipient, and accepts the others."""
+    """Refuses emails to one recipient with this outcome, and accepts all other emails."""
 
     async def act(provider: object, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         if email.to != ("bad@bad.example",):

@@ -1,4 +1,4 @@
-"""Each email in a bulk call has the same content as when sent alone, and nothing of another email."""
+"""Each email in a bulk call has the same content as if it was sent alone, and no content of another email."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _alone(request: Document, entry: Document) -> Document:
 def _groups(
     parts: Iterable[tuple[OutgoingEmail, BulkEntry | None]],
 ) -> Iterable[tuple[list[OutgoingEmail], list[BulkEntry]]]:
-    """Groups the emails that may be in one call, by key."""
+    """Groups of emails that may be in one call, because their entries have the same key."""
     groups: defaultdict[object, tuple[list[OutgoingEmail], list[BulkEntry]]] = defaultdict(lambda: ([], []))
     for email, part in parts:
         if part is not None:

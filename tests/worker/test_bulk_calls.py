@@ -1,4 +1,4 @@
-"""Bulk calls of a worker with real tables, queues and ledger, to a SendGrid double."""
+"""A worker with real tables, queues and ledger makes bulk calls to a SendGrid double."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
 
 @pytest.fixture
 def provider(place: SendGridPlace) -> Provider:
-    """The provider of the workers."""
+    """The provider that the workers use: bulk calls to the double."""
     return with_bulk_calls(place.provider, COUNT)
 
 
 def a_hundred(bench: Bench) -> list[UUID]:
-    """A hundred emails of one template, each to another recipient."""
+    """Enqueues a hundred emails with one template, each to a different recipient."""
     return [
         bench.books.enqueue_one(
             to=f"customer-{number}@example.com", text=None, subject="", template_id="d-1", template_data={"n": number}
@@ -48,7 +48,7 @@ def a_hundred(bench: Bench) -> list[UUID]:
 
 
 def arrived(place: SendGridPlace) -> dict[UUID, int]:
-    """How often each email arrived, by the double's ledger."""
+    """The number of times that each email arrived, from the double's record."""
     return {UUID(email_id): times for email_id, times in place.times().items()}
 
 
@@ -118,7 +118,7 @@ async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
     await until(lambda: calls(place) > 0)
     await bench.settled({"pending": COUNT})
 
-    await worker.stop()  # a lease statement that was sent before the answer arrived may have committed after it
+    await worker.stop()  # a lease statement may have committed after the answer arrived
     assert bench.books.statuses() == {"pending": COUNT}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert not arrived(place)
@@ -142,7 +142,7 @@ async def test_a_failed_bulk_call_counts_as_one_failure_of_the_provider(
 
 
 async def drained_on_the_wire(bench: Bench, provider: Provider) -> Worker:
-    """Stops a worker while a hundred emails are in bulk calls."""
+    """Drains a worker while a hundred emails are in bulk calls; returns the stopped worker."""
     await bench.deliver(a_hundred(bench))
     worker = await bench.start([provider])
     await until(lambda: worker.in_flight > 1)
@@ -235,7 +235,7 @@ async def _send_without_an_answer(_provider: ScriptedProvider, _email: OutgoingE
 
 
 class FailsToRenderOne(ScriptedBulk):
-    """Accepts bulk calls; a bug makes it fail to render one email."""
+    """Accepts bulk calls, but a bug makes it fail to render one email."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -261,7 +261,7 @@ async def test_an_adapter_bug_about_one_email_does_not_affect_the_others(bench: 
 
 
 class AnswersInvalidly(ScriptedBulk):
-    """Accepts bulk calls; returns an invalid outcome for one email."""
+    """Accepts bulk calls, but returns an invalid outcome for one email."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Bundles: each email of a message is handled separately, and the message is acked after the last one."""
+"""A worker handles each email of a bundle separately, and acks the message after the last email."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.worker.bench import Bench, Worker
 from tests.worker.scripted import accept, accept_when_let_go, answer, leave_when_let_go
 
 ONE_AT_A_TIME = "1"
-"""As `PREFETCH`: RabbitMQ delivers the next message only after the previous one is acked."""
+"""A value for PREFETCH with which RabbitMQ delivers a message only after the previous message is acked."""
 
 
 def emails_in(message: Taken) -> list[UUID]:
@@ -28,7 +28,7 @@ def emails_in(message: Taken) -> list[UUID]:
 
 
 async def end(worker: Worker) -> None:
-    """Ends the process and its connection."""
+    """Stops the worker as if its process had died; its connection to RabbitMQ closes."""
     worker.task.cancel()
     await asyncio.gather(worker.task, return_exceptions=True)
 
@@ -111,7 +111,8 @@ async def test_emails_of_a_message_that_a_dead_worker_had_not_leased_are_sent_by
 
     await bench.start()
 
-    # The dead worker leased these two: recovery settles them by its ledger, or when their leases expire.
+    # The dead worker had leased these two emails. Recovery would settle them from the worker's ledger or after their
+    # leases expire.
     await bench.settled({"sent": 6, "sending": 2})
     assert all(bench.provider.accepted[each] == 1 for each in email_ids[:2] + email_ids[4:])
     await bench.nothing_left_on_the_queue()
@@ -217,7 +218,7 @@ async def test_a_drain_in_the_middle_of_a_message_releases_unsent_emails_and_los
 
     assert bench.books.statuses() == {"sent": 4, "pending": 8}
     assert all(bench.books.row(each)["publish_due_at"] is not None for each in not_left)
-    await bench.start()  # the message is still queued for it
+    await bench.start()  # the message is still on the queue
     await bench.settled({"sent": 12})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     await bench.nothing_left_on_the_queue()
@@ -261,7 +262,7 @@ async def test_a_message_with_a_locked_email_is_requeued_until_the_lock_is_relea
         await bench.deliver_together(email_ids)
         await bench.settled({"sent": 4, "pending": 1})
 
-    # No relay runs here: only this message points to the email.
+    # No relay runs in this test, so no other message points to the email.
     await bench.settled({"sent": 5})
     assert bench.provider.accepted == dict.fromkeys(email_ids, 1)
     await bench.nothing_left_on_the_queue()

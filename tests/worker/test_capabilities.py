@@ -1,4 +1,4 @@
-"""Providers that cannot send every email: which provider is tried, which emails wait, which fail at once."""
+"""If providers cannot send every email, which provider is tried, which emails wait, and which fail immediately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, att
 
 
 def pair(first: Act = accept) -> tuple[ScriptedProvider, ScriptedProvider]:
-    """A provider with templates and this behaviour, and one without templates that rejects templated emails."""
+    """Two providers: `sendgrid` has templates and always acts like `first`; `smtp` has no templates."""
     sendgrid, smtp = ScriptedProvider("sendgrid"), ScriptedProvider("smtp", NO_TEMPLATES)
     sendgrid.always = first
     return sendgrid, smtp
@@ -67,7 +67,7 @@ async def test_templated_emails_wait_for_the_provider_with_templates_while_other
 
     sendgrid.always = accept
     await until(lambda: all(waiting_seconds(bench, each) <= 0 for each in templated))
-    await bench.deliver(templated[:1])  # as the relay does; this email is the probe
+    await bench.deliver(templated[:1])  # as the relay does; this email tests the provider
     await bench.settled({"pending": 19, "sent": 21})
     await bench.deliver(templated[1:])
 
@@ -86,7 +86,7 @@ async def test_emails_that_wait_for_their_provider_do_not_fill_the_window(bench:
 
     await bench.settled({"pending": 10, "sent": 10})
     assert smtp.accepted == dict.fromkeys(texts, 1)
-    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # leased once, and not over and over
+    assert {row["lease_token"] for row in bench.books.rows()} == {1}  # each email was leased only once
 
 
 async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_names_what_it_needs(

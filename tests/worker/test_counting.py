@@ -1,4 +1,4 @@
-"""The metrics of a worker."""
+"""A worker's metrics agree with what it did."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
         await bench.settled({"sent": 1})
         await bench.nothing_left_on_the_queue()
 
-    # The last label of a bucket is its bound; the cell without a bound holds the sum.
+    # Samples of a bucket have one label more, the bound. Leave them out.
     values = {
         name: sum(count for key, count in counts.items() if key[0] == name and len(key) == len(meter.labels) + 2)
         for name, meter in STATEMENTS.items()
     }
-    # The last message, which points to an unknown email, causes one more lease statement.
+    # The last message of the test points to an unknown email, and causes one more lease statement.
     assert values == {
         "leases": 2,
         "lease_seconds": 2,

@@ -1,4 +1,4 @@
-"""A dead letter that an operator moves back to the send queue replays its email; repeated moves do no harm."""
+"""If an operator moves a dead letter back to the send queue, its email is replayed. Repeated moves do no harm."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hand(bench: Bench) -> Hand:
 
 
 async def relayed(bench: Bench, email_id: UUID) -> None:
-    """Publishes due pointers, as the relay does."""
+    """Waits until the email is due, and publishes its message, as the relay does."""
     await until(lambda: bench.books.row(email_id)["publish_due_at"])
     await bench.deliver([email_id])
 
@@ -49,10 +49,10 @@ async def test_a_dead_letter_moved_back_a_hundred_times_sends_its_email_once(ben
 
     await hand.put_back(email_id, times=100)
     await until(hand.dead_emails.audit)
-    await bench.deliver([email_id])  # as the relay does, unless another dead letter has replayed the email already
+    await bench.deliver([email_id])  # as the relay does
 
     await bench.settled({"sent": 1})
-    # Dead letters whose row was locked by another one are requeued after this time.
+    # The worker requeues a dead letter after this time if handling another copy had locked the row.
     await asyncio.sleep(REQUEUE_SECONDS)
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == {email_id: 1}

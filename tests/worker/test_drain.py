@@ -1,4 +1,4 @@
-"""A stopping worker releases unsent emails, waits for answers to the others, and loses nothing."""
+"""A stopping worker releases unsent emails, waits for the answers to emails on the wire, and loses no email."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ async def test_an_adapter_that_answers_after_the_drain_timed_out_does_not_stop_t
     await bench.deliver([slow, other])
     await until(lambda: bench.provider.waiting == {slow, other})
     with psycopg.connect(tables_url) as person:
-        Books(person).lock(other)  # so that the drain lasts longer than the adapter
+        Books(person).lock(other)  # so that the drain ends after the adapter
         worker.begin_to_stop()
         await until(lambda: heard)
         await asyncio.wait({worker.task}, timeout=0.1)
@@ -206,9 +206,9 @@ async def test_an_email_that_the_drain_concluded_goes_to_no_other_provider_after
     await bench.deliver([email_id])
     await until(lambda: first.waiting)
     with psycopg.connect(tables_url) as person:
-        Books(person).lock(email_id)  # so that the drain lasts longer than the provider
+        Books(person).lock(email_id)  # so that the drain ends after the provider's answer
         worker.begin_to_stop()
-        await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the result that the drain concluded
+        await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the drain records `held`
         first.let_go()
         await asyncio.wait({worker.task}, timeout=0.2)
         assert worker.in_flight == 1
@@ -253,5 +253,5 @@ async def test_a_rabbitmq_that_accepts_connections_and_never_answers_does_not_de
 
         worker.begin_to_stop()
 
-        # Long before its connect timeout.
+        # Far less than the connect timeout.
         await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

@@ -1,4 +1,5 @@
-"""Sent emails are freed at once. Reference cycles would stay until the garbage collector runs, maybe hours later."""
+"""Memory of sent emails is freed immediately. Reference cycles would keep it until the garbage collector runs, maybe
+hours later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Headers that control a provider: an email with a forbidden header is never sent, whichever host stored it."""
+"""An email with a header that could control a provider is never sent, whichever host stored the email."""
 
 from __future__ import annotations
 

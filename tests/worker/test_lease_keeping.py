@@ -1,4 +1,4 @@
-"""A worker renews a lease as long as its email needs it. A worker that lost a lease sends nothing under it."""
+"""A worker renews a lease until its email is finished. After a worker has lost a lease, it does not send the email."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_wh
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
-"""Renewed after two seconds: leaves room for pauses of a busy machine."""
+"""The worker renews such a lease after two seconds, so four seconds remain if a busy machine stalls."""
 LONGER_SECONDS = 6.5
 
 
@@ -86,7 +86,7 @@ async def test_the_lease_of_an_email_that_waits_for_a_retry_is_renewed_and_outla
 
     await until(is_sent)
     assert not any(seen)
-    assert len(ends) >= 3  # the wait, at least one renewal, and then no lease
+    assert len(ends) >= 3  # the first end, at least one renewal, and no lease in the end
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
@@ -109,7 +109,7 @@ async def test_a_worker_that_lost_a_lease_does_not_send_its_unsent_email(bench: 
 
 
 class AnsweredByHand(BulkSender):
-    """Puts every email into bulk calls that the test answers; see `BulkSender.begin`."""
+    """Puts every email into a bulk call, which the test answers; see `BulkSender.begin`."""
 
     def __init__(self) -> None:
         super().__init__(ScriptedBulk(), 100)
@@ -129,7 +129,7 @@ async def test_an_email_stopped_before_the_first_step_of_its_task_is_released(
         lost.update(tokens)
         for email_id in tokens:
             provider.carried[email_id].set_result(Deferred(Reason.REFUSED))
-        await asyncio.sleep(0)  # until each has a task
+        await asyncio.sleep(0)  # until each answer has a task
         return set()
 
     email_ids = bench.books.enqueue(3)
@@ -173,7 +173,7 @@ async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_
     assert bench.provider.accepted == {}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert worker.in_flight == 0
-    # Leases from now on are valid.
+    # Leases that the worker takes from now on are valid.
     await bench.deliver(email_ids)
     await bench.settled({"sent": 3})
 
@@ -193,7 +193,7 @@ async def test_a_lease_renewed_after_the_relay_voided_leases_stays_valid(bench: 
         ends.add(bench.books.row(email_id)["locked_until"])
         return len(ends) > 2
 
-    await until(renewed_twice)  # so that the worker has the reply to the first one
+    await until(renewed_twice)  # so that the worker has the reply to the first renewal
     bench.provider.let_go()
 
     await bench.settled({"sent": 1})
@@ -326,7 +326,7 @@ async def test_the_ledger_matches_the_state_of_an_email_on_the_wire(bench: Bench
         Books(person).lock(first)
         bench.provider.let_go()
         await until(lambda: bench.books.waiting_for_a_lock(worker.name))
-        assert worker.in_flight == 2  # answered and not recorded
+        assert worker.in_flight == 2  # answered, but not recorded
 
     await bench.settled({"sent": 2})
     await until(lambda: worker.in_flight == 0)

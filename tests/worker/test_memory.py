@@ -1,4 +1,4 @@
-"""Large emails share a memory budget and wait for it. Small emails are sent meanwhile."""
+"""Large emails share a memory budget, and wait until enough of it is free. Small emails are sent meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LARGE = [Attachment("a.bin", "a/b", bytes(2 * MEGABYTE))]
 TOO_LARGE = [Attachment("a.bin", "a/b", bytes(5 * MEGABYTE))]
 LIGHT = [Attachment("a.bin", "a/b", bytes(MEGABYTE // 10))]
 BOUND = "16"
-"""Megabytes. One LARGE email fits at a time; a TOO_LARGE one exceeds the budget."""
+"""The budget in megabytes. One LARGE email fits at a time; a TOO_LARGE email exceeds the budget."""
 
 
 SIZE_OF_RUN = """
@@ -35,7 +35,7 @@ print(*(line.split()[1] for line in open("/proc/self/status") if line.startswith
 
 
 async def wait_if_large(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Accepts small emails at once, and large ones after `let_go`."""
+    """Accepts small emails immediately, and large emails after `let_go`."""
     is_large = sum(len(file.content) for file in email.attachments) > MEGABYTE
     return await (accept_when_let_go if is_large else accept)(provider, email, attempt)
 
@@ -58,7 +58,7 @@ async def test_large_emails_stay_within_the_memory_budget_and_do_not_delay_small
     assert (not given_back) == (prefetch == "256")
     while due := [row["email_id"] for row in bench.books.rows() if row["publish_due_at"] is not None]:
         assert all(bench.books.attempts(email_id) == [] for email_id in due)
-        await bench.deliver(due)  # as the relay does once they are due
+        await bench.deliver(due)  # as the relay does with due emails
         await until(lambda: bench.books.statuses()["sent"] > 60 - len(due))
         await until(lambda: bench.books.statuses()["sending"] == 0)
     await bench.settled({"sent": 60})

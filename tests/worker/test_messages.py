@@ -1,4 +1,4 @@
-"""A message is only a hint: duplicate, foreign, late or invalid messages change no email."""
+"""Duplicate, foreign, late or invalid messages change no email, because its state is in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ async def test_a_message_is_not_acked_before_its_result_is_committed(bench: Benc
         Books(person).lock(email_id)
         bench.provider.let_go()
         await until(lambda: bench.books.waiting_for_a_lock(worker.name))
-        worker.task.cancel()  # ends the process and its connection
+        worker.task.cancel()  # like the death of the process
         await asyncio.gather(worker.task, return_exceptions=True)
         (message,) = await bench.rabbit.take_all(bench.topology.queue, 1)
 
@@ -197,7 +197,7 @@ async def test_a_dead_letter_moved_to_the_send_queue_sends_no_finished_email(ben
 
 @pytest.fixture
 def refusing(books: Books) -> Iterator[str]:
-    """A message key that PostgreSQL refuses in a lease, as if a value of the row exceeded its column."""
+    """A message key for which PostgreSQL refuses the lease statement, as if a value of the row exceeded its column."""
     books.connection.execute("""
         create function refuse_key() returns trigger language plpgsql as
         $$ begin raise exception using errcode = '22003'; end $$

@@ -1,4 +1,4 @@
-"""PostgreSQL or RabbitMQ fails at the worst moment: nothing is lost, sent twice, or held needlessly.
+"""If PostgreSQL or RabbitMQ fails at the worst moment, no email is lost, sent twice, or held needlessly.
 
 To hit a certain moment, a test locks a row so that PostgreSQL waits in the middle of a statement.
 """
@@ -34,7 +34,7 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
 
 
 class TestPostgresqlFailsBetweenAcceptanceAndRecord:
-    """The email was accepted: it must be recorded once, and not sent again."""
+    """The provider accepted the email. The worker must record that once, and must not send the email again."""
 
     async def test_its_sessions_are_ended_during_the_record(self, bench: Bench, tables_url: str) -> None:
         bench.provider.always = accept_when_let_go
@@ -112,7 +112,7 @@ class TestPostgresqlFailsBetweenAcceptanceAndRecord:
         await until(lambda: bench.books.outcomes(email_id) == ["deferred"])
         postgres.thaw()
 
-        # The worker does not know whether it still holds the lease, so it releases the email.
+        # The worker does not know whether it still has the lease, so it releases the email.
         await until(lambda: bench.books.row(email_id)["publish_due_at"] is not None)
         assert bench.books.row(email_id)["attempt_count"] == 1
         await bench.deliver([email_id])
@@ -121,11 +121,12 @@ class TestPostgresqlFailsBetweenAcceptanceAndRecord:
 
 
 class TestPostgresqlFailsDuringTheLease:
-    """The email was not sent: it must not be held. Emails on the wire must not be released."""
+    """An unsent email must not be held. An email on the wire must not be released."""
 
     @staticmethod
     async def interrupted_lease(bench: Bench, postgres: Proxy, person: psycopg.Connection[Any], worker: Worker) -> Any:
-        """An email whose lease statement PostgreSQL completes after the worker lost its connection."""
+        """Cuts the worker's connection during a lease statement, which PostgreSQL completes later; returns the email's
+        id."""
         email_id = bench.books.enqueue_one()
         Books(person).lock(email_id)
         await bench.deliver([email_id])
@@ -156,7 +157,7 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             email_id = await self.interrupted_lease(bench, postgres, person, worker)
             postgres.thaw()
-            # The interrupted statement, and the one that the worker has sent since.
+            # The two statements are the interrupted one, and the one that the worker has sent since.
             await until(lambda: len(waiting(bench.books, worker)) == 2)
 
         await bench.settled({"sent": 1})
@@ -178,7 +179,7 @@ class TestPostgresqlFailsDuringTheLease:
 
         row = bench.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["locked_by"]) == ("pending", 0, None)
-        # Its message was never acked, so another worker will lease the email.
+        # The email's message was never acked, so another worker will lease the email.
         await bench.rabbit.take_all(bench.topology.queue, 1)
 
     async def test_a_lease_that_a_hanging_session_commits_after_the_worker_has_exited_is_left_to_the_relay(
@@ -192,9 +193,9 @@ class TestPostgresqlFailsDuringTheLease:
                 postgres.thaw()
                 await worker.stop()
                 assert bench.books.status(email_id) == "pending"
-        await bench.settled({"sending": 1})  # by the hanging statement
+        await bench.settled({"sending": 1})  # by the session that was frozen
 
-        # The relay releases leases that a dead worker's ledger does not name (see tests/recovery/test_dead_worker.py).
+        # The relay releases a dead worker's leases that are not in its ledger (see tests/recovery/test_dead_worker.py).
         assert worker.ledger.exists()
         assert worker.in_flight == 0
 
@@ -209,8 +210,8 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             Books(person).lock(cut_off)
             with psycopg.connect(tables_url) as other:
-                # While the worker waits for one lease, the next batch gathers: a message for what is on the wire, and
-                # one whose lease will be cut off.
+                # While the worker waits for one lease, its next batch grows: the redelivered message of the email on
+                # the wire, and a message whose lease statement will be interrupted.
                 Books(other).lock(first)
                 await bench.deliver([first])
                 await until(lambda: bench.books.waiting_for_a_lock(worker.name))
@@ -254,7 +255,7 @@ class TestPostgresqlFailsDuringTheLease:
 
 
 class TestPostgresqlRefusesStatements:
-    """PostgreSQL answers with errors."""
+    """PostgreSQL answers statements with errors."""
 
     async def test_the_worker_waits_for_a_read_only_server(self, bench: Bench) -> None:
         bench.provider.always = accept_when_let_go
@@ -269,7 +270,7 @@ class TestPostgresqlRefusesStatements:
             sessions: set[int] = set()
 
             def has_tried_three_times() -> bool:
-                # Each try closes one of its three sessions, because a read-only session never recovers.
+                # Each try closes one of the worker's three sessions, because a read-only session never recovers.
                 sessions.update(each["pid"] for each in bench.books.sessions(worker.name))
                 return len(sessions) >= POOL_SIZE + 3
 
@@ -314,7 +315,7 @@ class TestPostgresqlRefusesStatements:
             )
             assert bench.books.status(refused) == "sending"
             assert not worker.task.done()
-            # When the process exits, recovery settles the email by the ledger.
+            # When the process exits, the ledger still has the email, so that recovery can settle it.
             await worker.stop()
             assert worker.in_flight == 1
 
@@ -339,7 +340,7 @@ class TestPostgresqlRefusesStatements:
 
 
 class constraint:  # noqa: N801
-    """Adds a constraint to the test's tables for the length of a block."""
+    """Adds a constraint to the table `email_attempt` during the block."""
 
     def __init__(self, books: Books, rule: str) -> None:
         self._connection = books.connection
@@ -353,7 +354,7 @@ class constraint:  # noqa: N801
 
 
 class TestRabbitmqUnreachable:
-    """Delivery tags are void once their channel is closed. The rows hold the state."""
+    """Delivery tags are void after their channel is closed. The rows contain the state of the emails."""
 
     @pytest.mark.parametrize("how", ["cut", "closed by force"])
     async def test_an_email_on_the_wire_is_sent_once_and_its_redelivered_message_is_acked(

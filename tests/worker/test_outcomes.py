@@ -166,7 +166,7 @@ async def test_an_invalid_outcome_does_not_keep_its_email_forever(bench: Bench, 
 
     await until(lambda: bench.books.outcomes(strange))
     await until(lambda: bench.books.status(neighbour) == "sent" and worker.in_flight == 0)
-    # An email on the wire is sent again by policy; an unsent one is retried under its lease.
+    # An email on the wire is sent again by policy; an unsent email is retried under its lease.
     await until(lambda: bench.books.status(strange) == ("pending" if has_left else "sent"))
     assert bench.books.outcomes(strange) == (["uncertain"] if has_left else ["deferred", "accepted"])
     assert bench.books.attempts(strange)[0]["error_type"] == ("outcome_unknown" if has_left else "internal_error")

@@ -1,4 +1,4 @@
-"""Failover and pauses: which provider is tried, whether an attempt is used, and where emails wait."""
+"""During failover and pauses, which provider is tried, whether an attempt is used, and where emails wait."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def pair() -> tuple[ScriptedProvider, ScriptedProvider]:
 
 
 def refuse(reason: Reason, retry_after: float | None = None) -> Act:
-    """A definite refusal."""
+    """Refuses an email for this reason: the provider did not accept it."""
     return answer(Deferred(reason, "not now", "451", retry_after))
 
 
 def state_of(bench: Bench, provider: str = "scripted") -> str:
-    """The breaker state as other hosts read it."""
+    """The provider's breaker state in the database, where other hosts read it."""
     rows = bench.books.select("select state from provider_state where provider = %s", provider)
     return str(rows[0]["state"]) if rows else "unknown"
 
@@ -156,7 +156,7 @@ async def test_while_no_provider_may_be_tried_for_long_the_messages_go_to_other_
 
 
 async def taken(bench: Bench) -> bytes:
-    """Whether another consumer gets a message."""
+    """Takes a message off the send queue, as another consumer would; returns its body."""
     async with asyncio.timeout(20):
         while (message := await bench.rabbit.take(bench.topology.queue)) is None:
             pass
@@ -173,7 +173,8 @@ async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Ben
 
     await bench.settled({"sent": 200})
 
-    # Emails on the wire at the first refusal may still be refused; after that, no call comes before the requested time.
+    # The provider may still refuse emails that were on the wire at the first refusal. After these, no call comes before
+    # the requested time.
     assert set(provider.refused.values()) == {1}
     assert min(provider.accepted_at) >= provider.until
     assert provider.accepted == dict.fromkeys(email_ids, 1)
@@ -182,7 +183,7 @@ async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Ben
 
 
 class Throttling(ScriptedProvider):
-    """Throttles for a given time from its first call on; records all calls."""
+    """Throttles for a given time after its first call, and records all calls."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
@@ -317,7 +318,7 @@ async def test_a_provider_that_is_unavailable_for_minutes_is_paused_and_fails_no
     await bench.enqueue(20)
 
     await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
-    await worker.stop()  # a lease statement that was sent before the answer arrived may have committed after it
+    await worker.stop()  # a lease statement may have committed after the answer arrived
     assert bench.books.statuses() == {"pending": 20}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
@@ -352,7 +353,7 @@ async def test_a_low_ceiling_limits_the_number_of_prefetched_bundles(bench: Benc
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
 
     await until(lambda: bench.provider.calls)
-    assert await bench.waiting_messages() == 2  # the window of ten emails plus 25 % headroom: two messages
+    assert await bench.waiting_messages() == 2  # the prefetch window of ten emails plus 25 % makes two messages
 
 
 async def test_a_worker_runs_on_if_breaker_states_cannot_be_published(bench: Bench) -> None:

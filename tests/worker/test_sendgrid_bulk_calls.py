@@ -1,4 +1,5 @@
-"""Bulk calls to SendGrid: each email gets its own outcome, and arrives as often as the outcome says."""
+"""In bulk calls to SendGrid, each email gets a separate outcome. An accepted email arrived once; a refused email never
+arrived."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def calls(place: SendGridPlace) -> int:
 
 
 def assert_balanced(place: SendGridPlace, sends: list[BulkSend]) -> None:
-    """Accepted emails arrived once, refused ones never."""
+    """Asserts that each accepted email arrived once, and no refused email arrived."""
     arrived = place.times()
     for each in sends:
         expected = 1 if isinstance(each.outcome, Accepted) else 0
@@ -154,7 +155,8 @@ async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_
     assert [each.email.to[0] for each in refused] == culprits
     assert sum(isinstance(each.outcome, Accepted) for each in sends) == 100 - len(culprits)
     assert_balanced(place, sends)
-    # Named suspects: the call, one call per suspect, one for the others. Unnamed: halves.
+    # If SendGrid's error names the suspects: the first call, one call per suspect, and one call for all other emails.
+    # If not, the sender splits the call into halves.
     assert calls(place) == 2 + len(culprits) if names else calls(place) <= 1 + 14 * len(culprits)
 
 

@@ -1,4 +1,4 @@
-"""Bulk calls to SES: each email gets the outcome of its own entry."""
+"""In bulk calls to SES, each email gets the outcome of its own entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guarantees of a worker's stages, tested with fakes, without servers."""
+"""The guarantees of a worker's stages, tested with fakes instead of servers."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_a_result_refused_while_in_doubt_waits_and_delays_no_other() -> None:
 
 
 class VoidedMeanwhile(Ledger):
-    """Voids all leases after a slot was written and before the worker checks."""
+    """A ledger whose leases are all voided after a slot was written and before the worker checks the lease."""
 
     is_voided = False
 
@@ -266,7 +266,7 @@ def test_a_large_email_waits_for_memory_and_is_then_sent() -> None:
 def test_large_content_leaves_a_quarter_of_the_memory_to_light_content(large_octets: int, at_once: int) -> None:
     async def scenario(bench: StageBench) -> None:
         bench.provider.always = accept_when_let_go
-        # The provider needs six times the size; 24 of 32 megabytes are for large content.
+        # The provider needs six times the size of the content, and 24 of the 32 megabytes are for large content.
         for octets in (large_octets, 1000):
             bench.deliver(*bench.enqueue(2, octets_apart=octets))
         await bench.turns()

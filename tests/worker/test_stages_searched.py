@@ -1,4 +1,4 @@
-"""Hypothesis searches for a run of a worker's stages that breaks a guarantee, with fakes that fail anywhere."""
+"""Hypothesis searches for a run of a worker's stages that breaks a guarantee. The fakes can fail at any step."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from tests.worker.scripted import Act, ScriptedProvider, accept, accept_when_let
 from tests.worker.stage_bench import StageBench, run
 
 MOST_ROUNDS: Final = 8
-"""How often released emails are published again; each email is deferred fewer times."""
+"""The number of times that released emails are published again. Each email is deferred fewer times."""
 
 
 async def deaf(provider: ScriptedProvider, email: OutgoingEmail, _attempt: Attempt) -> Outcome:
-    """Ignores cancellation, and refuses the email afterwards."""
+    """Ignores cancellation, and rejects the email afterwards."""
     with suppress(asyncio.CancelledError):
         await provider.wait(email.email_id)
     return Rejected(Reason.INVALID_CONTENT, "no")
 
 
 async def come_back(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-    """Takes nothing in the first call, and accepts in the next."""
+    """Puts the email on the wire, takes that back with `mark_not_sent`, and then accepts the email."""
     attempt.mark_on_wire()
     await asyncio.sleep(0)
     attempt.mark_not_sent()
@@ -53,7 +53,7 @@ ACTS: Final[Mapping[str, Act]] = {
     "come back": come_back,
 }
 UNKNOWN: Final = {"silence", "raise late"}
-"""Acts after which the email may have been accepted, so it is held."""
+"""The acts after which the email may have been accepted. Then the email is held."""
 
 numbers = st.integers(0, 5)
 steps = st.one_of(
@@ -80,7 +80,7 @@ class RandomRun:
         self.has_lost_leases = False
 
     def deliver(self, acts: list[str], octets_apart: int = 0) -> None:
-        """Delivers new emails; the provider first does the given act with each, then accepts."""
+        """Delivers one new email for each act. The provider first does the act with the email, and later accepts it."""
         email_ids = self.bench.enqueue(len(acts), octets_apart=octets_apart)
         for email_id, act in zip(email_ids, acts, strict=True):
             self.acts[email_id] = [act]
@@ -88,12 +88,12 @@ class RandomRun:
         self.bench.deliver(*email_ids)
 
     def pick(self, number: int) -> list[UUID]:
-        """Picks one email, or none if there is none."""
+        """Picks one email; returns an empty list if no email exists."""
         email_ids = list(self.acts)
         return [email_ids[number % len(email_ids)]] if email_ids else []
 
     def take(self, step: str, value: Any) -> None:
-        """Runs one step, by method name."""
+        """Runs one step, which is the name of a method."""
         getattr(self, step)(value)
 
     def deliver_large(self, acts: list[str]) -> None:
@@ -105,7 +105,7 @@ class RandomRun:
         self.bench.deliver(*self.pick(number))
 
     def lose(self, what: tuple[str, bool]) -> None:
-        """Loses the reply to the next statement of this name, committed or not."""
+        """Loses the reply to the next statement of this name, which commits or not."""
         name, commits = what
         self.store.lose[name].append(commits)
         self.has_lost_leases |= name == "lease"
@@ -127,7 +127,7 @@ class RandomRun:
         self.store.refused.clear()
 
     def take_away(self, number: int) -> None:
-        """Takes a lease away, as recovery does."""
+        """Takes an email's lease away from the worker, as recovery does."""
         for email_id in self.pick(number):
             row = self.store.rows[email_id]
             if row.status is Status.SENDING:
@@ -139,7 +139,7 @@ class RandomRun:
         self.bench.void_leases()
 
     def age(self, _: None) -> None:
-        """Ages all leases, so that they must be renewed."""
+        """Makes all leases so old that the worker must renew them."""
         for email in self.bench.pipeline.window.emails.values():
             email.confirmed_at -= self.bench.settings.lease_seconds
 
@@ -159,7 +159,7 @@ class RandomRun:
             self.take(step, None)
 
     def check(self) -> None:
-        """Checks what must hold at any moment."""
+        """Asserts the conditions that must be true at any moment."""
         bench = self.bench
         assert not bench.faults, bench.faults
         assert all(times == 1 for times in bench.provider.accepted.values()), "accepted twice"
@@ -169,13 +169,13 @@ class RandomRun:
                 assert email.attempt_number > 1 or not was_acked, "acked before the commit"
 
     def check_end(self) -> None:
-        """Checks what must hold after the worker has stopped and PostgreSQL works."""
+        """Asserts the conditions that must be true after the worker has stopped while PostgreSQL works."""
         self.check()
         bench, store = self.bench, self.store
         assert not bench.pipeline.window.emails
         assert not bench.slots_in_use
         for email_id, row in store.rows.items():
-            # A lease whose reply was lost may be left to the relay.
+            # If the reply to a lease statement was lost, the worker may leave the lease to the relay.
             assert row.status is not Status.SENDING or self.has_lost_leases, "leased for ever"
             if bench.provider.accepted[email_id]:
                 cut_short = bench.is_cut_short and row.status is Status.HELD
@@ -188,7 +188,7 @@ class RandomRun:
 
 
 async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early: bool) -> None:
-    """Runs the steps, and checks after each one."""
+    """Runs the steps, and checks the conditions after each step."""
     random_run = RandomRun(bench)
     for step, value in script:
         if step == "pass":
@@ -201,7 +201,7 @@ async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early:
         draining = asyncio.ensure_future(bench.drain())
         await bench.turns()
         bench.is_cut_short = True
-        await bench.pass_time()  # answered emails are recorded; emails without an answer are held
+        await bench.pass_time()  # the worker records answered emails, and holds emails without an answer
         random_run.heal()
         await bench.pass_time()
         await draining
@@ -219,7 +219,7 @@ async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early:
 
 
 def search(examples: int, *phases: Phase) -> None:
-    """Searches this number of random runs."""
+    """Tries this number of random runs."""
 
     @settings(
         max_examples=examples,
@@ -260,7 +260,7 @@ BY_TESTS: Final = {
     (EmailState.STOPPED, EmailEvent.ANSWER),
     (EmailState.IN_DOUBT, EmailEvent.REFUSE),
 }
-"""Random runs hardly ever reach these; `test_stages` tests each one."""
+"""Random runs hardly ever reach these transitions; `test_stages` tests each of them."""
 
 
 @pytest.mark.parametrize(

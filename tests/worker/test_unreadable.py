@@ -1,4 +1,4 @@
-"""An email that PostgreSQL cannot read or write fails alone, and does not affect the worker or other emails."""
+"""If PostgreSQL cannot read or write an email, only that email fails. The worker and other emails are not affected."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def test_an_email_whose_lease_cannot_be_renewed_does_not_affect_other_leas
     with refused(bench.books.connection, culprit, "new.status = 'sending' and new.locked_until > old.locked_until"):
         await bench.start(LEASE_SECONDS="1")
         books = bench.books
-        # The lease itself is such an update.
+        # Disable the trigger for now, because it would also refuse the lease.
         books.connection.execute("alter table email_log disable trigger refuse")
         await bench.deliver([culprit, *others])
         await until(lambda: len(bench.provider.waiting) == 4)

@@ -1,4 +1,4 @@
-"""A worker is up once it has tried to connect to RabbitMQ, successfully or not."""
+"""A worker is up after its first attempt to connect to RabbitMQ, even if that attempt failed."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ async def test_a_sendgrid_email_passes_the_workers_files_in_the_documented_order
     async with sendgrid_place(tmp_path / "double") as place:
         worker = await bench.start([place.provider])
         await bench.enqueue()
-        await bench.settled({"sent": 1})  # connections are open, statements prepared, modules imported
+        await bench.settled({"sent": 1})  # opens connections, prepares statements and imports modules
         await until(lambda: worker.in_flight == 0)
 
         with way() as stays:

@@ -1,4 +1,4 @@
-"""How many emails a worker may lease."""
+"""How many emails a worker may lease in each state of the breaker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Scene:
         self.window = Window(Routes([Route(ScriptedProvider(), self.breaker)]), PREFETCH, BatchQueue[None]())
 
     def hold(self, count: int, *events: EmailEvent) -> None:
-        """Leases this number of emails, and raises the events for each."""
+        """Adds this number of leased emails to the window, and applies the events to each email."""
         for _ in range(count):
             lease = Lease(uuid4(), None, 1, 1, None, None)
             message = Delivery(1, 1, b"", redelivered=False)

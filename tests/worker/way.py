@@ -1,4 +1,4 @@
-"""Traces the files of the package whose functions are called, in order."""
+"""Records the files of the package whose functions are called, in order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import dispatcher
 
 ROOT: Final = Path(dispatcher.__file__).parent
 FIRST_OF_COROUTINE: Final = 16
-"""A call beyond this byte-code offset resumes a coroutine, and is not counted as a new call."""
+"""A call event beyond this byte-code offset resumes a coroutine. It does not count as a new call."""
 
 
 @contextmanager
 def way() -> Iterator[list[str]]:
-    """Collects a file each time it is entered from another file of the package."""
+    """Collects the files during the block. A file is added each time another file of the package calls a function in
+    it."""
     stays: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -37,5 +38,5 @@ def way() -> Iterator[list[str]]:
 
 
 def in_order(stays: list[str], folder: str = "") -> list[str]:
-    """The files in the order in which they are first entered."""
+    """The files in the order of their first call."""
     return [file for file in dict.fromkeys(stays) if file.startswith(folder)]
