@@ -19,7 +19,7 @@ def wait_until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) ->
     """Wait until the condition is true, and return its value. Fails after the deadline."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < give_up_at, "what was waited for did not come true"
+        assert time.monotonic() < give_up_at, f"timed out after {seconds:g} s"
         time.sleep(_LOOK_SECONDS)
     return value
 
@@ -36,7 +36,7 @@ async def until(condition: Callable[[], T], seconds: float = DEADLINE_SECONDS) -
     """Like `wait_until`, but without blocking the event loop."""
     give_up_at = time.monotonic() + seconds
     while not (value := condition()):
-        assert time.monotonic() < give_up_at, "what was waited for did not come true"
+        assert time.monotonic() < give_up_at, f"timed out after {seconds:g} s"
         await asyncio.sleep(_LOOK_SECONDS)
     return value
 

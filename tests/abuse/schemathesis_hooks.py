@@ -1,7 +1,9 @@
-"""Supplies what Schemathesis cannot know: the ids of held emails, and rules for emails that JSON Schema cannot express.
+"""Supplies facts that Schemathesis cannot know: the ids of held emails, and rules for emails that JSON Schema cannot
+express.
 
 Schemathesis loads this module (SCHEMATHESIS_HOOKS), and expects the API to accept every case that matches the schema.
-So fields that the domain refuses all the same, such as an address with two at signs, are replaced by valid ones.
+But the domain refuses some fields that match the schema, such as an address with two at signs. This module replaces
+them by valid fields.
 """
 
 from __future__ import annotations

@@ -96,15 +96,15 @@ class Books:
         letters of emails that were later proved to be sent."""
         assert not self.lost, f"lost: {len(self.lost)}"
         assert not self.duplicates, f"duplicates: {self.duplicates}"
-        assert not self.untrue, f"failed, yet delivered: {self.untrue}"
+        assert not self.untrue, f"failed, but delivered: {self.untrue}"
         assert not self.strangers, f"never enqueued: {self.strangers}"
-        assert not self.unannounced, f"without a dead letter: {self.unannounced}"
+        assert not self.unannounced, f"failed or held without a dead letter: {self.unannounced}"
         assert self.misannounced <= self.by_status.get("sent", frozenset())
 
     def assert_balanced(self) -> None:
         """Asserts the same, and that the DLQ has exactly one dead letter for each failed or held email."""
         self.assert_harmless()
-        assert not self.misannounced, f"with a dead letter, but alive: {self.misannounced}"
+        assert not self.misannounced, f"with a dead letter, but neither failed nor held: {self.misannounced}"
 
 
 def announced_in(dead_letters: Iterable[QueueMessage]) -> Counter[UUID]:

@@ -32,12 +32,12 @@ class StoppableServers:
     def stop(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a server; return when the server has exited."""
         self.send(name, number)
-        eventually(lambda: self.has_ended(name), f"the end of {name}")
+        eventually(lambda: self.has_ended(name), f"the exit of {name}")
 
     def restart(self, name: str) -> None:
         """Restart a server; return when it accepts clients."""
         self.launch(name)
-        eventually(lambda: self.answers(name), f"the return of {name}", seconds=BOOT_SECONDS)
+        eventually(lambda: self.answers(name), f"the restart of {name}", seconds=BOOT_SECONDS)
 
     def send(self, name: str, number: signal.Signals) -> int:
         """Send a signal to a running server; return the server's pid."""

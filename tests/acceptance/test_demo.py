@@ -73,7 +73,7 @@ def test_books_balance_and_nothing_is_left(tmp_path: Path, servers: Servers, env
     assert summary["retried"] <= 2, "the kill may have hit an email whose deferral was not logged yet"
     assert summary["known"] == 4
     assert summary["killed"]["uncertain"] == summary["held"]
-    assert summary["recovered"] <= 1, "an email that was being rendered at the kill is released with a mark"
+    assert summary["recovered"] <= 1, "only an email that was being rendered at the kill may be recovered"
     assert summary["seconds"] > 0
     assert summary["emails_per_second"] == pytest.approx(EMAILS / summary["seconds"], rel=0.2)
     assert len(list((folder / "smtp" / "mail").glob("*.eml"))) == summary["delivered"]
@@ -95,7 +95,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     with running:
         assert running.stderr is not None
         assert any("are ready" in line for line in running.stderr)
-        assert len(processes_of(folder)) >= 5, "keeper, SMTP server, run, worker, relay"
+        assert len(processes_of(folder)) >= 5, "not all of keeper, SMTP server, run, worker and relay are running"
 
         running.send_signal(number)
         output, _ = running.communicate(timeout=DEADLINE_SECONDS)

@@ -53,7 +53,7 @@ def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Hos
 
     drained_in = time.monotonic() - began
     interrupted = host.books(ids)
-    assert drained_in < 10, "what is on the wire takes a fifth of a second"
+    assert drained_in < 10, "emails on the wire need only a fifth of a second"
     assert interrupted.count("sending") == 0
     assert interrupted.count("held") == 0
     assert 50 <= interrupted.count("sent") < 800

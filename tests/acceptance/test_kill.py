@@ -115,7 +115,7 @@ def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # otherwise the queue changes before the check
     try:
-        eventually(lambda: host.rabbit.waiting(host.topology.queue) >= least, f"{least} messages that wait")
+        eventually(lambda: host.rabbit.waiting(host.topology.queue) >= least, f"{least} ready messages")
         return [message.body.count(b"email_id") for message in host.rabbit.read_all(host.topology.queue)]
     finally:
         for pid in pids:

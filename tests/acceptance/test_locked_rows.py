@@ -36,7 +36,7 @@ def test_a_locked_email_delays_no_other(host: Host) -> None:
 
     with held(host, locked):
         run = host.run(LOG_LEVEL="DEBUG")
-        eventually(lambda: sent(host) == others, "all that are not locked")
+        eventually(lambda: sent(host) == others, "the delivery of all emails without a lock")
         event = run.await_events("email.locked")
     books = host.await_finished({locked, *others})
 
@@ -54,12 +54,12 @@ def test_an_email_locked_while_on_the_wire_is_recorded_when_the_lock_ends(host: 
     host.sink("--latency-ms", "4000")  # so the test locks the row before the answer arrives
     (locked,) = host.enqueue(emails(1, name="locked"))
     run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
-    eventually(lambda: host.rows()[locked].status == "sending", "the one that will be locked, under lease")
+    eventually(lambda: host.rows()[locked].status == "sending", "the lease of the email to lock")
 
     with held(host, locked):
         others = host.enqueue(emails(40))
         run.await_events("email.locked")
-        eventually(lambda: sent(host) == others, "all that are not locked")
+        eventually(lambda: sent(host) == others, "the delivery of all emails without a lock")
         assert host.recipient.delivered()[locked] == 1
         assert not host.rabbit.waiting(host.topology.queue)
     books = host.await_finished({locked, *others})

@@ -46,7 +46,7 @@ def test_a_closed_log_reader_stops_no_email_and_no_restart(host: Host, tmp_path:
         run.send_to(pid, signal.SIGKILL)
     third = host.enqueue(emails(50, name="restarted"))
     books = host.await_finished(first | second | third)
-    eventually(lambda: not set(before) & set(run.children()), "the end of all who were killed")
+    eventually(lambda: not set(before) & set(run.children()), "the exit of all killed processes")
 
     run.send(signal.SIGTERM)
     assert run.await_exit() == 0

@@ -168,8 +168,8 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     dead_letter = next(each for each in dead_letters if b"recipient_deferred" in each.body)
     host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
     (by_hand,) = announced_in([dead_letter])
-    eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the email whose dead letter was put back")
-    eventually(lambda: host.rows()[by_hand].status == "sent", "its record")
+    eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the delivery of the moved email")
+    eventually(lambda: host.rows()[by_hand].status == "sent", "its status sent")
     differing = day("dlq", "reconcile", "--json")
     assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
     assert day("dlq", "reconcile", "--fix", *WHY).code == 0
@@ -181,7 +181,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     again = day("dlq", "replay", "--from-queue", "--error-type", "rejected_recipient", *WHY, "--rate", "0", "--yes")
     assert again.code == 0
     day.await_depth(total - 1)
-    eventually(lambda: host.books(day.all).is_announced, "their new dead letters")
+    eventually(lambda: host.books(day.all).is_announced, "the right dead letters on the DLQ")
 
     assert day("dlq", "reconcile").code == 0
     books = host.books(day.all)

@@ -57,7 +57,7 @@ def lasting(stoppable: StoppableServers) -> Topology:
 
 @pytest.fixture
 def host(tmp_path: Path, stoppable: StoppableServers, lasting: Topology) -> Iterator[Host]:
-    """A host on those servers, with its own database and empty queues."""
+    """A host on the stoppable servers, with a separate database and empty queues."""
     name = f"outage_{secrets.token_hex(6)}"
     with psycopg.connect(stoppable.servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

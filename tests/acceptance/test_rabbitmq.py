@@ -21,7 +21,7 @@ def await_both_lost(run: Program) -> None:
     def losers() -> set[str]:
         return {event["worker"] for event in run.events("broker.connection_lost")} - {"relay"}
 
-    eventually(lambda: len(losers()) == WORKERS, "the loss of both workers' queue")
+    eventually(lambda: len(losers()) == WORKERS, "the loss of each worker's queue")
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.slow)])

@@ -58,7 +58,7 @@ def test_a_message_published_a_hundred_times_to_two_workers_sends_one_email(host
         eventually(both_have_asked, "two workers that want the same leases")
 
     books = host.await_finished(ids)
-    eventually(lambda: is_used_up(host), "the end of all copies")
+    eventually(lambda: is_used_up(host), "the acks of all copies")
     stop(run)
     double.kill()
     books.assert_balanced()

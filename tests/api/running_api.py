@@ -133,7 +133,7 @@ async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS)
     """Runs an API during the block, with timeouts long enough for a busy machine.
 
     Args:
-        lock_seconds: How long a request waits for a transaction that holds the same message key or quota row.
+        lock_seconds: How long a request waits for a transaction that has locked the same message key or quota row.
     """
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]

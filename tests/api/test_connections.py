@@ -82,7 +82,7 @@ def test_a_connection_that_is_reset_before_it_is_accepted_is_not_read(settings: 
                 client = connect(api, b"no request\r\n\r\n")
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 client.close()
-            for _ in range(5):  # the API accepts these after the 50 above
+            for _ in range(5):  # the API accepts these after the first 50
                 assert await exchange(api, HEALTH) is not None
 
     with capture_logs() as events:

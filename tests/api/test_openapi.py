@@ -50,7 +50,7 @@ IGNORING = pytest.mark.filterwarnings(
 
 @contextmanager
 def in_a_thread(settings: Settings) -> Iterator[Api]:
-    """An API in another thread, for blocking clients in this one."""
+    """Runs an API in a separate thread during the block, for blocking clients in the test's thread."""
     started, ended = threading.Event(), threading.Event()
     apis: list[Api] = []
 

@@ -23,10 +23,10 @@ DEADLINE_SECONDS = 20.0
 
 
 async def eventually(condition: Callable[[], Any], what: str = "the condition") -> Any:
-    """Wait until the condition holds, and return its value."""
+    """Wait until the condition is true, and return its value."""
     give_up_at = asyncio.get_running_loop().time() + DEADLINE_SECONDS
     while not (value := condition()):
-        assert asyncio.get_running_loop().time() < give_up_at, f"{what} did not come true"
+        assert asyncio.get_running_loop().time() < give_up_at, f"timed out, waiting for {what}"
         await asyncio.sleep(0.01)
     return value
 

@@ -43,7 +43,7 @@ def test_a_pointer_survives_encoding_and_decoding(key: str) -> None:
 
 def test_a_key_may_have_characters_of_a_newer_unicode() -> None:
     key = "welcome \U0003fffd"
-    assert not key.isprintable(), "as far as this Python knows; the one that enqueued it may know more"
+    assert not key.isprintable(), "a newer Python may know this character as printable"
 
     assert decode(encode(Pointer(EMAIL_ID, key))) == [Pointer(EMAIL_ID, key)]
 

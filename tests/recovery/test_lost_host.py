@@ -1,4 +1,5 @@
-"""After a host is lost with its ledgers, the policy decides about each of its leases. No live worker loses a lease."""
+"""After a host is lost with its ledgers, recovery resends or holds the host's emails by policy. No live worker loses a
+lease."""
 
 from __future__ import annotations
 

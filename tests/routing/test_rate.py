@@ -82,7 +82,7 @@ async def test_throttling_halves_the_rate_once_and_it_recovers(pool: Pool, conne
     halved = [await store.halve_rate("smtp", CEILING) for _ in range(5)]
     lasted = database_clock(connection) - began
     assert halved[0] == CEILING / 2
-    assert len([rate for rate in halved if rate]) <= 1 + int(lasted), "it was halved twice within a second"
+    assert len([rate for rate in halved if rate]) <= 1 + int(lasted), "the rate was halved twice within a second"
 
     connection.execute("update provider_rate set per_second = %s, refilled_at = now() - interval '5 seconds'", [250.0])
     before = refilled_at(connection)

@@ -101,5 +101,5 @@ def store(pool: Pool) -> LeaseStore:
 
 @pytest.fixture
 def other_store(pool: Pool) -> LeaseStore:
-    """The statements of another worker, `worker-2` in the slot `slot-2`."""
+    """The statements of the worker `worker-2` in the slot `slot-2`."""
     return LeaseStore(pool, worker="worker-2", slot="slot-2")

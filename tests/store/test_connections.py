@@ -234,7 +234,7 @@ async def test_a_task_cancelled_while_it_gets_a_session_from_the_pool_ends(table
         await take_steps(steps_between)
         waiting.cancel()
         await asyncio.wait({waiting}, timeout=DEADLINE_SECONDS)
-        assert waiting.cancelled(), f"it forgot its cancellation, {steps_between} steps after the hand-over began"
+        assert waiting.cancelled(), f"the cancellation was lost, {steps_between} steps after the hand-over began"
         await giving_back
 
     # Try each step of the event loop, because the critical moment lasts only a few steps.

@@ -36,7 +36,7 @@ def eventually(
     while not (value := condition()):
         if time.monotonic() > give_up_at:
             words = what if isinstance(what, str) else what()
-            raise AssertionError(f"{words} did not come true within {seconds:g} s")
+            raise AssertionError(f"timed out after {seconds:g} s, waiting for {words}")
         time.sleep(LOOK_SECONDS)
     return value
 
@@ -136,7 +136,7 @@ class Program:
 
         def found() -> list[Event]:
             events = self.events(name, **fields)
-            assert len(events) >= count or self.exit_code is None, self._account(f"it ended before {name}")
+            assert len(events) >= count or self.exit_code is None, self._account(f"it exited before {name}")
             return events[:count] if len(events) >= count else []
 
         return eventually(found, lambda: self._account(f"{count} x {name} {fields}"), seconds=seconds)[-1]
@@ -188,12 +188,12 @@ class Program:
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(self._account(f"it did not end within {seconds:g} s")) from None
+            raise AssertionError(self._account(f"the program did not exit within {seconds:g} s")) from None
 
     def await_all_ended(self, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until every process of the session has ended."""
         eventually(
-            lambda: not self.members(), lambda: self._account(f"processes {self.members()} live on;"), seconds=seconds
+            lambda: not self.members(), lambda: self._account(f"the exit of {self.members()}"), seconds=seconds
         )
 
     def destroy(self) -> None:
