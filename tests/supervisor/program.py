@@ -192,9 +192,7 @@ class Program:
 
     def await_all_ended(self, seconds: float = DEADLINE_SECONDS) -> None:
         """Wait until every process of the session has ended."""
-        eventually(
-            lambda: not self.members(), lambda: self._account(f"the exit of {self.members()}"), seconds=seconds
-        )
+        eventually(lambda: not self.members(), lambda: self._account(f"the exit of {self.members()}"), seconds=seconds)
 
     def destroy(self) -> None:
         """Kill every remaining process of the session, at the end of each test."""
