@@ -253,7 +253,7 @@ def test_an_empty_variable_counts_as_unset() -> None:
 
 
 class TestSecrets:
-    """Secrets may be read from a file, and are never shown."""
+    """A secret may be in a file, and is never shown."""
 
     @pytest.fixture
     def file(self, tmp_path: Path) -> Path:

@@ -28,7 +28,7 @@ FLOORS: Final = (
     {"transport"},  # how an email leaves a process
     {"telemetry"},
     {"host"},  # what the processes of one host share
-    {"store", "broker", "providers", "alerts"},  # siblings that do not import each other
+    {"store", "broker", "providers", "alerts"},  # these do not import each other
     {"routing"},
     {"worker", "relay", "recovery", "maintenance", "producers"},
     {"monitor"},

@@ -79,7 +79,7 @@ class Way:
 
 @pytest.fixture(params=[Way(False), Way(True)], ids=["sync", "async"])
 def way(request: pytest.FixtureRequest) -> Way:
-    """Synchronous, then asynchronous; both in a transaction."""
+    """A synchronous or an asynchronous connection, each in a transaction."""
     assert isinstance(request.param, Way)
     return request.param
 

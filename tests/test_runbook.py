@@ -134,7 +134,7 @@ def sent(commandline: CommandLine) -> set[UUID]:
 
 
 async def purge(servers: Servers, queue: str) -> None:
-    """Does the same as `rabbitmqctl purge_queue`."""
+    """Purges a queue, like `rabbitmqctl purge_queue`."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.queue_purge, queue=queue)

@@ -41,7 +41,7 @@ def called_name(call: ast.Call) -> str | None:
 
 
 def argument_at(call: ast.Call, place: int, name: str) -> ast.expr | None:
-    """The argument for a parameter of a call, by name or by position; methods leave out `self`."""
+    """The argument for a parameter of a call, by name or by position; the position does not count `self`."""
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value

@@ -49,7 +49,7 @@ def attached(size: int, **fields: Any) -> bytes:
     return email(attachments=[FILE | {"content": "QUJD" * (size // 3)} | fields])
 
 
-# Each body is built once per attacking process.
+# An attacking process builds each body once.
 TEXTS: Final[dict[str, tuple[Callable[[], bytes], frozenset[str]]]] = {
     "empty objects": (lambda: b"[" + b"{}," * (MOST // 3) + b"{}]", TOO_LARGE),
     "empty lists in an email": (lambda: data(b"[" + b"[]," * (MOST // 3) + b"[]]"), TOO_LARGE),
@@ -142,7 +142,7 @@ async def _with_key_header(header: str, target: Target) -> list[str]:
 
 
 def batch(item: dict[str, Any], count: int = 1000) -> bytes:
-    """A batch that repeats one email."""
+    """A request body for a batch of `count` copies of one email."""
     return orjson.dumps({"emails": [item] * count})
 
 

@@ -1,4 +1,4 @@
-"""A case: what hostile clients do, and which results are allowed."""
+"""Defines a case: what hostile clients do, and which results are allowed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 
 HEALTHY: Final = "200"
 ENDED: Final = "end"
-"""The connection ended without a response."""
+"""The result if the connection ended without a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Target:
     numbers: count[int] = field(default_factory=count)
 
     def message_key(self) -> str:
-        """A new unique message key."""
+        """A unique message key."""
         return f"abuse-{self.name}-{next(self.numbers)}"
 
     def authorization(self, kind: str = "send") -> str:
@@ -55,7 +55,7 @@ class Case:
     Attributes:
         allowed: The results that the attackers may get.
         clients: How many attackers repeat the attack concurrently.
-        seconds: How long they repeat it.
+        seconds: How long the attackers repeat it.
     """
 
     family: str
@@ -67,5 +67,5 @@ class Case:
 
     @property
     def id(self) -> str:
-        """The name on the command line."""
+        """The case's name on the command line."""
         return f"{self.family}: {self.name}"

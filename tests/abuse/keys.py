@@ -26,7 +26,7 @@ async def _sent(headers: tuple[str, ...], body: bytes, target: Target) -> list[s
 
 
 async def _guess_by_time(target: Target) -> list[str]:
-    """Compares the response times for an existing and an unknown key id. They must not reveal which id exists."""
+    """Compares the response times for an existing and an unknown key id. The times must not reveal which id exists."""
     known, unknown = target.keys["wrong"], target.keys["unknown"]
     seconds: dict[str, list[float]] = {known: [], unknown: []}
     for key in (known, unknown) * 4:

@@ -34,15 +34,13 @@ def post(path: str, body: bytes, *headers: str) -> bytes:
 
 
 class RawConnection:
-    """A raw connection to the API."""
-
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def open(cls, port: int, *, receive_bytes: int | None = None) -> Self:
-        """Connects.
+        """Opens a connection to the API.
 
         Args:
             receive_bytes: The size of the socket's receive buffer.

@@ -1,4 +1,4 @@
-"""All checks of Schemathesis against an API process with keys and held emails."""
+"""Runs all checks of Schemathesis against an API process with API keys and held emails."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Books:
         delivered: Mapping[UUID, int],
         dead_letters: Sequence[QueueMessage],
     ) -> Self:
-        """Compare the three sources."""
+        """Compare the enqueued emails with the rows, the deliveries and the dead letters."""
         ids = frozenset(enqueued)
         by_status: dict[str, set[UUID]] = {}
         for email_id in ids & rows.keys():

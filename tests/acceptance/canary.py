@@ -61,7 +61,7 @@ def email(key: str) -> Email:
 
 
 def found_in(places: Mapping[str, bytes | str]) -> list[str]:
-    """The canaries found in each text, in clear or as base64, with the surrounding characters."""
+    """The canaries in each text, as plain text or as base64, with the characters around them."""
     octets = {place: (text.encode() if isinstance(text, str) else text).lower() for place, text in places.items()}
     return [
         f"{name} in {place}: …{content[max(0, content.index(form) - 60) : content.index(form) + 40]!r}…"

@@ -47,7 +47,7 @@ class Double:
         self._ledger = Path(started["ledger"])
 
     def kill(self) -> None:
-        """Kill it without closing connections."""
+        """Kill the process with SIGKILL."""
         self.program.destroy()
 
     def behave(self, **behaviour: object) -> None:

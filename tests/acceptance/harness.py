@@ -4,7 +4,7 @@ host   = Host(…)                    everything that the processes of one test 
 ids    = host.enqueue(emails(500))  through the library, like an application
 run    = host.run(LEASE_SECONDS=300)
 run.pid_of("worker 0") …            see `tests.supervisor.program.Program`
-host.books(ids).…                   see `books`: counted from outside, never from the dispatcher's own reports
+host.books(ids).…                   see `books`: from tables, DLQ and provider, not from the dispatcher's reports
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Sink:
         return self._folder / "mail"
 
     def kill(self) -> None:
-        """Kill it without closing connections."""
+        """Kill the process with SIGKILL."""
         self.program.destroy()
 
     @property
@@ -204,13 +204,13 @@ class Host:
             return {answer.email_id for answer in enqueue_many(connection, emails)}
 
     def rows(self) -> dict[UUID, EmailRecord]:
-        """Every email's row."""
+        """The rows of all emails, by id."""
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
         with psycopg.connect(self.database_url, autocommit=True) as connection:
             return {row[0]: EmailRecord(*row[1:]) for row in connection.execute(statement)}
 
     def leased_by(self, pid: int) -> set[UUID]:
-        """The ids that a worker has leased."""
+        """The ids of the emails that a worker has leased."""
         rows = self.rows().items()
         return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
 

@@ -57,7 +57,7 @@ class Setup:
 
 @pytest.fixture
 def place(host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Setup]:
-    """The setup, with its servers running."""
+    """Starts the servers of the setup."""
     ca = trustme.CA()
     login = ("--login", f"postmaster:{canary.PASSWORD}")
     double = Double(tmp_path / "sendgrid")

@@ -60,7 +60,7 @@ def test_a_clock_that_jumps_loses_no_lease_and_no_email(host: Host, tmp_path: Pa
     for number, ahead in enumerate(("+1h", "-2h", "+30d", "-30d", "+0")):
         delivered = len(sink.delivered())
         ids |= host.enqueue(emails(BATCH, name=f"batch-{number}"))
-        # While some emails are on the wire.
+        # The clock jumps while some emails are on the wire.
         host.await_delivered(delivered + BATCH // 3)
         clock.set(ahead)
     books = host.await_finished(ids)

@@ -204,7 +204,7 @@ def test_a_new_run_leaves_an_orphaned_worker_alone(host: Host) -> None:
     run = host.run()
     host.await_ledger(orphan := run.pid_of("worker 0"))
     host.await_delivered(50)
-    os.kill(orphan, signal.SIGSTOP)  # its provider is slow
+    os.kill(orphan, signal.SIGSTOP)  # frozen, as if its provider was slow
     run.send(signal.SIGKILL)
     run.await_exit()
 

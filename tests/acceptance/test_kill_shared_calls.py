@@ -23,7 +23,7 @@ CALL_EMAILS = 25
 
 @pytest.fixture
 def double(tmp_path: Path, host: Host) -> Iterator[Double]:
-    """A SendGrid for this test only, which receives the host's emails."""
+    """A SendGrid double for this test, which receives the host's emails."""
     made = Double(tmp_path / "double", "--latency-ms", "4000")
     host.recipient = made
     yield made

@@ -43,7 +43,7 @@ def sample(address: str, name: str) -> float | None:
 
 
 def enqueue_mixed(host: Host, name: str) -> set[UUID]:
-    """Enqueue emails that are accepted, deferred first, or refused."""
+    """Enqueue emails that the provider accepts, defers at first, or refuses."""
     kinds = ("customer", "greylisted", "refused")
     return host.enqueue(emails(90, name=name, to=lambda number: f"{kinds[number % 3]}-{name}-{number}@example.org"))
 

@@ -129,7 +129,7 @@ def test_emails_with_templates_wait_for_their_provider_and_others_use_the_second
 
 
 def test_a_missing_answer_causes_no_second_request_at_any_provider(host: Host, double: Double) -> None:
-    # It accepts the email and closes the connection without an answer.
+    # The server accepts the email, and closes the connection without an answer.
     sink = host.sink()
     host.recipient = SeveralRecipients(double, sink)
     double.behave(act="close")

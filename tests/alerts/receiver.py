@@ -33,17 +33,17 @@ class Posted:
 
     @property
     def json(self) -> Any:
-        """The decoded body."""
+        """The body, decoded from JSON."""
         return orjson.loads(self.body)
 
     @property
     def data(self) -> Any:
-        """The body's `data`."""
+        """The field `data` of the body."""
         return self.json["data"]
 
     @property
     def is_signed(self) -> bool:
-        """Whether it has a recent signature as https://www.standardwebhooks.com defines."""
+        """Whether the request has a valid and recent signature by https://www.standardwebhooks.com."""
         key = base64.b64decode(SECRET.removeprefix("whsec_"))
         stamp = self.headers["webhook-timestamp"]
         signed = b".".join([self.headers["webhook-id"].encode(), stamp.encode(), self.body])

@@ -1,4 +1,4 @@
-"""Which addresses count as public, in any notation."""
+"""Which IP addresses count as public, in any notation."""
 
 from __future__ import annotations
 

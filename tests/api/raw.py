@@ -1,4 +1,4 @@
-"""Raw sockets to an API, for requests that an HTTP client cannot send."""
+"""Sends requests over raw sockets that an HTTP client cannot send."""
 
 from __future__ import annotations
 

@@ -82,8 +82,8 @@ class Api:
         """Sends a request, and returns its response.
 
         Args:
-            body: Sent as JSON.
-            raw: Sent unchanged.
+            body: The request body, to be encoded as JSON.
+            raw: The request body as bytes.
             key: The Idempotency-Key.
             token: The API key.
         """
@@ -158,7 +158,8 @@ async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS)
 
 
 def make_key(connection: psycopg.Connection, **columns: Any) -> str:
-    """Inserts an API key and returns it. By default it belongs to `shop`, and may read, and send from any address."""
+    """Inserts an API key and returns it. By default the key belongs to `shop`, may read, and may send from any
+    address."""
     key = Secret.new()
     values = {
         "key_id": key.key_id,

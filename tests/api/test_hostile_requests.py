@@ -280,7 +280,7 @@ async def request_without_reading(api: Api, count: int) -> int:
     """Sends up to `count` requests for a large response, reads nothing, and resets the connection. Returns the number
     of sent requests."""
     with socket.socket() as client:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that the responses fill it
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # small, so that responses fill the buffer
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.connect(("127.0.0.1", api.port))
         for number in range(count):
@@ -296,9 +296,7 @@ def test_unread_responses_are_not_logged_as_errors(settings: Settings) -> None:
     async def abuse() -> None:
         async with running(settings) as api:
             most = await request_without_reading(api, 1000)
-            await request_without_reading(
-                api, most - 8
-            )  # leaves one response being written, and others queued behind it
+            await request_without_reading(api, most - 8)  # the API is writing one response, and has more queued
             assert (await api.get("/healthz")).status == 200
 
     with capture_logs() as events:

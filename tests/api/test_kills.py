@@ -1,4 +1,4 @@
-"""The API is killed under load: every acknowledged email is sent once, and no email is sent that no client posted."""
+"""If the API is killed under load, every acknowledged email is sent once, and only posted emails are sent."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def operator(servers: Servers) -> Operator:
-    """A client of the management API."""
+    """An administrator with a client of the management API."""
     return Operator(servers.management_url)
 
 

@@ -64,7 +64,7 @@ class Rabbit:
         raw.close()
 
     async def take(self, queue: str) -> Taken | None:
-        """The queue's next message, acked; None if the queue is empty."""
+        """Take and ack the queue's next message; None if the queue is empty."""
         channel = await self._connection.open_channel()
         taken: asyncio.Future[Taken | None] = asyncio.get_running_loop().create_future()
 
@@ -98,12 +98,12 @@ class Rabbit:
         await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
 
     async def bind_queue(self, queue: str, exchange: str) -> None:
-        """Bind a queue with its own name."""
+        """Bind a queue to an exchange, with the queue's name as routing key."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_bind, queue=queue, exchange=exchange, routing_key=queue)
 
     async def unbind_queue(self, queue: str, exchange: str) -> None:
-        """Unbind a queue from its own name."""
+        """Remove the binding that `bind_queue` makes."""
         channel = await self._connection.open_channel()
         await channel.call(channel.raw.queue_unbind, queue=queue, exchange=exchange, routing_key=queue)
 

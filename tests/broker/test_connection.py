@@ -263,7 +263,7 @@ def test_it_works_under_uvloop(amqp_url: str) -> None:
 
 
 def table(kind: bytes, value: bytes) -> bytes:
-    """An AMQP table with one entry, called k."""
+    """An AMQP table with one entry, whose name is k."""
     entry = b"\x01k" + kind + value
     return struct.pack(">I", len(entry)) + entry
 

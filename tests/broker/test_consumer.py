@@ -61,7 +61,7 @@ MakeWorker = Callable[..., Worker]
 
 @pytest.fixture
 async def make_worker(amqp_url: str, topology: Topology) -> AsyncIterator[MakeWorker]:
-    """Consumers of the test's send queue, stopped afterwards."""
+    """Starts consumers of the test's send queue, and stops them after the test."""
     async with AsyncExitStack() as stack:
 
         def make(url: str = amqp_url, **options: Any) -> Worker:

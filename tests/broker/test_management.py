@@ -49,7 +49,7 @@ class Answer(BaseHTTPRequestHandler):
         self.wfile.write(self.server.bindings if self.path.endswith("/bindings") else self.server.body)
 
     def log_message(self, *_: Any) -> None:
-        """Never answers."""
+        """Logs nothing."""
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ busy machine."""
 
 @pytest.fixture
 async def make_publisher(amqp_url: str, topology: Topology) -> AsyncIterator[MakePublisher]:
-    """Publishers to the test's exchange, closed afterwards."""
+    """Creates publishers to the test's exchange, and closes them after the test."""
     async with AsyncExitStack() as stack:
 
         def make(url: str = amqp_url, **options: Any) -> Publisher:

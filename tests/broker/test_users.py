@@ -76,7 +76,7 @@ class Account:
 
 @pytest.fixture
 def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> Iterator[dict[str, Account]]:
-    """One user per role, deleted afterwards."""
+    """Creates one RabbitMQ user per role, and deletes the users after the test."""
     made = {user.role: Account(servers, operator, topology_names, user.role) for user in users_of(topology_names)}
     yield made
     for account in made.values():
@@ -85,7 +85,7 @@ def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Expect RabbitMQ to refuse this user."""
+    """Asserts that RabbitMQ refuses the user what the block does."""
     with pytest.raises(ChannelClosed) as fault:
         yield
     assert fault.value.code == ACCESS_REFUSED

@@ -70,7 +70,7 @@ def dead_emails(tables: Books, servers: Servers, topology: Topology) -> DeadEmai
 
 
 class Errands:
-    """RabbitMQ for tests without an event loop: each call opens a connection."""
+    """The methods of `Rabbit` for tests without an event loop. Each call opens a connection."""
 
     def __init__(self, amqp_url: str) -> None:
         self._amqp_url = amqp_url

@@ -75,7 +75,7 @@ def test_table_marks_each_finding_with_its_state(settled: CommandLine, servers: 
     assert ended.code == 0
     marks = {line.split()[0]: line for line in ended.stdout.splitlines()}
     assert marks.keys() == {"✓", "!", "→"}
-    assert "run directory" in marks["!"]  # it is in /tmp or in memory
+    assert "run directory" in marks["!"]  # the run directory is in /tmp or in memory
 
 
 def test_without_settings_each_missing_one_is_a_finding(bare: CommandLine) -> None:

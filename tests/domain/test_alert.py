@@ -1,4 +1,4 @@
-"""When a notice about an alert is sent first, repeated, and resolved."""
+"""When the notices about an alert are sent: the first one, reminders, and the resolution."""
 
 from __future__ import annotations
 

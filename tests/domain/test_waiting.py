@@ -1,4 +1,4 @@
-"""Why an email waits: the first unmet condition, as a code and a sentence."""
+"""Why an email waits: the first condition that is not met, as a code and a sentence."""
 
 from __future__ import annotations
 

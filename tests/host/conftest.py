@@ -1,4 +1,4 @@
-"""The event loop for tests of host/."""
+"""Selects the event loop for the tests of `dispatcher/host`."""
 
 from __future__ import annotations
 

@@ -583,7 +583,7 @@ class TestInvalidLedgerFiles:
             read(tmp_path / "x.ledger")
 
     def test_a_file_that_fails_while_it_is_read(self, tmp_path: Path) -> None:
-        (tmp_path / "x.ledger").symlink_to("/sys/class/net/lo/speed")  # it has a size, but reading it fails
+        (tmp_path / "x.ledger").symlink_to("/sys/class/net/lo/speed")  # this file has a size, but reading it fails
 
         with pytest.raises(LedgerUnreadable, match="cannot be read: Invalid argument"):
             read(tmp_path / "x.ledger")

@@ -1,4 +1,4 @@
-"""Tasks that run until the process stops."""
+"""`raise_on_stray_cancel` makes a stray cancellation an error; a deliberate cancellation ends the task."""
 
 from __future__ import annotations
 

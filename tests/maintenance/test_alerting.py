@@ -29,7 +29,7 @@ STORE_SECONDS = 3.0
 
 @contextmanager
 def tables(database_url: str) -> Iterator[psycopg.Connection]:
-    """Reads or writes the tables directly."""
+    """Opens a connection to the tables during the block."""
     with psycopg.connect(database_url, autocommit=True) as connection:
         yield connection
 

@@ -24,7 +24,7 @@ BARE = b'{"name": "new.dlq"}'
 
 
 def answering(*bodies: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
-    """A management API that sends these responses, one per connection."""
+    """The server function of a fake management API, which sends these responses, one per connection."""
     left = list(bodies)
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -55,7 +55,7 @@ class Monitor:
         return None if b"has not answered yet" in body else names
 
     async def metrics(self) -> dict[str, float]:
-        """All samples of /metrics."""
+        """All samples of /metrics, by name."""
         status, body = await self.get("/metrics")
         assert status == 200
         return parsed(body.decode())

@@ -25,13 +25,13 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
 
 @pytest.fixture
 async def dlq(servers: Servers, topology: Topology) -> AsyncIterator[DeadLetterQueue]:
-    """This test's DLQ, on an operator's connection."""
+    """The test's DLQ, through an operator's connection."""
     async with await open_connection(servers.amqp_url, name="operator") as connection:
         yield DeadLetterQueue(connection, topology.dlq)
 
 
 @pytest.fixture
 async def dead_emails(servers: Servers, topology: Topology, books: Books) -> AsyncIterator[DeadEmails]:
-    """Failed and held emails with their dead letters."""
+    """Creates failed and held emails with their dead letters."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield DeadEmails(books, Rabbit(connection), topology)

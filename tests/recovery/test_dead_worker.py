@@ -333,7 +333,7 @@ async def test_a_refused_result_of_one_ledger_does_not_stop_the_settlement_of_th
     await settlement.run_once()
 
     assert books.status(fine.email_id) == "sent"
-    # Recorded without the provider's text, because the outcome matters more.
+    # The relay records the outcome without the provider's text, which PostgreSQL refuses.
     assert (books.status(refused.email_id), books.row(refused.email_id)["last_error"]) == ("failed", None)
     assert left_over(run_dir) == []
 
@@ -610,7 +610,7 @@ async def test_a_ledger_of_another_database_is_kept_reported_and_not_settled(
     assert left_over(run_dir) == before
     assert books.status(theirs.email_id) == "sending"
     assert settlement.workers_here == frozenset()
-    assert capsys.readouterr().out.count("ledger.foreign") == 2  # once per ledger
+    assert capsys.readouterr().out.count("ledger.foreign") == 2  # one event for each of the two ledgers
 
 
 async def recover_all(tables_url: str, books: Books) -> None:

@@ -161,7 +161,7 @@ async def test_released_emails_can_no_longer_be_sent(
 
     await look()
 
-    # The worker wakes, writes its slot, and checks its lease.
+    # The test now does what the woken worker does: it writes its slot, and checks its lease.
     on_the_wire(ledger, each)
     assert ledger.voided_at >= asked_at
     # Leases that the worker takes or renews from now on are valid.

@@ -83,7 +83,7 @@ async def start() -> AsyncIterator[Start]:
 
 
 def free_process_slot() -> ProcessSlot:
-    """A relay's row in a new process table."""
+    """A free slot for a relay in a new process table."""
     return ProcessTable(["relay"]).take_slot("relay", 0)
 
 
@@ -99,7 +99,7 @@ def leader(books: Books) -> int | None:
 
 
 async def next_round(books: Books) -> None:
-    """Waits until the relay has read everything that is committed by now."""
+    """Waits until the relay has read all rows that were committed before the call."""
     statement = "select query_start from pg_stat_activity where datname = current_database() and application_name = %s"
 
     (now,) = books.select("select pg_catalog.clock_timestamp() as instant")

@@ -1,4 +1,4 @@
-"""How often the relay queries for dead letters, with a real outbox and without RabbitMQ."""
+"""How often the relay queries for due dead letters. The outbox is real; RabbitMQ is not used."""
 
 from __future__ import annotations
 

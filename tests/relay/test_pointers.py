@@ -1,4 +1,4 @@
-"""What the relay remembers of published emails, with a real outbox and without RabbitMQ."""
+"""What the relay remembers about published emails. The outbox is real; RabbitMQ is not used."""
 
 from __future__ import annotations
 

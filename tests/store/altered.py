@@ -22,7 +22,7 @@ class Mutant:
 
     @property
     def texts(self) -> tuple[bytes, bytes]:
-        """The original and the mutated statement."""
+        """The text of the original statement, and of the mutant."""
         text = query(self.name).decode()
         assert text.count(self.passage) == 1, f"{self.name} has {text.count(self.passage)} times: {self.passage}"
         return text.encode(), text.replace(self.passage, self.replacement).encode()

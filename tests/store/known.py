@@ -24,7 +24,7 @@ class Known:
             different one.
         due_since: The step at which it became due to be published; None if it is not due. `dead_letter_since` is the
             same for its dead letter.
-        leases: All leases that it ever had, each with its worker. Most of these leases are lost.
+        leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: Its attempts: number, outcome and worker.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
@@ -52,7 +52,7 @@ class Known:
 
     @property
     def is_dead(self) -> bool:
-        """Whether only an operator or evidence can change it."""
+        """Whether only an operator or evidence can change the email."""
         return self.status in MORTUARY
 
     def is_under(self, lease: Lease) -> bool:
@@ -66,7 +66,7 @@ class Known:
         self.attempts += 1
 
     def close(self, status: Status, step: int) -> None:
-        """The email gets a status without a lease."""
+        """The email gets this status, and loses its lease."""
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None

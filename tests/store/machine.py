@@ -92,7 +92,7 @@ WRITES: Final = (
 
 @dataclass(frozen=True)
 class Loss:
-    """What happens between a worker's lease and its next statement, mostly the loss of the lease.
+    """What happens between a worker's lease and the worker's next statement. In most cases the worker loses the lease.
 
     Attributes:
         number: The index of the email, 0 or 1.
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
     def begin(self, policy: OnUncertain | None) -> None:
         self.two = [self._enqueued(policy), self._enqueued(None)]
 
-    # Bring an email into a state.
+    # Methods that bring an email into a state.
 
     def _enqueued(self, policy: OnUncertain | None) -> Known:
         email_id = self.books.enqueue_one(on_uncertain=policy)

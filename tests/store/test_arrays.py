@@ -30,7 +30,7 @@ def connection(tables_url: str) -> Iterator[psycopg.Connection[Any]]:
 
 
 def round_trip(connection: psycopg.Connection[Any], items: list[Any], kind: str) -> Any:
-    """The list after a round trip through PostgreSQL."""
+    """Sends a list to PostgreSQL; returns the list that PostgreSQL sends back."""
     (row,) = connection.execute(f"select %s::{kind}", [items]).fetchall()
     return row[0]
 

@@ -263,7 +263,7 @@ async def test_a_frozen_server_is_store_unavailable_as_soon_as_a_probe_fails(tab
         opened.probe_seconds = 0.2
         server.freeze_node()
 
-        async with asyncio.timeout(10):  # without the probe, it would wait for `answer_seconds`
+        async with asyncio.timeout(10):  # without the probe, the session would wait for `answer_seconds`
             with pytest.raises(StoreUnavailable), translated():
                 await opened.execute("select 1")
 

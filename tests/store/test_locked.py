@@ -36,7 +36,7 @@ def lock_holder(tables_url: str, *, locks: str, email_id: UUID) -> Iterator[None
 
 
 async def lease(store: LeaseStore, books: Books, email_ids: list[UUID]) -> tuple[set[UUID], set[UUID]]:
-    """The leased emails, and the locked ones."""
+    """Leases all emails that are not locked; returns the leased emails, and the locked emails."""
     keys = books.keys(email_ids)
     outcome = await store.locked.execute_unlocked(keys, lambda free: store.lease({i: keys[i] for i in free}, 60))
     return {each.email_id for leases in outcome.answers for each in leases}, outcome.locked

@@ -112,7 +112,7 @@ async def test_worker_statements_planned_for_small_tables_scan_no_large_ones(
 async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     """Executes the statements that a relay repeats; returns the number of marked emails.
 
-    Leaves out the search for lost messages every ten seconds, which reads all pending emails.
+    The search for lost messages is left out: it reads all pending emails, but only every ten seconds.
     """
     await outbox.find_publish_due(BATCH)
     left = await outbox.mark_published(due)

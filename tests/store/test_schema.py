@@ -132,7 +132,7 @@ def test_functions_find_our_tables_with_any_search_path(tables_url: str) -> None
             "and array_to_string(coalesce(proconfig, '{}'), ' ') !~ 'search_path=dispatcher, pg_temp'"
         ).fetchall()
 
-    assert loose == [("dead_emails",)]  # used only by the previous release
+    assert loose == [("dead_emails",)]  # only the previous release uses this function
 
 
 def test_tables_of_the_previous_release_are_reported_with_the_setting_to_use(

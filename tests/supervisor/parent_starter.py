@@ -30,7 +30,7 @@ class ParentStarter:
         """Start a parent with these fake roles (see `fake_roles`), optionally on a host that cannot fork at first.
 
         Args:
-            by: A program that executes its arguments, and starts the parent.
+            by: A command that gets the parent's command line as arguments, and executes it.
         """
         argv = [*by, sys.executable, "-m", "tests.supervisor.fake_roles", str(self._folder), str(drain_seconds), *roles]
         env = {"PATH": os.defpath, FAILING_FORKS: str(failing_forks), HANG_SECONDS: str(hang_seconds)}
@@ -51,7 +51,7 @@ class ParentStarter:
         return [(name, word) for name, _pid, word in self._lines()]
 
     def words(self, prefix: str) -> list[str]:
-        """All words in the diary with this prefix, in order."""
+        """All words in the diary that have this prefix, in order."""
         return [word for _name, _pid, word in self._lines() if word.startswith(prefix)]
 
     def _lines(self) -> list[list[str]]:

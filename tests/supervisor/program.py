@@ -64,7 +64,7 @@ def processes() -> list[Entry]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs. A zombie does not."""
+    """Whether the process runs. A zombie does not count."""
     return any(entry.pid == pid and entry.state not in "ZX" for entry in processes())
 
 
@@ -167,7 +167,7 @@ class Program:
         os.kill(self.pid, number)
 
     def send_to(self, pid: int, number: signal.Signals) -> None:
-        """Send a signal to a process that it started."""
+        """Send a signal to a descendant."""
         os.kill(pid, number)
 
     def freeze_all(self, *, seconds: float) -> None:
@@ -176,7 +176,7 @@ class Program:
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in members:
                 os.kill(pid, number)
-            # This tests the passing of time itself.
+            # A fixed wait is right here, because the test is about the passing of time.
             time.sleep(seconds if number is signal.SIGSTOP else 0)
 
     def send_all(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""The parent with fake roles instead of workers: real forks, real signals."""
+"""The parent with fake roles instead of workers, but with real forks and signals."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_a_hundred_restarts_leak_neither_descriptors_nor_zombies(starter: Parent
 
     parent.await_events("process.exited", 110, role="eager")
 
-    assert descriptors(parent.pid) <= before  # a process that was starting at that moment may be counted
+    assert descriptors(parent.pid) <= before  # `before` may include a process that was starting
     assert len(set(starter.words("descriptors="))) == 1
     # At most the child that has just exited, and that the parent is about to reap.
     eventually(lambda: not [entry for entry in processes() if entry.parent == parent.pid and entry.state == "Z"])

@@ -1,7 +1,7 @@
 """Runs a worker's stages with fakes and virtual time, without servers and without real waits.
 
-PostgreSQL is a dictionary with the guarantees of the worker's statements. RabbitMQ is a list of acked and rejected
-messages. The ledger, the routes and the stages are the real ones.
+A dictionary with the guarantees of the worker's statements replaces PostgreSQL. Lists of acked and rejected messages
+replace RabbitMQ. The ledger, the routes and the stages are real.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FakeLocked(LockedRows):
 
 
 class FakeStore(LeaseStore):
-    """The worker's statements, executed on a dictionary.
+    """Executes the worker's statements on a dictionary.
 
     Attributes:
         lose: By statement name: the next statements whose reply is lost. True if the statement commits before that.

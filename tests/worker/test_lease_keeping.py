@@ -230,7 +230,7 @@ async def test_nothing_is_sent_under_a_lease_that_may_have_expired(bench: Bench,
     await bench.start(DATABASE_URL=postgres.url, LEASE_SECONDS="3")
     (email_id,) = await bench.enqueue()
     await until(lambda: bench.provider.waiting)
-    postgres.freeze()  # no more renewals
+    postgres.freeze()  # from here on, the worker cannot renew leases
     await until(lambda: expired(bench.books))
     bench.provider.let_go()
     await until(lambda: refused)
@@ -285,7 +285,7 @@ async def test_a_worker_that_was_disconnected_undoes_the_recovery_of_emails_that
         postgres.thaw()
         await until(lambda: bench.books.statuses() == {"pending": 3, "sent": 1, "failed": 1, "held": 1})
 
-    assert counts["lease_lost",] == 3  # all but the accepted email, which was recorded as evidence
+    assert counts["lease_lost",] == 3  # all emails except the accepted one, which was recorded as evidence
     ids = [unbegun, waiting, accepted, deferred, rejected, silent]
     assert [bench.books.status(i) for i in ids] == ["pending", "pending", "sent", "pending", "failed", "held"]
     rows = [bench.books.row(email_id) for email_id in ids]

@@ -1,6 +1,6 @@
 """If PostgreSQL or RabbitMQ fails at the worst moment, no email is lost, sent twice, or held needlessly.
 
-To hit a certain moment, a test locks a row so that PostgreSQL waits in the middle of a statement.
+To make a failure happen at a given moment, a test locks a row. PostgreSQL then waits in the middle of a statement.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TestPostgresqlFailsBetweenAcceptanceAndRecord:
             await until(lambda: bench.books.waiting_for_a_lock(worker.name))
             postgres.freeze()
             postgres.cut()
-        await bench.settled({"sent": 4})  # by the statement whose reply was lost
+        await bench.settled({"sent": 4})  # PostgreSQL completes the statement whose reply was lost
         postgres.thaw()
 
         await until(lambda: worker.in_flight == 0)

@@ -26,7 +26,7 @@ ANOTHER = "customer-61@example.com"
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter and the double."""
+    """The sendgrid adapter and a SendGrid double."""
     async with sendgrid_place(tmp_path, Behaviour()) as opened:
         yield opened
 

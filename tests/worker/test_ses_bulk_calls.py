@@ -24,7 +24,7 @@ SENT: tuple[type, Reason | None] = (Accepted, None)
 
 @pytest.fixture
 async def place(tmp_path: Path) -> AsyncIterator[SesPlace]:
-    """The ses adapter and the double."""
+    """The ses adapter and an SES double."""
     async with ses_place(tmp_path) as opened:
         yield opened
 
@@ -93,7 +93,7 @@ async def test_each_entrys_status_is_the_outcome_of_its_email(place: SesPlace) -
     }  # fmt: skip
     assert [kind(each) for each in sends] == [expected.get(number, SENT) for number in range(20)]
     assert place.times() == {str(each.email.email_id): 1 for n, each in enumerate(sends) if n not in words}
-    # Each kind of evidence about SES is reported once.
+    # The breaker counts two throttled entries of one call once.
     assert [n for n, each in enumerate(sends) if each.attempt.is_already_counted] == [15]
 
 

@@ -1,4 +1,4 @@
-"""ARCHITECTURE.md lists the files on the path of a SendGrid email in the order in which it passes them."""
+"""ARCHITECTURE.md lists the files on the path of a SendGrid email in the order in which the email passes them."""
 
 from __future__ import annotations
 
