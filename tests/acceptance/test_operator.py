@@ -169,7 +169,7 @@ def test_an_operators_day(host: Host, sizes: tuple[int, int, int, int], rate: in
     host.rabbit.publish(host.topology.queue, dead_letter.body, exchange=host.topology.exchange)
     (by_hand,) = announced_in([dead_letter])
     eventually(lambda: host.recipient.delivered()[by_hand] == 1, "the delivery of the moved email")
-    eventually(lambda: host.rows()[by_hand].status == "sent", "its status sent")
+    eventually(lambda: host.rows()[by_hand].status == "sent", "the status sent in its row")
     differing = day("dlq", "reconcile", "--json")
     assert (differing.code, differing.json["stale"]) == (3, [str(by_hand)])
     assert day("dlq", "reconcile", "--fix", *WHY).code == 0
