@@ -41,7 +41,7 @@ def command() -> None:
 
 
 @command.command("test", short_help="Send a test alert through every channel.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the result of every channel.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the result for every channel.")
 def test(as_json: bool) -> int:
     """Send a test alert through every configured channel, and show each result.
 
@@ -50,7 +50,7 @@ def test(as_json: bool) -> int:
       dispatcher alerts test
       dispatcher alerts test --json | jq '.channels[] | select(.ok | not)'
 
-    Tries each channel once, all at the same time. Needs neither PostgreSQL nor RabbitMQ.
+    The command tries all channels at the same time, each channel once. It needs neither PostgreSQL nor RabbitMQ.
 
     Exit codes: 0 all channels accepted the alert, 1 none did, 3 some did, 78 no channel is configured.
     """
@@ -85,7 +85,7 @@ async def _try_all(settings: Settings) -> list[dict[str, Any]]:
 
 
 async def _try(channel: Channel, notice: Notice) -> dict[str, Any]:
-    """The result of one channel, as `--json` shows it."""
+    """Sends the notice through one channel; returns the result in the form that `--json` prints."""
     from dispatcher.alerts.contract import NotDelivered
 
     try:

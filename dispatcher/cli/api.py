@@ -31,10 +31,11 @@ def command(address: str | None, *, share_port: bool) -> int:
            -d '{"from": "me@example.com", "to": "you@example.org", "subject": "Hello", "text": "It works."}'
       dispatcher api --address 127.0.0.1:8025 --share-port   # once per CPU core
 
-    The API commits an email to PostgreSQL before it accepts the request, and publishes it to RabbitMQ at once.
+    The API responds after the email is committed to PostgreSQL. It then publishes the email's message to RabbitMQ
+    itself, without waiting for the relay.
 
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an earlier `dispatcher init`, an API key (`dispatcher keys
-    create`), and the Python extra `email-dispatcher[api]`. For development, DISPATCHER_API_ALLOW_ANONYMOUS=on allows
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL, an API key (`dispatcher keys create`), and the Python extra
+    `email-dispatcher[api]`. Run `dispatcher init` first. For development, DISPATCHER_API_ALLOW_ANONYMOUS=on allows
     requests without a key on the loopback interface, until the first key is created.
 
     The process speaks plain HTTP: put a proxy with TLS in front of it. On SIGTERM or Ctrl-C it finishes the requests in
@@ -42,8 +43,8 @@ def command(address: str | None, *, share_port: bool) -> int:
 
     Pages: /docs, /openapi.json, /healthz.
 
-    Exit codes: 0 stopped, 1 the address cannot be opened or the extra is missing, 78 settings or tables are not valid,
-    or there is no key.
+    Exit codes: 0 stopped, 1 the API cannot listen at the address, or the extra is missing, 78 settings or tables are
+    invalid, or there is no key.
     """
     with log_startup_errors():
         return _serve(address, share_port=share_port)

@@ -34,16 +34,16 @@ if TYPE_CHECKING:
 OLDEST_POSTGRESQL: Final = 14
 OLDEST_PYTHON: Final = (3, 11)
 SPARE_CONNECTIONS: Final = 10
-"""PostgreSQL connections for the relay, the monitor, other commands, and those reserved for superusers."""
+"""PostgreSQL connections for the relay, the monitor and commands, plus those that are reserved for superusers."""
 CLEANED_FOLDERS: Final = ("/tmp", "/var/tmp", "/run/user")  # noqa: S108 - doctor warns of them
-"""Folders where the system deletes old files, or the files of users who logged out."""
+"""Folders in which the system deletes old files, or the files of users who have logged out."""
 SPARE_DESCRIPTORS: Final = 64
 """File descriptors for logs, pipes, PostgreSQL and RabbitMQ."""
 _START: Final = "Start it, or correct {variable}. `dispatcher dev up` starts a private one."
 
 _SYNCHRONOUS: Final = (
-    "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses recent commits, and "
-    "the emails whose results were in them are held."
+    "Set synchronous_standby_names on the primary. The promotion of an asynchronous standby loses recent commits. "
+    "Emails whose results were in lost commits become held."
 )
 
 
@@ -81,7 +81,7 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
     """A finding with the state `FAILED`.
 
     Args:
-        remedy: Used if the error has no remedy of its own.
+        remedy: The remedy if the error has none.
     """
     words = " ".join(error.mistakes) if isinstance(error, ConfigurationError) else error.message
     return Finding(subject, CheckState.FAILED, words, error.remedy or remedy)
@@ -90,27 +90,27 @@ def failed(subject: str, error: DispatcherError, remedy: str | None = None) -> F
 def passed_if(
     condition: bool, subject: str, words: str, remedy: str, otherwise: CheckState = CheckState.FAILED
 ) -> Finding:
-    """A finding with the state `OK` if the condition is true; otherwise with the state and remedy given."""
+    """A finding with the state `OK` if `condition` is true, else with the state `otherwise` and with `remedy`."""
     return passed(subject, words) if condition else Finding(subject, otherwise, words, remedy)
 
 
 def check_env_file(file: EnvFile) -> Finding:
-    """Warns if every user of this machine may read an env file with secrets."""
+    """Warns if the env file has secrets and every user of this machine may read it."""
     secrets = file.secrets
     is_open = bool(secrets and file.path.stat().st_mode & stat.S_IROTH)
-    words = f"every user of this machine may read {file.path}, which holds secrets ({', '.join(secrets)})"
+    words = f"every user of this machine may read {file.path}, which contains secrets ({', '.join(secrets)})"
     remedy = f"Run: chmod o= {file.path}. The user of `dispatcher run` must still be able to read the file."
     return Finding("env file", CheckState.WARNING, words, remedy) if is_open else passed("env file", f"{file.path}")
 
 
 def check_process(settings: Settings) -> Iterator[Finding]:
-    """Checks the version of Python and the limit of open files."""
+    """Checks Python's version and the open-file limit."""
     from dispatcher.providers.registry import max_connections
 
     oldest = ".".join(map(str, OLDEST_PYTHON))
     is_new = sys.version_info >= OLDEST_PYTHON
     yield passed_if(is_new, "Python", platform.python_version(), f"Install Python {oldest} or newer.")
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their own to the hard limit
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)  # `run` and `api` raise their soft limit to the hard limit
     needed = sum(max_connections(name, settings) for name in settings.providers) + SPARE_DESCRIPTORS
     is_enough = limit == resource.RLIM_INFINITY or limit >= needed
     words = f"the limit per process is {limit}; a worker may need {needed}"
@@ -149,13 +149,13 @@ def volatility(folder: Path, mounts: str) -> str | None:
     """Why the ledgers in a folder may be deleted before the relay has settled them; None if they are safe.
 
     Args:
-        folder: Without symbolic links.
+        folder: A path without symbolic links.
         mounts: The text of /proc/mounts.
     """
     for cleaned in CLEANED_FOLDERS:
         if folder.is_relative_to(cleaned):
             return f"the system deletes old files in {cleaned}"
-    # A line has device, mount point, type, and more. The innermost mount point counts; of two equal ones, the last.
+    # A line has device, mount point, type, and more. The innermost mount point counts; of equal mount points, the last.
     entries = [line.split()[1:3] for line in mounts.splitlines() if len(line.split()) > 2]
     enclosing = [(len(mount_point), kind) for mount_point, kind in entries if folder.is_relative_to(mount_point)]
     _, kind = max(reversed(enclosing), key=lambda each: each[0], default=(0, ""))
@@ -182,7 +182,7 @@ def check_postgresql(settings: Settings) -> Iterator[Finding]:
             yield passed_if(is_new, "PostgreSQL", words, f"Upgrade it to {OLDEST_POSTGRESQL} or newer.")
             words = f"fsync is {server.fsync}, synchronous_commit is {server.synchronous_commit}"
             is_durable = server.fsync == "on" and server.synchronous_commit != "off"
-            yield passed_if(is_durable, "PostgreSQL durability", words, "Turn both on: else a crash loses emails.")
+            yield passed_if(is_durable, "PostgreSQL durability", words, "Turn both on: otherwise a crash loses emails.")
             if server.standby_count:
                 is_synchronous = server.has_synchronous_standby
                 waits = "commits wait for a standby" if is_synchronous else "commits do not wait for a standby"
@@ -200,10 +200,10 @@ def _check_sessions(settings: Settings) -> Iterator[Finding]:
 
     try:
         asyncio.run(verify_sessions(settings.database_url, name="dispatcher doctor"))
-        yield passed("PostgreSQL sessions", "a connection keeps its session, which locks and notifications need")
+        yield passed("PostgreSQL sessions", "each connection keeps its session, as locks and notifications require")
     except ConfigurationError as error:
         yield failed("PostgreSQL sessions", error)
-        return  # `time_commit` sets session settings, which a shared session would give to other clients
+        return  # `time_commit` changes session settings, and a shared session would pass them on to other clients
     try:
         seconds = asyncio.run(time_commit(settings.database_url, name="dispatcher doctor"))
         yield passed("PostgreSQL commits", f"connected and committed a small write in {seconds:.2f} s")
@@ -231,12 +231,12 @@ def _check_tables(settings: Settings, connection: Session) -> Iterator[Finding]:
         return
     words = f"schema {settings.database_schema}, migration {all_migrations()[-1].number:04} (up to date)"
     if others:
-        words += f"; there are also dispatcher tables in the schema {', '.join(others)}, whose emails no process sends"
-    remedy = "Drop the other tables when you no longer need them."
+        words += f"; there are also dispatcher tables in the schema {', '.join(others)}: no process sends their emails"
+    remedy = "Drop those tables when you no longer need them."
     yield passed_if(not others, "tables", words, remedy, CheckState.WARNING)
     filled = find_filled_defaults(connection)
     words = f"there are rows in {', '.join(filled)}" if filled else "the default partitions are empty"
-    remedy = "Run `dispatcher init`, which moves this week's rows to their partition."
+    remedy = "Run `dispatcher init`, which moves this week's rows to this week's partition."
     yield passed_if(not filled, "partitions", words, remedy, CheckState.WARNING)
     yield from _check_ledgers(settings, asyncio.run(_database_id(settings)))
     yield from _check_pending(settings, connection)
@@ -251,26 +251,26 @@ async def _database_id(settings: Settings) -> UUID:
 
 
 def _check_ledgers(settings: Settings, database_id: UUID) -> Iterator[Finding]:
-    """Warns of the in-flight ledgers in the run directory that the relay does not settle."""
+    """Warns of each in-flight ledger in the run directory that the relay cannot settle."""
     subject = "in-flight ledgers"
     faults = 0
     for path in sorted(settings.run_dir.glob(f"*{SUFFIX}")):
-        remedy = "Decide that worker's emails (`dispatcher held list`), then move the file to another folder."
+        remedy = "Resolve that worker's emails (`dispatcher held list`), then move the file to a different folder."
         try:
             found = living_ledger(path)
             if found is None or found.database_id in (None, database_id):
                 continue
             words = f"{path.name} belongs to another database ({found.database_id}), so it is not settled or deleted"
             remedy = (
-                "Start `dispatcher run` once with the DISPATCHER_DATABASE_URL of that database. If that database does "
-                "not exist any more, move the file to another folder."
+                "Start `dispatcher run` once with the DISPATCHER_DATABASE_URL of that database. If that database no "
+                "longer exists, move the file to a different folder."
             )
         except DispatcherError as error:
             words = f"{path.name} is not settled: {error.message}"
         faults += 1
         yield Finding(subject, CheckState.WARNING, words, remedy)
     if not faults:
-        yield passed(subject, "this host's relay settles all of them")
+        yield passed(subject, "this host's relay settles all ledgers in the run directory")
 
 
 def _check_pending(settings: Settings, connection: Session) -> Iterator[Finding]:
@@ -355,19 +355,19 @@ def _check_consumer_timeout(settings: Settings, management: Management) -> Findi
 
     found = consumer_timeout_in(management.queue(settings.queue) or {})
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
-    # A message waits for a send slot, for its attempt, and, while PostgreSQL is unreachable, for its result's commit.
+    # A message waits for a send slot, for its attempt, and, if PostgreSQL is unreachable, for the commit of the result.
     held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds
     source = "RabbitMQ's default; rabbitmq.conf may change it" if found is None else "set on the queue"
-    words = f"{seconds:g} s ({source}); a worker may hold a message unacked for {held:g} s"
+    words = f"{seconds:g} s ({source}); a worker may keep a message unacked for {held:g} s"
     remedy = (
         "Raise consumer_timeout, or lower DISPATCHER_SEND_TIMEOUT_SECONDS, DISPATCHER_LEASE_SECONDS or "
-        "DISPATCHER_DRAIN_SECONDS. Else RabbitMQ closes the worker's channel and redelivers its messages."
+        "DISPATCHER_DRAIN_SECONDS. Otherwise RabbitMQ closes the worker's channel and redelivers the worker's messages."
     )
     return passed_if(held < seconds, "RabbitMQ consumer timeout", words, remedy, CheckState.WARNING)
 
 
 def check_capabilities(settings: Settings) -> Iterator[Finding]:
-    """Reports the kinds of emails that no configured provider can send."""
+    """Reports which kinds of emails no configured provider can send."""
     from dispatcher.providers.capabilities import capabilities_of, unsupported_by_all
 
     if settings.providers:

@@ -1,4 +1,4 @@
-"""`dispatcher config`: shows every setting, the source of its value, and its mistakes."""
+"""`dispatcher config`: shows every setting with its value and source, and reports invalid settings."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ShownSetting:
 
 @click.command("config")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: settings, mistakes, unknown variables.")
-@click.option("--example", is_flag=True, help="Print a template of an env file, which explains every setting.")
+@click.option("--example", is_flag=True, help="Print a template for an env file, with an explanation of every setting.")
 def command(as_json: bool, example: bool) -> int:
     """Show every setting: variable, value, source, default. Secrets are masked, and so are passwords in URLs.
 
@@ -50,12 +50,14 @@ def command(as_json: bool, example: bool) -> int:
       DISPATCHER_WORKERS=4 dispatcher config --json | jq '.settings[] | select(.source != "default")'
       dispatcher config --example > dispatcher.env
 
-    Settings are environment variables, or lines of an env file (--env-file or DISPATCHER_ENV_FILE), which override the
-    environment. To read a secret from a file, append _FILE to its variable and give the file's path.
+    Settings are environment variables, or lines of an env file (--env-file or DISPATCHER_ENV_FILE). The env file
+    overrides the environment. To read a secret from a file, append _FILE to its variable, and set that variable to the
+    file's path.
 
-    Reports every mistake that would stop `dispatcher run`. Opens no connection; `dispatcher doctor` does.
+    The command reports every mistake that would stop `dispatcher run`. It opens no connection: for checks of the
+    servers, use `dispatcher doctor`.
 
-    Exit codes: 0 `dispatcher run` accepts these settings, 78 there are mistakes.
+    Exit codes: 0 `dispatcher run` accepts these settings, 78 settings are missing or invalid.
     """
     if example:
         print_data(environment_file().rstrip())
@@ -77,7 +79,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text. A value that is not the default is shown as it was written, so that a mistake is visible."""
+    """The value as text. A value that is not the default is shown as the operator wrote it: a typo is then visible."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:
@@ -90,7 +92,7 @@ def _value(declared: Setting, origin: Origin) -> str | None:
 
 
 def _written(value: object) -> str:
-    """A value in the form that the environment uses."""
+    """The value as text that an environment variable could contain."""
     if isinstance(value, bool):
         return "on" if value else "off"
     if isinstance(value, tuple):

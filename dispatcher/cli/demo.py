@@ -32,7 +32,7 @@ _COLUMNS: Final = 96
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("var/demo"),
     show_default="var/demo in the current folder",
-    help="Folder for mail, ledger and logs. The next demo in the same folder replaces them.",
+    help="Folder for emails, the SMTP server's record of deliveries, and logs. The next demo replaces these files.",
 )
 @json_option("Print one line of JSON instead of the table.")
 def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -> int:
@@ -48,14 +48,14 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     The demo
       1. starts PostgreSQL, RabbitMQ, a local SMTP server that records every delivery, and `dispatcher run`;
       2. enqueues varied emails, some of them twice, some to recipients that do not exist;
-      3. publishes a message to the queue that is not a pointer to an email;
+      3. publishes a poison message to the queue: a message that points to no email;
       4. kills a worker with SIGKILL when half of the emails are finished;
       5. compares the database with the SMTP server's records.
 
     No email leaves this machine, and no process keeps running. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is
     set, the demo uses that server: it creates its own database and queues there, and deletes them at the end.
 
-    Exit codes: 0 no email is lost or duplicated, 1 the counts do not match, or the demo could not run.
+    Exit codes: 0 no email was lost or duplicated, 1 the counts do not match, or the demo could not run.
     """
     from dispatcher.dev.demo_run import DemoOptions, run_demo
 
@@ -90,7 +90,7 @@ class _ProgressDisplay:
         say(text)
 
     def show(self, progress: DemoProgress) -> None:
-        """Updates the progress bar, or prints a line if the last one is a second old."""
+        """Updates the progress bar, or prints a line if the last line is at least a second old."""
         if self._bar is not None:
             self._bar.update(progress.finished - self._bar.pos, progress)
         elif progress.seconds - self._seconds >= _LINE_SECONDS:
@@ -99,7 +99,7 @@ class _ProgressDisplay:
 
 
 def _describe(progress: DemoProgress | None) -> str:
-    """The counts of the statuses that occur, such as "12 sent, 3 pending"."""
+    """The number of emails with each status, such as "12 sent, 3 pending"."""
     counts = progress.counts if progress else {}
     return ", ".join(f"{counts[status]} {status}" for status in reversed(Status) if counts.get(status))
 
@@ -116,7 +116,7 @@ def book_table(report: Report) -> Table:
         "dispatcher": [
             ("sent", report.sent, ""),
             ("failed", report.failed, "the server refused the recipient (550)"),
-            ("held", report.held, "on the wire when a worker was killed" if report.held else ""),
+            ("held", report.held, "being transmitted when a worker was killed" if report.held else ""),
             ("pending", report.pending, ""),
             ("retried", report.retried, "the server deferred each once (451)"),
             ("dead letters", report.dlq, dead),
@@ -137,7 +137,7 @@ def book_table(report: Report) -> Table:
 
 
 def explain(report: Report) -> str:
-    """Paragraphs that explain the counts and name the files to read."""
+    """Paragraphs that explain the counts and list the files to read."""
     paragraphs = []
     if kill := report.killed:
         waited = (
@@ -147,13 +147,14 @@ def explain(report: Report) -> str:
         )
         paragraphs.append(
             f"Worker {kill.worker} was killed with SIGKILL after {counted(kill.finished, 'email')}. Its in-flight "
-            f"ledger lists the emails that it was processing. Not sent yet, so returned at once: {kill.released}. "
-            f"Answered, so recorded: {kill.recorded}. On the wire: {kill.uncertain}. {waited}"
+            f"ledger lists the emails that it was processing. Not sent yet, so released immediately: {kill.released}. "
+            f"Answered, so recorded: {kill.recorded}. Being transmitted: {kill.uncertain}. {waited}"
         )
     if kill and report.held:
         paragraphs.append(
-            "Held: the email was on the wire and got no answer, so the dispatcher cannot know whether it was accepted. "
-            "It neither sends the email again nor counts it as sent; an operator decides. The SMTP server's ledger "
+            "Held: the email was being transmitted and got no answer. The dispatcher cannot know whether the server "
+            "accepted the email. So it neither sends the email again nor counts it as sent; an operator confirms or "
+            "releases the email. The SMTP server's record of deliveries "
             f"shows that {report.held_delivered} of {report.held} had arrived."
         )
     paragraphs.append(
@@ -167,7 +168,7 @@ def explain(report: Report) -> str:
     files = [
         "Files:",
         f"  {report.folder}/smtp/mail          one .eml file per delivery",
-        f"  {report.folder}/smtp/ledger.jsonl  the SMTP server's ledger",
+        f"  {report.folder}/smtp/ledger.jsonl  the SMTP server's record of deliveries",
         f"  {report.folder}/log/run.log        every attempt, and the recovery of the killed worker's emails",
     ]
     return "\n".join([*(fill(paragraph, _COLUMNS) + "\n" for paragraph in paragraphs), *verdict, *files])

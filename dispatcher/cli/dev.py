@@ -38,9 +38,9 @@ def command() -> None:
       dispatcher dev status
       dispatcher dev down
 
-    The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL or DISPATCHER_AMQP_URL is set, that
-    server is used and none is started. Binaries that are not installed are downloaded once into DISPATCHER_CACHE_DIR
-    (~/.cache/email-dispatcher).
+    The servers listen on the loopback interface only. If DISPATCHER_DATABASE_URL is set, the command uses that
+    PostgreSQL instead of starting its own, and likewise RabbitMQ with DISPATCHER_AMQP_URL. Server programs that are not
+    installed are downloaded once into DISPATCHER_CACHE_DIR (~/.cache/email-dispatcher).
     """
 
 
@@ -54,9 +54,10 @@ def up(folder: Path, as_json: bool) -> int:
     Example:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
-    The settings are complete. The provider is `capture`, which writes emails to the folder `mail` and delivers nothing,
-    unless DISPATCHER_PROVIDERS is set. `dispatcher api` needs no key (DISPATCHER_API_ALLOW_ANONYMOUS=on). If the
-    servers are already running, the command prints their settings again. Data is kept from one `up` to the next.
+    `dispatcher run` and `dispatcher api` need no other settings. Unless DISPATCHER_PROVIDERS is set, the provider is
+    `capture`, which writes emails to the folder `mail` and delivers nothing. `dispatcher api` needs no API key, because
+    DISPATCHER_API_ALLOW_ANONYMOUS is on. If the servers are already running, the command prints their settings again.
+    The servers keep their data when they are stopped and started again.
     """
     from dispatcher.dev import servers
 
@@ -74,10 +75,10 @@ def up(folder: Path, as_json: bool) -> int:
     return Exit.DONE
 
 
-@command.command("down", short_help="Stop the servers. Their data is kept.")
+@command.command("down", short_help="Stop the servers, and keep their data.")
 @_folder_option
 def down(folder: Path) -> int:
-    """Stop the servers. Their data is kept: to start from empty servers, delete the folder.
+    """Stop the servers, and keep their data. To start with empty servers next time, delete the folder.
 
     \b
     Example:
@@ -95,13 +96,13 @@ def down(folder: Path) -> int:
 @_folder_option
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def status(folder: Path, as_json: bool) -> int:
-    """Show which servers are running.
+    """Show which servers are running, their process ids, and the folder of their logs.
 
     \b
     Example:
       dispatcher dev status || eval "$(dispatcher dev up)"
 
-    Exit codes: 0 all servers are running, 1 a server is not.
+    Exit codes: 0 all servers are running, 1 at least one is not running.
     """
     from dispatcher.dev import servers
 
@@ -122,7 +123,7 @@ def status(folder: Path, as_json: bool) -> int:
 
 
 def _surroundings(folder: Path) -> dict[str, str]:
-    """The settings in addition to the servers' URLs. Values that the environment has are kept."""
+    """The settings besides the servers' URLs. A variable that the environment already sets keeps its value."""
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),

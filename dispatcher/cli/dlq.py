@@ -1,4 +1,4 @@
-"""`dispatcher dlq`: the commands for dead letters, that is for failed and held emails and poison messages."""
+"""`dispatcher dlq`: the commands for dead letters: failed emails, held emails, and poison messages."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def command() -> None:
       dispatcher dlq reconcile                          do the DLQ and the database agree?
 
     Failed and held emails stay in the database. Each has a dead letter on the DLQ, for which the monitor raises an
-    alert. None of these commands sends an email again whose status is `sent`.
+    alert. No command here resends an email with the status `sent`.
     """

@@ -23,10 +23,10 @@ _GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
 
 @click.command("list")
 @filter_options()
-@click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this instead of listing them.")
+@click.option("--by", type=click.Choice(_GROUPS), help="Count the emails by this field instead of listing them.")
 @click.option("--poison", is_flag=True, help="List the messages on the DLQ that have no email.")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Entries per page.")
-@click.option("--before", type=click.UUID, metavar="ID", help="Show the page that ends before this email's id.")
+@click.option("--before", type=click.UUID, metavar="ID", help="Show the next page: emails older than this one.")
 @json_option()
 def list_(selection: Selection, by: str | None, poison: bool, limit: int, before: UUID | None, as_json: bool) -> int:
     """List failed and held emails, newest first, or count them by cause.
@@ -43,7 +43,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
       --by:     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
       --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
-    Reads only the database. With --poison it reads the DLQ instead: it removes no message and keeps their order.
+    The command reads only the database. With --poison it reads the DLQ instead, and neither removes nor reorders
+    messages.
     """
     if poison:
         return _list_poison(limit, as_json=as_json)

@@ -21,23 +21,24 @@ _EXAMPLES_SHOWN: Final = 5
 
 
 @click.command("reconcile")
-@click.option("--fix", is_flag=True, help="Fix the differences; needs --reason.")
+@click.option("--fix", is_flag=True, help="Repair the differences; needs --reason.")
 @audit_options(is_required=False, actor="The operator's name for the audit log.  [default: the system's user@host]")
 @json_option("Print one line of JSON: every difference with its ids.")
 def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
-    """Compare the DLQ with the failed and held emails. With --fix, fix the differences.
+    """Compare the DLQ with the failed and held emails. With --fix, repair the differences.
 
     \b
     Examples:
       dispatcher dlq reconcile
       dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
-    The database is the truth. If a failed or held email has no dead letter, the relay publishes one again. The command
-    removes a dead letter if its email was sent, replayed or discarded, if it is the second one for the same failure, or
-    if its email does not exist (pruned, or lost in a restore). It reports poison messages and leaves them on the DLQ:
-    see `dlq list --poison`.
+    The database is the source of truth. Without --fix, the command only reports the differences. With --fix:
+    If a failed or held email has no dead letter, the relay publishes a new dead letter. The command removes a dead
+    letter if the email was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same failure,
+    or if the email does not exist (pruned, or missing in a restored backup). Poison messages are reported, and stay on
+    the DLQ: see `dlq list --poison`.
 
-    Exit codes: 0 the DLQ and the database agree, or were made to agree; 3 they differ.
+    Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
     """
     from dispatcher.ops.reconcile import reconcile as compare
 

@@ -36,8 +36,8 @@ _OUTCOME_TEXTS: Final = {
     "replayed": "can be sent again",
     "already_sent": "already sent",
     "under_way": "already pending or being sent",
-    "discarded": "discarded; `dispatcher dlq replay ID` can still send one again",
-    "may_have_arrived": "may have arrived: held, or an attempt got no answer; --held replays them, too",
+    "discarded": "discarded; `dispatcher dlq replay ID` can still send a discarded email again",
+    "may_have_arrived": "may have arrived: held, or an attempt got no answer; add --held to replay these, too",
     "content_pruned": "cannot be sent again: content was deleted",
     "unknown": "no such email",
 }
@@ -46,13 +46,14 @@ _OUTCOME_TEXTS: Final = {
 @click.command("replay")
 @click.argument("names", metavar="[ID|KEY...|p-…]", nargs=-1)
 @filter_options()
-@click.option("--all", "everything", is_flag=True, help="Select every failed email, without a filter.")
+@click.option("--all", "everything", is_flag=True, help="Select every failed email, and with --held every held email.")
 @click.option("--from-queue", is_flag=True, help="Select the emails whose dead letters are on the DLQ.")
 @click.option(
     "--held",
     "include_held",
     is_flag=True,
-    help="Include emails that may have arrived: held, or with an unanswered attempt.",
+    help="Also replay selected emails that may have arrived: held, or with an attempt that got no answer. Without this "
+    "option they are skipped, even with --status held.",
 )
 @click.option(
     "--rate",
@@ -60,19 +61,23 @@ _OUTCOME_TEXTS: Final = {
     metavar="N",
     help="Emails per second, at least 0.01; 0 for no limit.  [default: 50]",
 )
-@click.option("--force", is_flag=True, help="Keep this rate even if another replay has some of the same emails.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Keep this replay's own rate even if a running replay includes some of the same emails.",
+)
 @click.option("--reason", metavar="TEXT", help="The reason, for the audit log: a few words, without addresses.")
 @click.option(
     "--actor", metavar="NAME", help="The operator's name for the audit log.  [default: the system's user@host]"
 )
-@click.option("--dry-run", is_flag=True, help="Count the emails and name some of them; change nothing.")
+@click.option("--dry-run", is_flag=True, help="Only show the number of emails and the ids of a few; change nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 @click.option("--resume", type=int, metavar="REPLAY", help="Continue a replay that was stopped or interrupted.")
 @click.option(
     "--body",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="A file with the corrected message to publish instead of the poison message p-….",
+    help="A file with the corrected message, which is published in place of the poison message p-….",
 )
 @json_option("Print one line of JSON: the result, and each skipped email with its reason.")
 def replay(
@@ -101,17 +106,20 @@ def replay(
       dispatcher dlq replay --resume 7
       dispatcher dlq replay p-3fa9c1d2e0b4 --body repaired.json --reason "key was misspelt"
 
-    Select emails by ids or message keys, by a filter, by --from-queue, or with --all. The command shows how many emails
-    it selected and names some, then asks for confirmation. Without a terminal (in a script or a pipe) it changes
-    nothing unless --yes is given.
+    Select emails by ids or message keys, by a filter, by --from-queue, or with --all. The command first shows the
+    number of selected emails and the ids of a few, and asks for confirmation. Without a terminal (in a script or a
+    pipe) it changes nothing unless --yes is given.
 
-    Each email becomes pending and due in its own transaction, at the rate of --rate. Its attempts are counted from
-    zero, and its dead letter leaves the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing: --resume continues
-    the replay. If two replays select the same email, it is sent once. If a running replay has some of the same emails,
-    the command names it before the start, and both run at the slower rate. --force keeps this replay's rate.
+    Each email becomes pending and due in its own transaction, at the rate given by --rate. The email gets all its
+    attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
+    --resume continues the replay.
 
-    Exit codes: 0 all were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or --yes;
-    3 some were replayed: the others are counted by the reason why they were skipped, and --json names them.
+    If two replays select the same email, it is sent once. If a running replay includes some of the same emails, the
+    command prints that replay's number before it starts, and both replays together keep to the lower of the two rates.
+    With --force, this replay keeps its own rate.
+
+    Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
+    --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
     """
     from dispatcher.ops.acts import Act
     from dispatcher.ops.replaying import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
@@ -126,7 +134,7 @@ def replay(
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
-    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs none.)")
+    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (Not with --dry-run.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
     found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
@@ -159,9 +167,9 @@ class _Replayable(NamedTuple):
     """The emails that a replay selects.
 
     Attributes:
-        selection: By ids. Emails that fail after this selection are not replayed.
-        others: How many of the given ids are not failed or held.
-        met: Running replays that have some of the same emails.
+        selection: The emails by their ids. Emails that fail later are not included.
+        others: How many of the ids on the command line belong to emails that are not failed or held.
+        met: Running replays that include some of the same emails.
     """
 
     selection: Selection
@@ -218,7 +226,7 @@ def _say_meetings(met: list[OverlappingReplay], *, force: bool) -> None:
         say(
             "This replay keeps its own rate."
             if force
-            else "All these replays run at the slowest of their rates. To keep this replay's own rate, add --force."
+            else "All these replays together keep to the lowest of their rates. To keep your own rate, add --force."
         )
 
 
@@ -226,7 +234,8 @@ def _run(settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mappi
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
-        resumed_by: The options given with `--resume`; None values keep the replay's own. None for a new replay.
+        resumed_by: The options given with `--resume`; an option that is None keeps its earlier value. None for a new
+            replay.
     """
     try:
         ended, skipped = run_with_dlq("dlq", partial(_run_replay, replay_id, resumed_by), settings)
@@ -265,7 +274,7 @@ async def _run_replay(
 
 
 def _unknown(replay_id: int) -> DispatcherError:
-    return DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists them.")
+    return DispatcherError(f"There is no replay {replay_id}.", remedy="`dispatcher dlq replays` lists all replays.")
 
 
 def _report(ended: Ended) -> int:
@@ -314,18 +323,19 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 
 @click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Number of replays.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most replays to list.")
 @json_option()
 def replays(limit: int, as_json: bool) -> int:
-    """List replays, latest first: operator, reason, progress.
+    """List replays, newest first: state, progress, operator, reason.
 
     \b
     Examples:
       dispatcher dlq replays
       dispatcher dlq replays --json | jq '.replays[] | select(.state == "interrupted")'
 
-    The state `interrupted` means that the command ended before the replay did, for example because another transaction
-    had locked the remaining emails. `dispatcher dlq replay --resume REPLAY` continues it.
+    The state `interrupted` means that the replay is not done, but no process runs it: for example, its process was
+    killed, or another transaction had locked the remaining emails. `dispatcher dlq replay --resume REPLAY`
+    continues the replay.
     """
     from dispatcher.store.replays import list_replays
 
@@ -352,13 +362,13 @@ def replays(limit: int, as_json: bool) -> int:
 @click.argument("replay_id", metavar="REPLAY", type=int)
 @audit_options()
 def stop(replay_id: int, act: Act) -> int:
-    """Stop a running replay. Emails that it has replayed are still sent.
+    """Stop a running replay. Emails that it has already made pending are still sent.
 
     \b
     Example:
       dispatcher dlq stop 7 --reason "the provider throttles us"
 
-    `dispatcher dlq replay --resume REPLAY` continues it.
+    `dispatcher dlq replay --resume REPLAY` continues the replay.
     """
     from dispatcher.ops.replaying import stop as stop_replay
 
@@ -371,10 +381,10 @@ def stop(replay_id: int, act: Act) -> int:
 
 
 def _replay_json(found: Replay) -> dict[str, Any]:
-    """A replay as `--json` shows it; scripts rely on its form."""
+    """The JSON object that `--json` prints for a replay. Scripts rely on its form."""
     return {**asdict(found), "state": _state(found), "total": found.total, "replayed": found.replayed}
 
 
 def _state(found: Replay) -> str:
-    """The replay's state; `interrupted` if it is `running` and no command runs it."""
+    """The replay's state; `interrupted` if the database says `running`, but no process runs it."""
     return "interrupted" if found.state.value == "running" and not found.is_active else found.state.value

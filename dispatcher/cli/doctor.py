@@ -39,12 +39,15 @@ def command(*, for_api: bool, as_json: bool) -> int:
 
     \b
     Checks:
-      settings     mistakes, and who may read the env file
-      process      Python's version, the limit of open files, the run directory
-      PostgreSQL   version, durability, connections, tables, partitions, sessions, commits
-      RabbitMQ     exchange and queues; with a management API also bindings, policies,
-                   quorum and consumer timeout
-      providers    whether each accepts our credentials, and pending emails that would fail
+      settings     invalid settings, and who may read the env file
+      process      Python's version, the open-file limit, the run directory
+      PostgreSQL   version, fsync and synchronous_commit, number of connections, tables,
+                   partitions, whether a connection keeps its session (a pooler may not),
+                   whether a small write commits in time
+      RabbitMQ     exchange and queues; if the management API is configured, also bindings,
+                   policies, quorum and consumer timeout
+      providers    whether each provider accepts our credentials, and whether pending
+                   emails would fail
 
     Creates missing folders, and changes nothing else.
 

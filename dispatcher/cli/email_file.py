@@ -26,13 +26,13 @@ from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
-"""Most octets of lines in one batch. Emails with attachments make smaller batches, which bounds memory."""
+"""The most bytes of lines in one batch. It bounds memory: if emails have attachments, a batch has fewer emails."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
 """Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
-"""The number of refusals that are printed one by one. More are only counted; the JSON lists all of them."""
+"""The number of refusals that are printed one by one. Further refusals are only counted; the JSON lists all."""
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
-_AGAIN: Final = "The emails counted above are stored. Run the same command again: no email is accepted twice."
+_AGAIN: Final = "The emails counted above are stored. Run the same command again: it stores no email twice."
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class FileEntry(NamedTuple):
 
     Attributes:
         number: The line's number, from 1, blank lines included.
-        end: Octets of the file up to the end of the line.
-        octets: The line's length.
+        end: The number of bytes in the file up to the end of the line.
+        octets: The line's length in bytes.
         content: The email, or why the line is refused.
     """
 
@@ -71,10 +71,10 @@ class FileEntry(NamedTuple):
 
 
 def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
-    """Yields the lines of a file that are not blank.
+    """Yields one entry per line of the file, except for blank lines.
 
     Args:
-        allowed_headers: The same as for `Email`.
+        allowed_headers: See `Email`.
     """
     end = number = 0
     while text := file.readline(MAX_LINE_OCTETS):
@@ -84,7 +84,7 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
             while (rest := file.readline(MAX_LINE_OCTETS)) and not rest.endswith(b"\n"):
                 end += len(rest)
             end += len(rest)
-            yield FileEntry(number, end, 0, Refusal(number, "line", f"has more than {MAX_LINE_OCTETS} octets"))
+            yield FileEntry(number, end, 0, Refusal(number, "line", f"has more than {MAX_LINE_OCTETS} bytes"))
             continue
         bare = text.removeprefix(_BYTE_ORDER_MARK) if number == 1 else text
         if bare and not bare.isspace():
@@ -108,8 +108,8 @@ class Tally:
     """The results of a file's emails, counted.
 
     Attributes:
-        known: Emails that an earlier enqueue has stored.
-        refusals: Every refusal. The conflicts of a batch come after its other refusals.
+        known: The number of emails that an earlier enqueue has stored.
+        refusals: Every refusal. In each batch, invalid lines come first, then emails whose key belongs to another.
         conflicts: How many emails were refused because their key belongs to another email.
         fault: The error that stopped the run before the end of the file.
     """
@@ -136,7 +136,7 @@ class Tally:
 
 
 def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
-    """Enqueues a file's emails and prints the result. Idempotent: in a second run, all emails are already known.
+    """Enqueues the emails of a file and prints the result. Idempotent: in a second run, all emails are already known.
 
     Refuses emails that no configured provider can send.
 
@@ -152,7 +152,7 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
         except DispatcherError as error:
             tally.fault = error
         except KeyboardInterrupt:
-            # "At least", because the interrupted batch may have been committed.
+            # The text says "at least", because PostgreSQL may have committed the interrupted batch.
             say(f"Interrupted: at least {tally.accepted:,} accepted, {tally.known:,} already known. {_AGAIN}")
             raise
     tally.seconds = time.monotonic() - started_at
@@ -189,13 +189,16 @@ def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: T
         tally.known += answer.acceptance is Acceptance.KNOWN
         if answer.acceptance is Acceptance.CONFLICT:
             tally.conflicts += 1
-            reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has other content"
+            reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has different content"
             tally.refuse(Refusal(entry.number, "message_key", reason))
 
 
 @contextmanager
 def _progress(file: BinaryIO) -> Iterator[Callable[[int], None]]:
-    """A progress bar, if stderr is a terminal and the file has a size. Yields a function that takes the octets done."""
+    """A progress bar, if stderr is a terminal and the file has a size.
+
+    Yields a function that takes the number of bytes done so far.
+    """
     if not (sys.stderr.isatty() and stat.S_ISREG((status := os.fstat(file.fileno())).st_mode)):
         yield lambda _: None
         return

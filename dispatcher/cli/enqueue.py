@@ -57,11 +57,12 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--on-uncertain",
     type=click.Choice([policy.value for policy in OnUncertain]),
-    help="If the outcome of an attempt is unknown: hold the email, or resend it, which may duplicate it.  "
+    help="If the outcome of an attempt is unknown: `hold` the email for an operator, or `resend` it, which may "
+    "duplicate it.  "
     "[default: DISPATCHER_ON_UNCERTAIN]",
 )
 @click.option(
-    "--erase-after-sending", is_flag=True, help="Delete the content after the email is sent, such as a one-time code."
+    "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
@@ -83,18 +84,19 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
       {"message_key": "order-17-receipt", "from": "shop@example.com", "to": ["ann@example.org"],
        "subject": "Receipt", "text": "Thank you."}
 
-    Needs DISPATCHER_DATABASE_URL, and an earlier `dispatcher init`. It is safe to repeat: a second enqueue with the
-    same key and content reports "already known" and changes nothing. The same key with other content is refused.
+    Needs DISPATCHER_DATABASE_URL. Run `dispatcher init` first. The command is safe to repeat: a second enqueue with the
+    same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,
-    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. Invalid
-    lines are reported by number, and the other lines are enqueued. After an interruption, enqueue the same file again.
+    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. The
+    command reports each invalid line by its number, and enqueues the other lines. After an interruption, enqueue the
+    same file again.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, one with a
     template if only smtp is configured.
 
-    Exit codes: 0 every email is accepted or already known, 1 none is, 3 some were refused.
+    Exit codes: 0 every email was accepted or is already known, 1 none was or is, 3 some emails were refused.
     """
     if file is None:
         return _enqueue_one(_email(options), as_json=as_json)
@@ -111,7 +113,8 @@ def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
     """Enqueues one email and prints its id.
 
     Raises:
-        DispatcherError: no configured provider can send the email, or its key belongs to an email with other content.
+        DispatcherError: no configured provider can send the email, or its key belongs to an email with different
+            content.
     """
     from dispatcher.producers import enqueue
     from dispatcher.store.connections import connected
@@ -221,6 +224,6 @@ def _attachment(path: Path) -> Attachment:
 
 
 def _option_name(parameter: str) -> str:
-    """The option of a parameter, such as `--from` for `sender`."""
+    """The command-line option for a parameter, such as `--from` for `sender`."""
     option = next(each for each in command.params if each.name == {"attachments": "attach"}.get(parameter, parameter))
     return option.opts[0]

@@ -1,8 +1,8 @@
-"""The env file: a file of settings that the process reads at its start and again at SIGHUP.
+"""The env file: a file of settings that the process reads when it starts, and again at SIGHUP.
 
-A supervisor gives a process the environment that the supervisor was started with. If that environment came from a
-sourced file, an edit of the file has no effect until the supervisor restarts. So the process reads the file itself. The
-file's lines override the environment, which may still hold values of an earlier version of the file.
+A supervisor passes its own environment on to a process. If that environment came from a sourced file, an edit of the
+file has no effect until the supervisor restarts. So the process reads the file itself. The file's lines override the
+environment, which may still have values from an earlier version of the file.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 VARIABLE: Final = f"{PREFIX}ENV_FILE"
 MOST_OCTETS: Final = 1024 * 1024
 _SERVICES: Final = ("run", "api")
-"""Commands that log their start errors."""
+"""Commands that log the errors which stop them during startup."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_NAME: Final = re.compile("SECRET|PASSWORD|TOKEN|OTLP_HEADERS")
-"""Variables of other programs that are secrets, such as AWS_SECRET_ACCESS_KEY."""
+"""Matches the names of other programs' secrets, such as AWS_SECRET_ACCESS_KEY."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class EnvFile:
         self._overridden: dict[str, str | None] = {}
 
     def read(self) -> None:
-        """Copies the file's values into the environment, and removes the values of an earlier read.
+        """Copies the file's values into the environment, and removes values that an earlier call has copied.
 
         Raises:
-            ConfigurationError: The file cannot be read, or has mistakes; the environment is unchanged.
+            ConfigurationError: the file cannot be read, or has mistakes; the environment is unchanged.
         """
         self._apply(parse(self.path, _read(self.path)))
 
@@ -72,19 +72,19 @@ class EnvFile:
 
     def _apply(self, lines: Mapping[str, FileLine]) -> None:
         _set_environment(self._overridden)
-        # NAME in the file also replaces NAME_FILE of the environment, and the reverse: a setting may not have both.
+        # NAME in the file also overrides NAME_FILE in the environment, and vice versa: a setting may not have both.
         counterparts = {_counterpart_of(name) for name in lines} - lines.keys()
         self._overridden = {name: os.environ.get(name) for name in (*lines, *counterparts)}
         self._lines = lines
         _set_environment({name: line.value for name, line in lines.items()} | dict.fromkeys(counterparts))
 
     def sets(self, variable: str) -> bool:
-        """Whether a line of the file sets this variable, or names the file that holds its value."""
+        """Whether a line of the file sets this variable, or sets `…_FILE` to a file that contains the value."""
         return any(self._lines[name].value for name in (variable, f"{variable}_FILE") if name in self._lines)
 
     @property
     def overridden(self) -> list[str]:
-        """Variables whose value in the environment differed from the file's."""
+        """Variables whose value in the environment differed from the value in the file."""
         return sorted(
             name
             for name, line in self._lines.items()
@@ -112,7 +112,7 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
     """The variables that an env file's text sets. Nothing in a value is expanded.
 
     Raises:
-        ConfigurationError: With every mistake, each naming file, line and remedy, and no value.
+        ConfigurationError: lists every mistake with file, line and remedy, but without the value.
     """
     from io import StringIO
 
@@ -129,9 +129,9 @@ def parse(path: Path, text: str) -> dict[str, FileLine]:
         elif "\0" in value:
             fault = f"{name} has a NUL character. Remove it"
         elif name == VARIABLE:
-            fault = f"{name} cannot be set in the file that it names. Remove the line"
+            fault = f"{name} cannot be set in an env file. Remove the line"
         elif name in lines:
-            fault = f"{name} is already set in line {lines[name].number}. Remove one of the two"
+            fault = f"{name} is already set in line {lines[name].number}. Remove one of the two lines"
         else:
             lines[name] = FileLine(number, value)
             continue
@@ -150,7 +150,7 @@ def _line_number(original: Original) -> int:
 def _read(path: Path) -> str:
     octets = b""
     try:
-        # Without O_NONBLOCK, opening a FIFO without a writer would block a reload for ever.
+        # Without O_NONBLOCK, opening a FIFO that has no writer would block a reload for ever.
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if fault := _fault_of(path, os.fstat(file.fileno())):
                 raise ConfigurationError([f"The env file {path} {fault}."])
@@ -166,7 +166,7 @@ def _read(path: Path) -> str:
 
 def _fault_of(path: Path, found: os.stat_result) -> str | None:
     if not stat.S_ISREG(found.st_mode):
-        return "is not a regular file, so SIGHUP could not read it again. Name a file"
+        return "is not a regular file, so it could not be read again at SIGHUP. Use a regular file"
     if found.st_mode & stat.S_IWOTH:
         return f"is writable by every user of this machine. Run: chmod o-w {path}"
     if found.st_size > MOST_OCTETS:
@@ -208,7 +208,7 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            getproctitle()  # setproctitle locates its memory through the environment, so it runs before we change that
+            getproctitle()  # setproctitle finds its memory through the environment: call it before we change the latter
         with log_startup_errors() if is_service else nullcontext():
             file.read()
 

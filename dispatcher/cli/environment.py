@@ -1,4 +1,4 @@
-"""Loads a command's settings from the env file and the environment, and warns of variables that have no effect."""
+"""Loads a command's settings from the env file and the environment. Warns about variables that have no effect."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOOLS: Final = (f"{PREFIX}CACHE_DIR", VARIABLE)
 
 
 def load_settings(*needs: str) -> Settings:
-    """The settings of this process. Warns on stderr of variables that have no effect.
+    """The settings of this process. Prints a warning on stderr for each variable that has no effect.
 
     Args:
         needs: Fields of `Settings` that the command requires.
@@ -41,7 +41,7 @@ def read_settings(*needs: str) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`, and marks values from the env file: their source is `env-file`, mistakes name the line."""
+    """Like `config.examine`. Values from the env file have the source `env-file`, and their mistakes have the line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -56,24 +56,24 @@ def warnings(*, reads_own: bool = True) -> list[str]:
     found = unknown_warnings(os.environ, reads_own=reads_own)
     if file := current_env_file():
         found += [
-            f"warning: {name} has another value in the environment. The value in {file.path} is used."
+            f"warning: {name} has a different value in the environment. The value in {file.path} is used."
             for name in file.overridden
         ]
     return found
 
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
-    """Variables with our prefix that are not settings, each with the most similar setting, or None.
+    """Variables with our prefix that are not settings, each with the most similar setting; None if there is none.
 
     Args:
-        reads_own: Whether to check the names of providers' settings. If not, a name with a provider's prefix is known.
+        reads_own: Whether to check providers' settings, too. If not, all names with a provider's prefix are accepted.
     """
     unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(DEV_PREFIX)]
     if not reads_own:
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
-    # From cheap to slow: no provider, then the built-in providers, then those of installed packages.
+    # The cheapest check comes first: no provider, then the built-in providers, then providers of installed packages.
     providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
     for names in providers:
         if unknown:
@@ -100,7 +100,7 @@ def known_variables(providers: Iterable[str]) -> frozenset[str]:
 def _closest(name: str, known: Collection[str]) -> str | None:
     from difflib import get_close_matches
 
-    # Compared without the common prefix, which would make all names look similar.
+    # The names are compared without the prefix that they share: it would make all of them similar.
     bare = [variable.removeprefix(PREFIX) for variable in sorted(known) if variable.startswith(PREFIX)]
     found = get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
     return f"{PREFIX}{found[0]}" if found else None

@@ -16,9 +16,9 @@ class Exit(IntEnum):
     USAGE = 2
     """The arguments are invalid; click uses this number."""
     PARTLY = 3
-    """Part of the work was done; stderr names the part that was not."""
+    """Only part of the work was done; stderr reports the part that was not."""
     BAD_CONFIGURATION = 78
-    """EX_CONFIG of sysexits.h: a restart fails again until an operator corrects the settings or runs `init`."""
+    """EX_CONFIG in sysexits.h: a restart fails again until an operator corrects the settings or runs `init`."""
     INTERRUPTED = 130
     """Ctrl-C: 128 + SIGINT, as shells count."""
 

@@ -1,4 +1,4 @@
-"""The options that select failed and held emails."""
+"""The command-line options that select failed and held emails."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ProviderName(click.ParamType[str]):
 
 
 class NonBlankText(click.ParamType[str]):
-    """A text that is not blank. So an empty variable in a script cannot select every email."""
+    """A text that is not blank. Blank texts are errors: an empty variable in a script would select every email."""
 
     name = "text"
 
@@ -58,7 +58,7 @@ class NonBlankText(click.ParamType[str]):
         return str(value)
 
 
-# Choices, because a misspelt value would select nothing, which looks as if there were no faults.
+# Choices instead of free text: a misspelt value would select nothing, as if no email had failed.
 _OPTIONS: Final = {
     "status": click.option(
         "--status", type=click.Choice(["failed", "held"]), help="Only this status.  [default: both]"
@@ -67,7 +67,7 @@ _OPTIONS: Final = {
         "--error-type",
         type=click.Choice([reason.value for reason in Reason]),
         metavar="TYPE",
-        help="Only this error type, such as rejected_recipient. `dlq list --by error_type` counts them.",
+        help="Only this error type, such as rejected_recipient. `dlq list --by error_type` shows the types.",
     ),
     "provider": click.option(
         "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
@@ -77,7 +77,7 @@ _OPTIONS: Final = {
         "tenant_id",
         type=NonBlankText(),
         metavar="ID",
-        help="Only this tenant. With message keys: the tenant of the keys, which is `default` if this is not given.",
+        help="Only this tenant. A message key without --tenant belongs to the tenant `default`.",
     ),
     "text": click.option(
         "--text", type=NonBlankText(), metavar="TEXT", help="Only errors that contain this text; case does not matter."
@@ -96,15 +96,15 @@ _OPTIONS: Final = {
     ),
     "discarded": click.option("--discarded", is_flag=True, help="Only emails whose dead letter was discarded."),
 }
-"""By the parameter's name."""
+"""The options by the name of their parameter."""
 DEFAULT_TENANT: Final = "default"
 
 
 def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """The options of the filter. The command gets them as one parameter `selection`.
+    """A decorator that adds the filter options to a command, which gets their values as one parameter `selection`.
 
     Args:
-        fixed: Values for parameters that get no option.
+        fixed: Values for filter parameters that get no option.
     """
 
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -147,8 +147,8 @@ def require_names_or_filter(names: Sequence[str], selection: Selection, ways: st
     With names, `--tenant` is not a filter: it says which tenant the message keys belong to.
 
     Args:
-        ways: The ways to select emails, for the error.
-        is_chosen: Whether another option selects emails.
+        ways: The ways to select emails, for the error message.
+        is_chosen: Whether a different option, such as `--all`, selects emails.
 
     Raises:
         UsageError: both were given, or neither.
@@ -161,13 +161,15 @@ def require_names_or_filter(names: Sequence[str], selection: Selection, ways: st
 
 
 async def select_by_names(session: AsyncSession, selection: Selection, names: Sequence[str]) -> Selection:
-    """A selection of the named emails, discarded ones included; `selection` itself if there are no names.
+    """A selection of the emails with these ids and message keys; `selection` itself if `names` is empty.
+
+    Includes emails whose dead letter was discarded.
 
     Args:
         names: Ids and message keys.
 
     Raises:
-        DispatcherError: a name is neither an id nor the message key of an email.
+        DispatcherError: one of `names` is neither an id nor the message key of an email.
     """
     if not names:
         return selection

@@ -1,4 +1,4 @@
-"""`dispatcher held`: lists the emails whose outcome is unknown, and carries out an operator's decision about them."""
+"""`dispatcher held`: lists the emails whose outcome is unknown, and confirms or releases them for an operator."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ _VERDICT_TEXTS: Final = {
     "confirmed": "confirmed; the status is now sent.",
     "released": "released; the status is now pending, and the email will be sent again.",
     "already_sent": "not changed: already sent.",
-    "under_way": "not changed: not held any more, but pending or sending.",
+    "under_way": "not changed: no longer held, but pending or sending.",
     "failed": "not changed: failed, not held. `dispatcher dlq replay` sends it again.",
     "content_pruned": "not changed: the email cannot be sent again, because its content was deleted.",
     "unknown": "not found in this database.",
 }
 _MAX_LISTED: Final = 20
-"""Up to this number, each decision is reported by itself; more decisions are counted by result."""
+"""The most results that are printed one per line. If there are more, the output is a count for each kind of result."""
 _SUCCESSFUL: Final = {
     "confirm": frozenset({"confirmed", "already_sent"}),
     "release": frozenset({"released", "already_sent", "under_way"}),
 }
-"""The results that count as success, by decision: the email has the wanted status, now or before."""
+"""The results that count as success, by command. Some mean that the email already had the intended status."""
 _KEEPS_DEAD_LETTER: Final = frozenset({"unknown", "failed", "content_pruned"})
 """The results that leave the email's dead letter on the DLQ."""
 
 
 @click.group("held")
 def command() -> None:
-    """List emails whose outcome is unknown, and decide them: confirm (it arrived) or release (send again).
+    """List emails whose outcome is unknown, and resolve each: confirm (it arrived) or release (send it again).
 
     \b
     Examples:
@@ -57,8 +57,8 @@ def command() -> None:
       dispatcher held confirm ID --reason "SendGrid shows it as delivered"
       dispatcher held release ID --reason "the provider never received it"
 
-    A held email was transmitted and got no answer, so it may have arrived. The dispatcher never decides this by itself.
-    To find out, search at the provider for the email's id: SendGrid's custom argument `email_id`, SES's tag
+    A held email may have been transmitted, but no answer is known: it may have arrived. The dispatcher never guesses.
+    To find out, search for the email's id at the provider: SendGrid's custom argument `email_id`, SES's tag
     `email_id`, SMTP's Message-ID.
     """
 
@@ -66,7 +66,7 @@ def command() -> None:
 @command.command("list")
 @held_filter_options
 @click.option("--limit", type=click.IntRange(1, 10_000), default=50, show_default=True, help="Emails per page.")
-@click.option("--after", type=click.UUID, metavar="ID", help="Show the page that starts after this email's id.")
+@click.option("--after", type=click.UUID, metavar="ID", help="Show the next page: the emails after this one.")
 @json_option()
 def list_(selection: Selection, limit: int, after: UUID | None, as_json: bool) -> int:
     """List held emails, oldest first.
@@ -123,12 +123,13 @@ def confirm_(**options: Any) -> int:
       dispatcher held confirm order-17-receipt --tenant shop --reason "the customer has it"
       dispatcher held confirm --provider ses --older-than 1d --reason "SES shows all of them as delivered"
 
-    Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
-    it selected and names some, then asks for confirmation. The emails' dead letters are removed from the DLQ. It is
-    safe to repeat the command.
+    Give the ids or message keys of the emails, or select emails by a filter. With a filter, the command first shows the
+    number of selected emails and the ids of a few, and asks for confirmation. It also removes the emails' dead letters
+    from the DLQ. The command is safe to repeat.
 
-    Exit codes: 0 all are sent, now or before; 1 none is; 2 confirmation needs a terminal or --yes; 3 some are, or all
-    are but RabbitMQ was unreachable, so that their dead letters are still on the DLQ.
+    Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 none has; 2 confirmation
+    needs a terminal or --yes; 3 only some have, or all have but RabbitMQ was unreachable and dead letters remain on the
+    DLQ.
     """
     from dispatcher.ops.verdicts import confirm as decide
 
@@ -146,14 +147,15 @@ def release(**options: Any) -> int:
       dispatcher held release login-code-4711 --tenant shop --reason "the customer asks for it"
       dispatcher held release --text "lease expired" --newer-than 1h --reason "the host lost its network"
 
-    Name the emails by ids or message keys, or select them by a filter. With a filter, the command shows how many emails
-    it selected and names some, then asks for confirmation. The emails' dead letters are removed from the DLQ. It is
-    safe to repeat the command: emails that are pending, sending or sent are reported and not changed.
+    Give the ids or message keys of the emails, or select emails by a filter. With a filter, the command first shows the
+    number of selected emails and the ids of a few, and asks for confirmation. It also removes the emails' dead letters
+    from the DLQ. The command is safe to repeat: it reports pending, sending and sent emails, and does not change them.
 
-    All emails become due at once. To send them at a limited rate, use `dispatcher dlq replay --status held --held`.
+    All released emails become due immediately. To send them at a limited rate, use `dispatcher dlq replay --status held
+    --held` instead (--status selects held emails, --held permits the replay to send them).
 
-    Exit codes: 0 all are pending, sending or sent; 1 none is; 2 confirmation needs a terminal or --yes; 3 some are, or
-    all are but RabbitMQ was unreachable, so that their dead letters are still on the DLQ.
+    Exit codes: 0 all selected emails are pending, sending or sent; 1 none is; 2 confirmation needs a terminal or --yes;
+    3 only some are, or all are but RabbitMQ was unreachable and dead letters remain on the DLQ.
     """
     from dispatcher.ops.verdicts import release as decide
 
@@ -178,7 +180,7 @@ def _decide(
         return chosen.email_ids or tuple(await find_dead_ids(session, chosen))
 
     async def decide_all(session: AsyncSession) -> tuple[dict[UUID, Verdict], int, str | None]:
-        """The result for each email, how many dead letters left the DLQ, and the fault if they could not be removed."""
+        """The result for each email, the number of removed dead letters, and why dead letters were not removed."""
         verdicts = {email_id: await decide(session, email_id, act) for email_id in email_ids}
         if all(verdict.value in _KEEPS_DEAD_LETTER for verdict in verdicts.values()):
             return verdicts, 0, None

@@ -50,18 +50,18 @@ _NAMES: Final = {
 _EXPLAINED: Final = frozenset(
     {"attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_by", "locked_until"}
 )
-"""Columns that `_explained_fields` shows in another form."""
+"""Columns that `_explained_fields` shows in a different form."""
 
 
 _MAKE_MIME: Final = frozenset({"smtp", "capture"})
-"""Providers that send our Message-ID; the others create their own."""
+"""Providers that send our Message-ID. All other providers create their own."""
 
 
 def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) -> None:
     """Writes one email's history to stdout.
 
     Args:
-        messages: The email's messages on the DLQ; None if the DLQ was not read.
+        messages: The email's dead letters on the DLQ; None if the DLQ was not read.
     """
     fields_table({**_email(story.email), **_wait(story.waiting)}).show()
     _list("attempts", story.attempts)
@@ -75,7 +75,7 @@ def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) 
 
 
 def fields_table(record: Record) -> Table:
-    """A record, one field per line, without empty fields."""
+    """A table with one line per field of the record, without empty fields."""
     table = Table()
     for name, value in record.items():
         if value not in (None, [], {}):
@@ -94,7 +94,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
     if row["attempt_base"]:
         fields["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
     if row["was_uncertain"]:
-        fields["may have arrived"] = "yes: an attempt was sent and got no answer"
+        fields["may have arrived"] = "yes: the outcome of an attempt is unknown"
     if row["crash_count"]:
         fields["crashes"] = f"{counted(row['crash_count'], 'worker')} died while rendering this email"
     if row["status"] == Status.SENT and (refused := left_out(row["last_error"])):

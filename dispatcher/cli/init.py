@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("init")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: changes and faults, by server.")
+@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the changes and faults of each server.")
 def command(as_json: bool) -> int:
     """Create or update the tables and the queues. Run it at every deployment; it is safe to repeat.
 
@@ -27,8 +27,8 @@ def command(as_json: bool) -> int:
       dispatcher init
       dispatcher init --json
 
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, RabbitMQ is still prepared, and the
-    reverse. A queue that exists with other arguments is reported and not changed.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, the command still prepares
+    RabbitMQ, and vice versa. If a queue exists with different arguments, the command reports it and does not change it.
 
     Exit codes: 0 both servers are ready, 1 neither is, 3 one is.
     """

@@ -47,9 +47,13 @@ def command() -> None:
 
 
 @command.command("create")
-@click.option("--name", required=True, help="The application that uses the key; shown in the list.")
+@click.option("--name", required=True, help="The application that uses the key; `keys list` shows it.")
 @click.option(
-    "--tenant", "tenant_id", default="default", show_default=True, help="The tenant whose emails it sends and reads."
+    "--tenant",
+    "tenant_id",
+    default="default",
+    show_default=True,
+    help="The tenant whose emails the key sends and reads.",
 )
 @click.option(
     "--scope",
@@ -58,7 +62,7 @@ def command() -> None:
     multiple=True,
     default=("send", "read"),
     show_default=True,
-    help="What the key allows: send, read, operate (replay emails, decide held emails). Repeatable.",
+    help="What the key allows: send, read, operate (replay, confirm or release emails). Repeatable.",
 )
 @click.option(
     "--from-domain",
@@ -75,13 +79,14 @@ def command() -> None:
     "--per-second",
     type=click.FloatRange(0.1, 1_000_000),
     metavar="N",
-    help="Limit of requests per second and API process; each email of a batch counts as one request.  [default: none]",
+    help="Most requests per second in each API process; each email of a batch counts as one request.  "
+    "[default: no limit]",
 )
 @click.option(
     "--recipients-per-day",
     type=click.IntRange(1, 2_000_000_000),
     metavar="N",
-    help="Limit of recipients per UTC day, over all API processes.  [default: none]",
+    help="Most recipients per UTC day, in all API processes together.  [default: no limit]",
 )
 @json_option()
 def create(*, as_json: bool, **options: Any) -> int:
@@ -167,7 +172,7 @@ def _comparable(kind: str, text: str) -> str:
 @click.option("--all", "with_revoked", is_flag=True, help="Include revoked keys.")
 @json_option()
 def list_(*, with_revoked: bool, as_json: bool) -> int:
-    """List the keys by their ids. Secrets are never shown.
+    """List the keys: id, name, tenant, scopes, senders, limits. Secrets are never shown.
 
     \b
     Examples:
@@ -217,7 +222,7 @@ def _row(key: Any) -> list[str]:
 @command.command("revoke")
 @click.argument("key_id")
 def revoke(key_id: str) -> int:
-    """Revoke a key by the id that the list shows. Running API processes refuse the key within seconds.
+    """Revoke a key by its id, which `keys list` shows. Running API processes refuse the key within seconds.
 
     \b
     Example:
@@ -225,10 +230,11 @@ def revoke(key_id: str) -> int:
     """
     from dispatcher.store.api_keys import revoke_key
 
-    # Accepts a whole key, too. Only its id is used and printed.
+    # If the operator passes a whole key, only the key's id is used and printed.
     bare = key_id.removeprefix("ed_").partition("_")[0]
     with _connected() as connection:
         if not revoke_key(connection, bare):
-            raise DispatcherError(f"There is no active key {shown(bare)}.", remedy="`dispatcher keys list` shows them.")
+            remedy = "`dispatcher keys list` shows the active keys."
+            raise DispatcherError(f"There is no active key {shown(bare)}.", remedy=remedy)
     say(f"Revoked {shown(bare)}.")
     return Exit.DONE

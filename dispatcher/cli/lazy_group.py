@@ -1,4 +1,4 @@
-"""A command group that imports only the command that is called: imports are half of a command's run time."""
+"""A command group that imports only the command that is called: imports take half of a command's run time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
     Args:
-        parts: By the command's name, in the order of `--help`: `module:function` in this package, and a summary.
-        brief: Names of short commands. They run without garbage collection, because the exit frees their memory.
+        parts: `module:function` in this package and a summary for each command, by its name, in the order of `--help`.
+        brief: Names of short commands. They run without garbage collection: their memory is freed when they exit.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class LazyGroup(click.Group):
         return list(self.parts)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """Imports a command; None if there is none of this name."""
+        """Imports a command; None if no command has this name."""
         if cmd_name not in self.parts:
             return None
         if cmd_name in self._brief:
@@ -45,7 +45,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolves a command as click does; for an unknown name, the error suggests similar ones."""
+        """Resolves a command as click does; for an unknown name, the error suggests similar names."""
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:

@@ -34,7 +34,7 @@ COMMANDS: Final = {
     "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
     "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),
 }
-"""By the command's name, in the order of `--help`: `module:function`, and a summary."""
+"""`module:function` and a summary for each command, by its name, in the order of `--help`."""
 
 
 @click.group(
@@ -90,7 +90,7 @@ def _run(arguments: Sequence[str] | None) -> int | None:
 
 
 def _raised_in(error: BaseException) -> CodeType | None:
-    """The code of the innermost frame in the error's traceback."""
+    """The code object of the function that raised the error: of the innermost frame in its traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -98,7 +98,7 @@ def _raised_in(error: BaseException) -> CodeType | None:
 
 
 def program() -> int:
-    """The console script: runs `main`, and exits at once after a short command (see `LazyGroup`)."""
+    """The console script: runs `main`, and exits immediately after a short command (see `LazyGroup`)."""
     try:
         code = main()
     finally:

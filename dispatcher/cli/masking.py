@@ -1,4 +1,4 @@
-"""Masks secrets for display: hides passwords and tokens, keeps hosts, so that an operator sees where we connect."""
+"""Masks secrets for display: hides passwords and tokens, but shows hosts, because operators check where we connect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dispatcher.config.values import addresses
 
 MASK: Final = "***"
 
-# Up to the last @: people forget to escape @, / and # in passwords, and no part of a password may be shown.
+# The login extends to the last @: people forget to escape @, / and # in passwords, and no part of a password may be
+# shown.
 _URL: Final = re.compile(
     r"(?P<scheme>[a-z][a-z0-9+.-]*://)(?P<user>[^:@/?#]*)(?P<password>:.*)?@(?P<rest>[^@]*)", re.DOTALL
 )
@@ -28,15 +29,15 @@ def without_login(text: str) -> str:
 
 
 def without_path(text: str) -> str:
-    """A URL with everything masked except scheme and host: the path and query of many webhooks are secret."""
+    """A URL with everything masked except scheme and host: many webhooks have a secret path or query."""
     found = _HOST.match(text)
     return f"{found[0]}/{MASK}" if found else MASK
 
 
 def masked(text: str) -> str:
-    """A secret setting's value with passwords masked. A value that is not a URL or a libpq string is masked whole."""
+    """A secret setting's value with passwords masked. If it is not a URL or a libpq string, all of it is masked."""
     urls = addresses(text)
-    # Split only if every URL has a login: otherwise a part of a password could be taken for a URL.
+    # The list is split only if every URL has a login: otherwise part of a password could be mistaken for a URL.
     if len(urls) > 1 and all("@" in url for url in urls):
         return ",".join(map(masked, urls))
     if found := _URL.fullmatch(text):

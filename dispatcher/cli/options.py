@@ -23,7 +23,7 @@ def audit_options(
     reason: str = "The reason, for the audit log: a few words, without addresses.",
     actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """The options `--reason` and `--actor`. The command gets them as one parameter `act`.
+    """A decorator that adds `--reason` and `--actor` to a command, which gets their values as one parameter `act`.
 
     Args:
         is_required: Whether click refuses a command line without `--reason`. If not, `act` is None without a reason.
@@ -47,7 +47,7 @@ def audit_options(
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:
-    """The option `--json`. The command gets it as the parameter `as_json`.
+    """A decorator that adds `--json` to a command, which gets the parameter `as_json`.
 
     Args:
         about: The option's help.

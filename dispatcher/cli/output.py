@@ -12,7 +12,7 @@ from dispatcher.errors import DispatcherError
 
 
 def prepare_streams() -> None:
-    """Lets stdout and stderr take any text: in any locale, and also if the caller closed them."""
+    """Makes every text writable to stdout and stderr: in any locale, and even if the caller has closed them."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process's life
@@ -72,11 +72,11 @@ def counted(count: int, noun: str) -> str:
 
 
 def unwritten(error: OSError) -> DispatcherError:
-    """The error to raise when stdout cannot be written. Redirects stdout to /dev/null, so that nothing fails again."""
+    """The error to raise when stdout cannot be written. Redirects stdout to /dev/null: later writes do not fail."""
     _discard_stdout()
     return DispatcherError(f"stdout cannot be written: {error.strerror}.")
 
 
 def _discard_stdout() -> None:
-    """Redirects stdout to /dev/null: else the interpreter fails at exit when it flushes its buffer."""
+    """Redirects stdout to /dev/null. Otherwise the interpreter would fail at exit, when it flushes its buffer."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
 
 WAIT_SECONDS: Final = 10.0
-"""How long to wait for another prune to finish, which usually has nothing to do."""
+"""How long to wait for another prune to finish. Usually the other prune has little to delete, and ends soon."""
 
 
 @click.command("prune")
 @click.option("--dry-run", is_flag=True, help="Only list the partitions that would be dropped.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: partitions, counts by kind, failures.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one line of JSON: dropped partitions, counts by kind, failures."
+)
 def command(dry_run: bool, as_json: bool) -> int:
     """Delete old data: first the content of emails, then the emails, then their message keys and the audit log.
 
@@ -34,9 +36,9 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_EMAILS_DAYS=90 dispatcher prune --json
 
     \b
-    Settings, in days; 0 keeps for ever:
+    Settings, in days; 0 keeps the data for ever:
       DISPATCHER_RETAIN_CONTENT_DAYS   subject, bodies, addresses, attachments
-      DISPATCHER_RETAIN_EMAILS_DAYS    everything else about an email; replays
+      DISPATCHER_RETAIN_EMAILS_DAYS    all other data about an email, and the records of replays
       DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a deleted key may be used again
       DISPATCHER_RETAIN_AUDIT_DAYS     the audit log: which operator did what, when, why
@@ -44,14 +46,15 @@ def command(dry_run: bool, as_json: bool) -> int:
     Pending and in-flight emails are never pruned. An email is undecided if it is failed or held, and no operator has
     replayed, confirmed, released or discarded it.
 
-    Rows are deleted by whole weekly partitions, so up to seven days late. A partition with an email that must be kept
-    stays, and only the content of its other emails is deleted. The command also deletes the content of sent emails with
-    `erase_after_sending`.
+    Rows are deleted one weekly partition at a time, so a row may be deleted up to seven days late. A partition with an
+    email that must be kept is not dropped: only the content of its other emails is deleted. The command also deletes
+    the content of sent emails with `erase_after_sending`.
 
-    The monitor of every host prunes once an hour. Use this command on a host without a monitor, or with a PostgreSQL
-    role that owns the tables if the dispatcher's role does not. Needs DISPATCHER_DATABASE_URL.
+    The monitor of every host prunes once an hour. You need this command only if no monitor runs, or if the dispatcher's
+    PostgreSQL role does not own the tables: then run the command with the role that owns them. Needs
+    DISPATCHER_DATABASE_URL.
 
-    Exit codes: 0 all done; 1 nothing could be pruned; 3 a part failed and is reported, the others are done.
+    Exit codes: 0 all done; 1 nothing could be pruned; 3 some deletions failed and are reported, all others succeeded.
     """
     settings = load_settings("database_url")
     document = run_with_session("prune", partial(_find_prunable if dry_run else _prune, settings), settings)

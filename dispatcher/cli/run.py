@@ -32,11 +32,11 @@ _ONLY_AT_START: Final = (
     "drain_seconds",
     "hang_seconds",
 )
-"""Settings that a reload keeps: the parent uses them itself, or all its processes must have the same value."""
+"""Settings that a reload does not change: the parent uses them itself, or all its processes need the same value."""
 
 
 class StopRequested(BaseException):
-    """SIGTERM arrived before a process was started. A `BaseException`, so that no `except Exception` catches it."""
+    """SIGTERM arrived before a process was started. It derives from BaseException: no `except Exception` catches it."""
 
 
 @click.command("run")
@@ -56,21 +56,23 @@ def command(workers: int | None) -> int:
       dispatcher run --env-file /etc/email-dispatcher/dispatcher.env
       DISPATCHER_PROVIDERS=capture DISPATCHER_CAPTURE_DIR=mail dispatcher run
 
-    Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with the providers' own settings), and
-    an earlier `dispatcher init`. While PostgreSQL or RabbitMQ is unreachable, it waits. It replaces processes that exit
-    or hang.
+    Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with the providers' own settings). Run
+    `dispatcher init` first. While PostgreSQL or RabbitMQ is unreachable, the command waits. It replaces processes that
+    exit or hang.
 
     \b
-    Signals, sent to this process only:
-      SIGTERM, Ctrl-C   Drain: finish and record the emails on the wire, return the
-                        others, then exit. A second signal, at least one second
-                        later: exit at once. Emails on the wire are then held.
+    Signals (send them to this process, not to its children):
+      SIGTERM, Ctrl-C   Drain: finish and record the emails that are being transmitted,
+                        release the leases of all other emails, then exit.
+                        A second signal, at least one second later, makes all
+                        processes exit immediately. Emails that were being
+                        transmitted then become held.
       SIGHUP            Read the env file and the *_FILE secrets again, and replace
-                        every process, one after the other. A new worker starts
-                        before the old one drains.
+                        every process, one after the other. The new worker starts
+                        before the old worker drains.
       SIGTTIN, SIGTTOU  Add a worker, remove a worker.
 
-    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are not valid.
+    Exit codes: 0 drained, 1 processes had to be killed, 78 settings, tables or queues are invalid.
     """
     _block_reload_signals()
     with log_startup_errors():
@@ -83,9 +85,9 @@ def command(workers: int | None) -> int:
 
 
 def _block_reload_signals() -> None:
-    """Blocks SIGHUP, SIGTTIN and SIGTTOU during the start, when they would end the process. The parent unblocks them.
+    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them: before, they would end the process.
 
-    With a controlling terminal, they keep their default action: SIGHUP then means that the terminal was closed.
+    With a controlling terminal, these signals keep their default action: SIGHUP then means that the terminal closed.
     """
     from dispatcher.supervisor.terminal import has_terminal
 
@@ -141,12 +143,12 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
 
 def _with_metrics_dir(settings: Settings) -> Settings:
-    """The settings with `metrics_dir` set to the folder in use, which the start has put into the environment."""
+    """The settings with `metrics_dir` set to the folder in use, which startup has put into the environment."""
     return replace(settings, metrics_dir=settings.metrics_folder)
 
 
 def _roles(settings: Settings) -> list[Role]:
-    # Imported before the fork, so that all processes share the memory: otherwise each needs dozens of MB.
+    # Imported before the fork, so all processes share the memory of these modules: dozens of MB for each process.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.supervised import Role

@@ -1,4 +1,4 @@
-"""Connections to PostgreSQL and to the DLQ that last as long as one command."""
+"""Connections to PostgreSQL and to the DLQ. Each connection is open while one command runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ T = TypeVar("T")
 
 
 def run_with_session(name: str, work: Callable[[AsyncSession], Awaitable[T]], settings: Settings | None = None) -> T:
-    """Runs work that needs PostgreSQL and not RabbitMQ; returns its result.
+    """Calls `work` with a PostgreSQL session, and returns its result. RabbitMQ is not needed.
 
     Args:
         name: The command's name, which becomes part of the connection's name.
-        settings: Loaded now if not given.
+        settings: The settings; None to load them now.
     """
     loaded = settings or load_settings("database_url")
 
@@ -36,7 +36,7 @@ def run_with_session(name: str, work: Callable[[AsyncSession], Awaitable[T]], se
 def run_with_dlq(
     name: str, work: Callable[[AsyncSession, DeadLetterQueue], Awaitable[T]], settings: Settings | None = None
 ) -> T:
-    """Like `run_with_session`, for work that needs PostgreSQL and the DLQ."""
+    """Like `run_with_session`, but also passes the DLQ to `work`."""
     loaded = settings or load_settings("database_url", "amqp_url")
 
     async def run() -> T:

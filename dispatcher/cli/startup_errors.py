@@ -1,4 +1,4 @@
-"""Logs the errors that stop a service during its start."""
+"""Logs the errors that stop `dispatcher run` or `dispatcher api` during startup."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 
 @contextmanager
 def log_startup_errors() -> Iterator[None]:
-    """Logs a `DispatcherError` of the block, one line per mistake, and exits with the error's code.
+    """Logs a `DispatcherError` that the block raises, one line per mistake, and exits with the error's exit code.
 
     If stdout is a terminal, the error propagates instead, and the command line prints it.
     """

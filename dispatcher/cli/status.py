@@ -53,22 +53,26 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
       failed   it will not be sent: see `dispatcher dlq`
       held     it is unknown whether the provider accepted it: see `dispatcher held`
 
-    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. Without PostgreSQL the command fails. Without RabbitMQ,
-    `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that workers have
-    received and not acked.
+    Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
+    is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
+    workers have received but not acked.
 
-    If there are no workers, no `dispatcher run` is running. A provider is listed only while a worker cannot use it:
-    `paused` (it throttles us), `open` (all its requests fail), `half_open` (one email tests it).
+    `oldest_pending_seconds` is the age of the oldest pending email. `longest_due_seconds` is how long the email that
+    has been due longest has waited for the relay to publish it.
+
+    If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
+    it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
 
     A host has vanished if it has leases but no worker with a PostgreSQL session, or if its monitor has not reported for
-    DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. Within `settled_in_seconds` (null without leases),
-    another host holds or resends its emails, as DISPATCHER_ON_UNCERTAIN says.
+    DISPATCHER_ALERT_AFTER_SECONDS and did not shut down cleanly. `settled_in_seconds` is the time within which another
+    host marks the vanished host's emails `held`, or resends them (see DISPATCHER_ON_UNCERTAIN). It is null if the
+    vanished host has no leases.
 
-    `unready` names the processes of this host's `dispatcher run` that do not work, and why. The command asks the
-    monitor for it at DISPATCHER_METRICS_ADDRESS. It is null if all processes work, or if no monitor answers.
+    `unready` lists the processes of this host's `dispatcher run` that do not work, each with the reason. The text comes
+    from the monitor at DISPATCHER_METRICS_ADDRESS. `unready` is null if all processes work, or if no monitor answers.
 
-    Failed and held emails that no operator has decided lose their content after DISPATCHER_RETAIN_UNDECIDED_DAYS.
-    `expiring` counts the emails with less than a week left; it is null if they are kept for ever.
+    If no operator resolves a failed or held email, its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
+    `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.
 
     \b
     JSON:
@@ -164,7 +168,7 @@ def _repeat(settings: Settings, seconds: float, *, as_json: bool) -> None:
 
 
 def _redraw(settings: Settings, seconds: float) -> None:
-    """Draws an operator's page on the terminal, and redraws it in place. Earlier output scrolls up."""
+    """Draws the page of `--watch` on the terminal, and redraws it in place. Earlier output scrolls up."""
     from dispatcher.cli.status_page import page
 
     before: Snapshot | None = None

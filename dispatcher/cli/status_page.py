@@ -29,14 +29,14 @@ class Snapshot:
     """The state of emails, queues, workers and providers at about one instant.
 
     Attributes:
-        expiring: Undecided emails that will soon lose their content; None if they are kept for ever.
+        expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
-        silent_seconds: By host, for how long its monitor has not reported. Only hosts above the alert's limit.
+        silent_seconds: How long each host's monitor has not reported. Only hosts that have passed the alert's limit.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
-        recovery_seconds: At most this long after its expiry, a vanished host's lease is settled.
-        queues: Ready messages by queue, the DLQ last; None if RabbitMQ could not be read.
-        queues_fault: Why RabbitMQ could not be read; None if it was.
-        taken_at: Seconds of the steady clock, to compute rates from two snapshots.
+        recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
+        queues: The number of ready messages in each queue, the DLQ last; None if RabbitMQ could not be read.
+        queues_fault: Why RabbitMQ could not be read; None if there was no fault.
+        taken_at: The monotonic clock in seconds, to compute rates from two snapshots.
     """
 
     counts: Counts
@@ -53,7 +53,7 @@ class Snapshot:
 
     @property
     def vanished(self) -> list[tuple[VanishedHost, float | None]]:
-        """The vanished hosts, each with the seconds after which its leases are settled; None if it has none."""
+        """The vanished hosts, each with the seconds until its leases are recovered; None for a host without leases."""
         return [
             (host, None if end is None else max(0.0, end) + self.recovery_seconds)
             for host in find_vanished_hosts(self.workers, self.silent_seconds)
@@ -88,7 +88,7 @@ class Snapshot:
 
 
 def page(snapshot: Snapshot, before: Snapshot | None, width: int, *, coloured: bool) -> list[str]:
-    """The page of `--watch`: counts, rates since the snapshot before, workers, faults."""
+    """The page of `--watch`: counts, rates since the previous snapshot (`before`), workers, faults."""
     tables = [_table(snapshot), _speed(snapshot, before), _workers(snapshot)]
     fault = [in_style(snapshot.queues_fault, "red" if coloured else "")] if snapshot.queues_fault else []
     return [*side_by_side(tables, width, coloured=coloured), *_troubles(snapshot, coloured=coloured), *fault]
@@ -100,7 +100,7 @@ def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
 
 
 def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
-    """The faults of providers and processes, below the table, because a long reason would widen its columns."""
+    """The faults of providers and processes, one per line. In the table, a long reason would widen the columns."""
     lines = [
         (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles

@@ -1,4 +1,4 @@
-"""`dispatcher topology`: prints commands that give users of RabbitMQ and PostgreSQL the least privileges they need."""
+"""`dispatcher topology`: prints commands that give RabbitMQ users and PostgreSQL roles only the privileges they need."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command() -> None:
 
 
 @command.command("users", short_help="Print rabbitmqctl commands for least-privilege users.")
-@click.option("--prefix", default="dispatcher_", show_default=True, help="Prefix of the users' names.")
+@click.option("--prefix", default="dispatcher_", show_default=True, help="Prefix for the users' names.")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every user with its permissions.")
 def users(prefix: str, as_json: bool) -> int:
     """Print rabbitmqctl commands that create users with the least privileges they need.
@@ -40,9 +40,9 @@ def users(prefix: str, as_json: bool) -> int:
       dispatcher topology users --prefix shop_mail_
       dispatcher topology users --json | jq -r '.users[].role'
 
-    Takes the names of exchange and queues from DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ, and the
-    virtual host from DISPATCHER_AMQP_URL (/ if that is not set). Changes nothing. `rabbitmqctl add_user` asks for a
-    password.
+    The names of exchange and queues come from DISPATCHER_EXCHANGE, DISPATCHER_QUEUE and DISPATCHER_DLQ, the virtual
+    host from DISPATCHER_AMQP_URL (/ if that variable is not set). This command changes nothing. When you run its
+    output, `rabbitmqctl add_user` asks for each user's password.
     """
     from dispatcher.broker.connection import vhost_of
     from dispatcher.broker.topology import Topology
@@ -60,12 +60,22 @@ def users(prefix: str, as_json: bool) -> int:
 
 @command.command("grants", short_help="Print GRANT statements for three PostgreSQL roles.")
 @click.option(
-    "--producer", default="dispatcher_producer", show_default=True, metavar="ROLE", help="The role that enqueues."
+    "--producer",
+    default="dispatcher_producer",
+    show_default=True,
+    metavar="ROLE",
+    help="The role for applications that enqueue.",
 )
 @click.option(
-    "--dispatcher", default="dispatcher", show_default=True, metavar="ROLE", help="The role of `run` and operators."
+    "--dispatcher",
+    default="dispatcher",
+    show_default=True,
+    metavar="ROLE",
+    help="The role for `run`, `api` and operators.",
 )
-@click.option("--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="The role that reads.")
+@click.option(
+    "--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="The role that only reads."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every role with its statements.")
 def grants(as_json: bool, **names: str) -> int:
     """Print GRANT statements that give three PostgreSQL roles the least privileges they need.
@@ -80,9 +90,9 @@ def grants(as_json: bool, **names: str) -> int:
     dispatcher  `run`, `api` and operators' commands; not `init`
     reader      commands that only read; no content, no addresses, no API keys
 
-    The owner of the tables executes the output. Uses the schema of DISPATCHER_DATABASE_SCHEMA. Changes nothing and
-    creates no role. A later release may need more privileges, so execute the output after each `dispatcher init`. It
-    is safe to execute it again.
+    Execute the output as the owner of the tables. The schema is DISPATCHER_DATABASE_SCHEMA. This command changes
+    nothing, and its output creates no role: create the roles first. A later release may need more privileges, so
+    execute the output again after each `dispatcher init`. It is safe to repeat.
     """
     from dispatcher.store.grants import roles_of
 

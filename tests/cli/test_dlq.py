@@ -353,7 +353,7 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     assert asked.code == 2
     assert (
         "Replay 1 by ann (SES is back; 0.01/s) is running; 2 waiting emails in common.\n"
-        "All these replays run at the slowest of their rates. To keep this replay's own rate, add --force.\n"
+        "All these replays together keep to the lowest of their rates. To keep your own rate, add --force.\n"
     ) in asked.stderr
     assert "This replay keeps its own rate." in forced.stderr
     assert (forced.code, dead_emails.books.statuses()) == (0, {"pending": 3})

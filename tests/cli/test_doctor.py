@@ -214,7 +214,7 @@ def test_a_consumer_timeout_that_is_too_short_for_the_settings_is_a_warning(
     )
 
     assert found["RabbitMQ consumer timeout"]["state"] == "warning"
-    assert "a worker may hold a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
+    assert "a worker may keep a message unacked for 2160 s" in found["RabbitMQ consumer timeout"]["detail"]
 
 
 def test_a_limit_of_open_files_below_a_workers_needs_is_a_warning(settled: CommandLine) -> None:

@@ -113,7 +113,7 @@ def test_a_line_overrides_the_environment_with_a_warning_if_the_values_differ(ba
     assert found["DISPATCHER_PREFETCH"] == ("256", "default")
     assert found["DISPATCHER_BUNDLE_EMAILS"] == ("3", "environment")
     assert found["DISPATCHER_DATABASE_URL"] == ("postgresql://a:***@db/m", "env-file")
-    warning = f"warning: DISPATCHER_WORKERS has another value in the environment. The value in {file} is used."
+    warning = f"warning: DISPATCHER_WORKERS has a different value in the environment. The value in {file} is used."
     assert warning in ended.stderr
     assert ended.code == 0
 
