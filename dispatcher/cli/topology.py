@@ -1,4 +1,4 @@
-"""`dispatcher topology`: prints commands that give RabbitMQ users and PostgreSQL roles only the privileges they need."""
+"""`dispatcher topology`: prints commands for RabbitMQ users and PostgreSQL roles that have only the needed privileges."""
 
 from __future__ import annotations
 

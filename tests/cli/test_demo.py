@@ -55,7 +55,7 @@ def test_text_says_how_many_held_emails_arrived() -> None:
     text = " ".join(explain(REPORT).split())
 
     assert "6 of 7 had arrived" in text
-    assert "On the wire: 7. No email had to wait for a lease to expire." in text
+    assert "Being transmitted: 7. No email had to wait for a lease to expire." in text
     assert "The counts match" in text
 
 

@@ -61,7 +61,7 @@ def test_a_line_that_is_too_long_is_refused_and_the_next_line_is_read(monkeypatc
     before, long, after = _read(LINE + b"\n" + b"x" * 10 * len(LINE) + b"\n" + LINE)
 
     assert isinstance(before.content, Email)
-    assert long.content == Refusal(2, "line", f"has more than {len(LINE) + 1} octets")
+    assert long.content == Refusal(2, "line", f"has more than {len(LINE) + 1} bytes")
     assert (after.number, after.content) == (3, before.content)
 
 

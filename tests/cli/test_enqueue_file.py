@@ -73,7 +73,7 @@ def test_invalid_lines_are_reported_by_number_and_valid_lines_are_enqueued(
     refusals = dict(line.split(": ", 1) for line in ended.stderr.splitlines())
     assert refusals.keys() == {"line 2", "line 3", "line 6"}
     assert refusals["line 3"].startswith("to[0]: ")
-    assert "which has other content" in refusals["line 6"]
+    assert "which has different content" in refusals["line 6"]
     assert "nobody" not in ended.stderr
     assert [line.split()[:3] for line in ended.stdout.splitlines()] == [
         ["accepted", "2"],
