@@ -1,16 +1,16 @@
 """The exceptions: what broke. What a provider says about an email is a value instead (`domain.outcome`).
 
     DispatcherError               any error that we raise on purpose; the command line prints it without a traceback
-    ├── ConfigurationError        settings are missing or malformed; has every mistake; exit code 78
-    ├── InvalidEmail              enqueue refused an email; names the field
-    ├── MessageKeyConflict        the message key was enqueued before with another payload
+    ├── ConfigurationError        settings are missing or malformed; lists every mistake; exit code 78
+    ├── InvalidEmail              enqueue refused an email because of one field
+    ├── MessageKeyConflict        the message key was enqueued before with a different payload
     ├── UnusableConnection        enqueue cannot use the connection that the application passed
     ├── InvalidPointer            a message does not point to an email
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server is unreachable or cannot be started
     │   ├── StoreUnavailable
     │   │   ├── StoreBusy         another transaction holds a lock that a statement needs
     │   │   ├── StoreRefused      PostgreSQL refuses the user, the password or the database
-    │   │   └── AnswerTooLarge    the process has not enough memory for PostgreSQL's response
+    │   │   └── AnswerTooLarge    the process has too little memory for PostgreSQL's response
     │   └── BrokerUnavailable
     │       └── BrokerRefused     RabbitMQ refuses the user, the password or the virtual host
     ├── StatementRefused          PostgreSQL cannot execute a statement, perhaps because of one of its rows
@@ -33,7 +33,7 @@ class DispatcherError(Exception):
     Attributes:
         message: One sentence that says what is wrong, without private data.
         remedy: What to do about it; None if the message already says so.
-        public: The text to show to callers and in /readyz, if the message names hosts or users; else None.
+        public: A text for callers and /readyz, if the message contains hosts or users; else None.
     """
 
     public: str | None = None
@@ -51,7 +51,7 @@ class ConfigurationError(DispatcherError):
     """Settings are missing or malformed.
 
     Attributes:
-        mistakes: One sentence per mistake; each names its setting and the remedy.
+        mistakes: One sentence per mistake, with the setting and the remedy.
     """
 
     def __init__(self, mistakes: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class InvalidEmail(DispatcherError):
 
 
 class MessageKeyConflict(DispatcherError):
-    """The message key was enqueued before with another payload. Nothing was stored.
+    """The message key was enqueued before with a different payload. Nothing was stored.
 
     Attributes:
         email_id: The email that was enqueued with the key first.
@@ -83,7 +83,7 @@ class MessageKeyConflict(DispatcherError):
 
     def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
         super().__init__(
-            f"message_key: {message_key!r} already names email {email_id} with another payload",
+            f"message_key: {message_key!r} already belongs to email {email_id}, which has a different payload",
             remedy="Use a new key for a new email, or send the same payload again.",
         )
         self.tenant_id = tenant_id
@@ -92,7 +92,7 @@ class MessageKeyConflict(DispatcherError):
 
 
 class UnusableConnection(DispatcherError):
-    """The connection that the application passed is not one of psycopg, or cannot execute a statement now."""
+    """The connection that the application passed is not a psycopg connection, or cannot execute a statement now."""
 
 
 class InvalidPointer(DispatcherError):

@@ -4,12 +4,12 @@
         connection.execute("insert into orders …")
         enqueue(connection, Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
 
-Both rows commit, or neither does. The connection may be a psycopg connection, Django's `connection`, or a Connection or
-Session of SQLAlchemy over psycopg. These functions never commit, roll back or close it. They raise psycopg's own errors
-unchanged, except those that `enqueue` lists. A second call with the same message key and payload returns the id of the
-first email. The relay publishes the email after the commit.
+Both rows commit, or neither does. The connection may be a psycopg connection, Django's `connection`, or SQLAlchemy's
+Connection or Session over psycopg. These functions never commit, roll back or close the connection. They raise
+psycopg's own errors unchanged, except for the errors that `enqueue` lists. A second call with the same message key and
+payload returns the id of the first email. The relay publishes the email after the commit.
 
-The `_async` functions do the same with psycopg's AsyncConnection, or an AsyncConnection or AsyncSession of SQLAlchemy.
+The `_async` functions do the same with psycopg's AsyncConnection, or SQLAlchemy's AsyncConnection or AsyncSession.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 BATCH_EMAILS: Final = 500
 """Emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
-"""Bodies and attachments per statement, at least one email: PostgreSQL ends a session that sends half a gigabyte."""
+"""Bytes of bodies and attachments per statement, unless a single email has more. PostgreSQL ends a session that sends a
+statement of half a gigabyte."""
 
 
 class Acceptance(StrEnum):
@@ -59,7 +60,7 @@ class Acceptance(StrEnum):
     KNOWN = "known"
     """The key was enqueued before with the same payload. Nothing was stored."""
     CONFLICT = "conflict"
-    """The key was enqueued before with another payload. Nothing was stored."""
+    """The key was enqueued before with a different payload. Nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +80,13 @@ def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | N
     """Enqueues one email in the connection's transaction. Idempotent per message key.
 
     Args:
-        connection: A psycopg connection, Django's `connection`, or a Connection or Session of SQLAlchemy.
-        traceparent: W3C trace context, which the message and the log events carry.
+        connection: A psycopg connection, Django's `connection`, or SQLAlchemy's Connection or Session.
+        traceparent: W3C trace context, which is added to the message and to log events.
 
     Raises:
-        MessageKeyConflict: the key was enqueued before with another payload.
-        UnusableConnection: the connection is not one of psycopg, is closed, is in a failed transaction, or its role
-            lacks a permission.
+        MessageKeyConflict: the key was enqueued before with a different payload.
+        UnusableConnection: the connection is not a psycopg connection, is closed, is in a failed transaction, or its
+            role lacks a permission.
         SchemaError: the database does not have the dispatcher's tables.
     """
     return enqueue_many(connection, [email], traceparent=traceparent)[0]
@@ -101,19 +102,20 @@ def enqueue_many(
     """Enqueues emails in the connection's transaction, up to `BATCH_EMAILS` per statement.
 
     In autocommit mode (such as Django's outside `atomic()`) the call is its own transaction: it stores all emails or
-    none, and they stay if later code fails. With `report_conflicts` each batch is its own transaction, so that a file
-    of any size can be enqueued.
+    none, and they stay stored if later code fails. With `report_conflicts`, each batch is its own transaction, so a
+    file of any size can be enqueued.
 
     Args:
-        report_conflicts: Instead of raising, return `Acceptance.CONFLICT` for such an email and store the others.
+        report_conflicts: Do not raise `MessageKeyConflict`: return `Acceptance.CONFLICT` for such an email, and store
+            all other emails.
 
     Returns:
         The result for each email, in the order of `emails`.
 
     Raises:
-        MessageKeyConflict: a key was enqueued before with another payload, and `report_conflicts` is off. Roll the
+        MessageKeyConflict: a key was enqueued before with a different payload, and `report_conflicts` is off. Roll the
             transaction back: it may contain other emails of the call.
-        UnusableConnection, SchemaError: as `enqueue` does.
+        UnusableConnection, SchemaError: see `enqueue`.
     """
     answers: list[Enqueued] = []
     driver = connection_of(connection)
@@ -216,7 +218,7 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """psycopg's row factory for plain tuples, because the caller's connection may have another one."""
+    """A psycopg row factory for plain tuples, because the caller's connection may have a different row factory."""
     return tuple
 
 

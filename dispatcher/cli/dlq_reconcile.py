@@ -32,9 +32,9 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
       dispatcher dlq reconcile
       dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
-    The database is the source of truth. Without --fix, the command only reports the differences. With --fix:
-    If a failed or held email has no dead letter, the relay publishes a new dead letter. The command removes a dead
-    letter if the email was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same failure,
+    The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the relay
+    publishes a dead letter for each failed or held email that has none. The command removes a dead letter if the email
+    was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same failure,
     or if the email does not exist (pruned, or missing in a restored backup). Poison messages are reported, and stay on
     the DLQ: see `dlq list --poison`.
 

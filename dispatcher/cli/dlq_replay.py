@@ -96,7 +96,7 @@ def replay(
     body: Path | None,
     as_json: bool,
 ) -> int:
-    """Send failed emails again. An email that was sent is never sent again.
+    """Send failed emails again. No email with the status `sent` is sent again.
 
     \b
     Examples:

@@ -86,13 +86,13 @@ _OPTIONS: Final = {
         "--older-than",
         type=Age(),
         metavar="AGE",
-        help="Only emails enqueued longer ago than AGE: 90s, 15m, 2h, 3d, 1w.",
+        help="Only emails enqueued more than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
     ),
     "newer_than": click.option(
         "--newer-than",
         type=Age(),
         metavar="AGE",
-        help="Only emails enqueued within the last AGE: 90s, 15m, 2h, 3d, 1w.",
+        help="Only emails enqueued less than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
     ),
     "discarded": click.option("--discarded", is_flag=True, help="Only emails whose dead letter was discarded."),
 }

@@ -66,7 +66,8 @@ def command(workers: int | None) -> int:
                         release the leases of all other emails, then exit.
                         A second signal, at least one second later, makes all
                         processes exit immediately. Emails that were being
-                        transmitted then become held.
+                        transmitted are then uncertain: they become held, or are
+                        sent again (see DISPATCHER_ON_UNCERTAIN).
       SIGHUP            Read the env file and the *_FILE secrets again, and replace
                         every process, one after the other. The new worker starts
                         before the old worker drains.

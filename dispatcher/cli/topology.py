@@ -1,4 +1,4 @@
-"""`dispatcher topology`: prints commands for RabbitMQ users and PostgreSQL roles that have only the needed privileges."""
+"""`dispatcher topology`: prints commands that give RabbitMQ users and PostgreSQL roles the least privileges."""
 
 from __future__ import annotations
 

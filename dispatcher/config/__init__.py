@@ -1,14 +1,14 @@
 """Settings from the environment: read once when a process starts, validated together, and passed on as frozen values.
 
 setting    declares and reads one setting
-values     parsers of settings' texts, one for each kind of value
+values     parsers that convert a setting's text to its value, one for each kind of value
 settings   every setting except those that belong to one provider
 plugins    the providers, built in or from installed packages, and the settings that each declares
-rules      checks of several settings together
+rules      checks that involve several settings
 
 Each setting is one field, which declares its variable (by default `DISPATCHER_` and the field's name in capitals), its
-default, parser and help. `dispatcher config` prints them. A secret may also be read from a file: the variable with
-`_FILE` appended names the file.
+default, parser and help. `dispatcher config` prints all settings. A secret may also be read from a file: set the
+variable with `_FILE` appended to the file's path.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ __all__ = [
 _REMEDIES: Final = {
     "database_url": "set it to the URL of PostgreSQL, such as postgresql://user:password@host:5432/dispatcher",
     "amqp_url": "set it to the URL of RabbitMQ, such as amqp://user:password@host:5672/%2F",
-    "providers": f"name at least one provider: {', '.join(BUILT_IN)}. There is no default, so that no email is lost",
+    "providers": f"set it to at least one of: {', '.join(BUILT_IN)}. There is no default, so that no email is lost",
 }
 
 
 def every_setting(providers: Iterable[str] = BUILT_IN) -> list[Setting]:
-    """The general settings, and the settings of these providers, except providers that cannot be loaded."""
+    """The general settings, and the settings of these providers. Skips providers that cannot be loaded."""
     found = list(settings_in(Settings))
     for name in providers:
         try:
@@ -72,7 +72,7 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
     """Reads the settings from an environment.
 
     Args:
-        needs: Fields that must be set, because the command needs them.
+        needs: Fields of `Settings` that must be set, because the command needs them.
 
     Raises:
         ConfigurationError: lists every mistake, with its variable and the remedy.
@@ -86,12 +86,12 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
 def examine(
     environ: Mapping[str, str], *, needs: Collection[str] = (), reads_own: bool = True
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Reads the settings; returns them, the origin of each by variable, and every mistake.
+    """Reads the settings; returns the settings, the origin of each setting by its variable, and every mistake.
 
-    A setting with a mistake has its default.
+    An invalid setting has its default.
 
     Args:
-        reads_own: Whether to read the settings of providers, too. Loading the providers takes about 50 ms.
+        reads_own: Whether to read providers' settings, too. Loading the providers takes about 50 ms.
     """
     reading = SettingReader(environ)
     settings = reading.read(Settings)
@@ -123,10 +123,10 @@ def _variable(name: str) -> str:
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
-    """Settings that the configured providers need and that are not set."""
+    """A sentence for each setting that a configured provider needs and that is not set."""
     clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
-        f"{each.variable} is not set, but DISPATCHER_PROVIDERS names {name}: {each.needed}."
+        f"{each.variable} is not set, but DISPATCHER_PROVIDERS lists {name}: {each.needed}."
         for name in settings.providers
         for each in plugins.own_settings(name)
         if each.needed and origins[each.variable].text is None

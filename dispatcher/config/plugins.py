@@ -1,4 +1,4 @@
-"""Finds and loads providers: the modules of dispatcher/providers, and providers of installed packages.
+"""Finds and loads providers: the modules in dispatcher/providers, and providers from installed packages.
 
 A package declares a provider by an entry point in the group `email_dispatcher.providers`. The entry point's name is the
 provider's name in DISPATCHER_PROVIDERS, and its object is a class that follows `providers.contract.ProviderClass`. Only
@@ -36,12 +36,12 @@ def installed() -> Mapping[str, tuple[EntryPoint, ...]]:
 
 
 def provider_names() -> tuple[str, ...]:
-    """Every provider that DISPATCHER_PROVIDERS may name."""
+    """Every provider that DISPATCHER_PROVIDERS may list."""
     return (*BUILT_IN, *sorted(installed().keys() - set(BUILT_IN)))
 
 
 def verify_name(name: str) -> None:
-    """Raises ValueError like `provider_class` if the provider does not exist. Loads nothing."""
+    """Raises ValueError if the provider does not exist, with the same text as `provider_class`. Loads nothing."""
     if name not in BUILT_IN and name not in installed():
         # A text that cannot be a name may be a secret, such as a URL with a password, so the error does not repeat it.
         named = repr(name) if name.isidentifier() or name.replace("-", "").isalnum() else "a text that is not a name"
@@ -54,7 +54,7 @@ def provider_class(name: str) -> Any:
 
     Raises:
         ValueError: the provider is unknown, cannot be loaded, or does not follow the contract. The text continues a
-            sentence that begins with `DISPATCHER_PROVIDERS`, and names the remedy.
+            sentence that begins with `DISPATCHER_PROVIDERS`, and includes the remedy.
     """
     if name in BUILT_IN:
         return import_module(f"dispatcher.providers.{name}").PROVIDER
@@ -62,9 +62,9 @@ def provider_class(name: str) -> Any:
     point, *others = installed()[name]
     if others:
         raise ValueError(
-            f"names {name}, which several packages provide: {packages_of(name)}. Uninstall all but one of them"
+            f"lists {name}, which several packages provide: {packages_of(name)}. Uninstall all but one of them"
         )
-    source = f"names {name}, which {packages_of(name)} provides, but"
+    source = f"lists {name}, which {packages_of(name)} provides, but"
     try:
         found = point.load()
     except Exception as error:  # a package's code may raise anything
@@ -74,7 +74,7 @@ def provider_class(name: str) -> Any:
         ) from error
     if misfits := _misfits(name, found):
         raise ValueError(
-            f"{source} {point.value} does not follow the contract of providers: {'; '.join(misfits)}. "
+            f"{source} {point.value} does not follow the provider contract: {'; '.join(misfits)}. "
             f"Install a release of it for this Email Dispatcher, or remove {name}"
         )
     return found
@@ -87,27 +87,27 @@ def packages_of(name: str) -> str:
 
 
 def clash(name: str) -> str | None:
-    """The mistake that an installed package declares a built-in provider's name; None if no package does."""
+    """The error if an installed package declares a provider with a built-in provider's name; None if none does."""
     if name not in BUILT_IN or name not in installed():
         return None
     return (
-        f"DISPATCHER_PROVIDERS names {name}, which is a built-in provider, but {packages_of(name)} provides "
-        "another provider of that name. Uninstall that package, or rename its provider."
+        f"DISPATCHER_PROVIDERS lists {name}, which is a built-in provider, but {packages_of(name)} provides "
+        "a second provider with that name. Uninstall that package, or rename its provider."
     )
 
 
 def own_settings(name: str) -> tuple[Setting, ...]:
-    """The settings that a provider declares; raises ValueError like `provider_class`."""
+    """The settings that a provider declares. Raises the same errors as `provider_class`."""
     return settings_in(provider_class(name).settings, prefix_of(name))
 
 
 def prefix_of(name: str) -> str:
-    """The prefix of the variables of a provider's settings."""
+    """The prefix of the variables for a provider's settings, such as `DISPATCHER_SENDGRID_`."""
     return f"{PREFIX}{name.replace('-', '_').upper()}_"
 
 
 def _misfits(name: str, found: Any) -> list[str]:
-    """How a package's class violates the contract; one sentence part each."""
+    """How a package's class violates the provider contract; each entry is a clause of the error message."""
     from dispatcher.domain.capabilities import Capabilities  # loaded late, because few commands need it
 
     if not isinstance(found, type):

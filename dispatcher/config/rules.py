@@ -1,4 +1,4 @@
-"""Checks of several settings together, after each was read."""
+"""Checks that involve several settings. They run after each setting was read and parsed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""A retry may wait this long without a warning."""
+"""The longest wait before a retry that causes no warning."""
 
 
 def suspicious_settings(settings: Settings) -> tuple[str, ...]:
@@ -17,7 +17,7 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
     if hang >= lease:
         found.append(
             f"DISPATCHER_LEASE_SECONDS ({lease:g}) is not above DISPATCHER_HANG_SECONDS ({hang:g}): a worker that "
-            "hangs loses its leases before it is replaced, and the outcome of its emails on the wire is unknown. Raise "
+            "hangs loses its leases before it is replaced, and emails that it was transmitting are uncertain. Raise "
             "DISPATCHER_LEASE_SECONDS or lower DISPATCHER_HANG_SECONDS."
         )
     if settings.max_attempts > 1 and cap > max(LONG_WAIT_SECONDS, 10 * lease):
@@ -33,31 +33,31 @@ def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
     mistakes = _alert_gaps(settings)
     if settings.queue == settings.dlq:
-        mistakes.append(
-            "DISPATCHER_DLQ names the same queue as DISPATCHER_QUEUE. Dead letters need a queue of their own."
-        )
+        mistakes.append("DISPATCHER_DLQ is the same queue as DISPATCHER_QUEUE. Dead letters need a queue of their own.")
     if 0 < settings.retain_emails_days < settings.retain_content_days:
         mistakes.append(
             "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS, but content is deleted "
-            "first. Lower it."
+            "first. Lower DISPATCHER_RETAIN_CONTENT_DAYS."
         )
     if settings.retain_keys_days and not 0 < settings.retain_emails_days <= settings.retain_keys_days:
         mistakes.append(
             "DISPATCHER_RETAIN_KEYS_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but keys are deleted last. "
-            "Raise it."
+            "Raise DISPATCHER_RETAIN_KEYS_DAYS."
         )
     if settings.retain_audit_days and not 0 < settings.retain_emails_days <= settings.retain_audit_days:
         mistakes.append(
             "DISPATCHER_RETAIN_AUDIT_DAYS is shorter than DISPATCHER_RETAIN_EMAILS_DAYS, but the record of operators' "
-            "actions is kept as long as the email. Raise it."
+            "actions must be kept at least as long as the email. Raise DISPATCHER_RETAIN_AUDIT_DAYS."
         )
     if settings.retry_base_seconds > settings.retry_cap_seconds:
-        mistakes.append("DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower it.")
+        mistakes.append(
+            "DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower DISPATCHER_RETRY_BASE_SECONDS."
+        )
     return mistakes
 
 
 def _alert_gaps(settings: Settings) -> list[str]:
-    """Mistakes in alert channels that are only partly configured, and would fail when they are needed."""
+    """A sentence for each alert channel that is only partly configured, and would fail when it is needed."""
     gaps = []
     if settings.alert_webhook_url and not settings.alert_webhook_secret:
         gaps.append(

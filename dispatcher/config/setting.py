@@ -1,4 +1,4 @@
-"""Declares and reads settings: a setting is a dataclass field with a variable, default, parser and help."""
+"""Declares and reads settings. A setting is a dataclass field with a variable, a default, a parser and a help text."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def setting(
 
     Args:
         parse: Converts the variable's text to the value; raises ValueError with a sentence for the operator.
-        default: The text that is used if the variable is unset. None: there is none, and the value is `empty`.
+        default: The text to parse if the variable is unset; None if the value is `empty` then.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
-        secret: The value is never shown, and may be read from a file that the variable with `_FILE` appended names.
+        secret: The value is never shown. It may be read from a file: the variable with `_FILE` appended has the path.
         is_secret_path: The value is a URL whose path is secret.
         empty: The value if the variable is unset and there is no default.
-        needed: For a setting that its provider requires: what to set it to.
+        needed: What to set the variable to, if the provider requires this setting; None if it does not.
     """
     metadata = {
         "parse": parse,
@@ -110,7 +110,7 @@ class SettingReader:
         self.invalid: set[str] = set()
 
     def read(self, kind: type[T], prefix: str = PREFIX) -> T:
-        """Reads the settings of a dataclass; a setting with a mistake has its default."""
+        """Reads the settings that a dataclass declares. An invalid setting has its default."""
         found: dict[str, Any] = {}
         for each in settings_in(kind, prefix):
             self.origins[each.variable] = Origin(each.variable, None, "default")
@@ -140,5 +140,5 @@ def _read_secret(file_variable: str, path: str) -> str:
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot be read from the file in {file_variable}: {type(error).__name__}") from None
     if not text:
-        raise ValueError(f"is empty in the file that {file_variable} names")
+        raise ValueError(f"is empty: the file in {file_variable} contains no text")
     return text

@@ -1,4 +1,4 @@
-"""Every setting except those that belong to one provider; one field each."""
+"""Every setting except providers' own settings; one field for each setting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROGRAM_EXTENSIONS: Final = (
     "pyo,pyw,pyz,pyzw,reg,scf,scr,sct,search-ms,settingcontent-ms,shb,shs,sys,theme,tmp,udl,url,vb,vbe,vbp,vbs,vhd,"
     "vhdx,vps,vsmacros,vss,vst,vsw,vxd,webpnp,website,ws,wsb,wsc,wsf,wsh,xbap,xll,xnk"
 )
-"""Extensions that Gmail, Outlook or Amazon SES refuse, and those of OneNote, whose files can contain programs."""
+"""Extensions that Gmail, Outlook or Amazon SES refuse, and OneNote's extensions: its files can contain programs."""
 _MIB: Final = 1024 * 1024
 
 
@@ -44,7 +44,8 @@ class ProviderSettings:
     max_per_second: float | None = setting(
         values.rate,
         None,
-        "Most emails per second, over all workers and hosts; unset: no limit. Halved while throttled.",
+        "Most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, the "
+        "rate is halved.",
     )
 
     def max_connections(self, settings: Settings, /) -> int:
@@ -67,7 +68,7 @@ class Settings:
     database_schema: str = setting(
         values.schema_name,
         "dispatcher",
-        "The schema of the dispatcher's tables; `init` creates it. Use the same value for applications with the "
+        "The schema of the dispatcher's tables; `init` creates it. Set the same value for applications that use the "
         "library.",
     )
     amqp_url: str = setting(
@@ -86,7 +87,9 @@ class Settings:
         empty="",
     )
     exchange: str = setting(values.queue_name, "email.dispatcher", "The exchange to which the dispatcher publishes.")
-    queue: str = setting(values.queue_name, "email.dispatcher.send", "The queue of emails to send.")
+    queue: str = setting(
+        values.queue_name, "email.dispatcher.send", "The queue of messages that point to the emails to send."
+    )
     dlq: str = setting(values.queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
     queue_type: str = setting(
         values.choice(*QUEUE_TYPES), "quorum", "The type of the queues that `init` declares: quorum or classic."
@@ -102,7 +105,8 @@ class Settings:
     prefetch: int = setting(
         values.whole(1, 5000),
         "256",
-        "Emails that a worker sends at the same time. It prefetches 25 % more messages, to hide the broker round trip.",
+        "Most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
+        "broker's round trip.",
     )
     bundle_emails: int = setting(
         values.whole(1, MAX_BUNDLE_EMAILS),
@@ -114,39 +118,44 @@ class Settings:
         values.whole(1, 1000),
         "1",
         "Most emails of the same sender and template in one bulk call to SendGrid (up to 1000) or SES (up to 50); 1: "
-        "one call per email. Larger calls are faster, but if a call's answer is lost, all of its emails are held.",
+        "one call per email. Larger calls are faster, but if a call's answer is lost, all its emails become held.",
     )
     allowed_provider_headers: tuple[str, ...] = setting(
         values.header_names,
         None,
-        "Headers that emails may set although they command a provider, such as X-MC-Tags: whole names, "
+        "Headers that emails may set although a provider obeys these headers, such as X-MC-Tags: whole names, "
         "comma-separated. Use the same value on all hosts.",
         empty=(),
     )
     worker_memory_mb: int = setting(
         values.whole(16, 65536),
         "256",
-        "Megabytes that a worker may use for large bodies, for attachments and for rendering them. Emails that do not "
-        "fit wait; an email that needs more than the limit is sent alone.",
+        "Megabytes that a worker may use to load and render large bodies and attachments. Emails that do not fit wait. "
+        "An email that needs more than the limit waits until no other email uses this memory.",
     )
     lease_seconds: float = setting(
-        values.seconds(1, 3600), "60", "How long a worker owns an email before it has to renew the lease."
+        values.seconds(1, 3600), "60", "How long a worker owns an email before the worker has to renew the lease."
     )
     send_timeout_seconds: float = setting(
-        values.seconds(0.1, 600), "30", "Time limit of one attempt, including the connection."
+        values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )
-    max_attempts: int = setting(values.whole(1, 100), "5", "Attempts after which a deferred email fails.")
+    max_attempts: int = setting(
+        values.whole(1, 100), "5", "Most attempts for one email. If the last attempt is deferred, the email fails."
+    )
     retry_base_seconds: float = setting(
-        values.seconds(0.01, 600), "1", "Longest wait before the first retry; doubles with each retry."
+        values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
     )
     retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "60", "Longest wait between two attempts.")
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
         "hold",
-        "What to do with an email if it is unknown whether the provider accepted it: hold it, or resend it (may send a "
-        "duplicate). Use the same value on all hosts of a database: if a host vanishes, another host decides.",
+        "What to do with an email if it is unknown whether the provider accepted it: `hold` it for an operator, or "
+        "`resend` it, which may send a duplicate. Use the same value on all hosts of a database: if a host vanishes, "
+        "another host's value applies.",
     )
-    drain_seconds: float = setting(values.seconds(0, 3600), "45", "How long a stopping worker waits for the provider.")
+    drain_seconds: float = setting(
+        values.seconds(0, 3600), "45", "How long a stopping worker waits for the provider's answers."
+    )
     hang_seconds: float = setting(
         values.off_or_seconds(5, 3600),
         "20",
@@ -165,20 +174,21 @@ class Settings:
     run_dir: Path = setting(
         values.run_folder,
         "auto",
-        "Folder of this host's in-flight ledgers; auto: /var/lib/email-dispatcher for root, otherwise email-dispatcher "
+        "Folder for in-flight ledgers; auto: /var/lib/email-dispatcher for root, otherwise email-dispatcher "
         "in $XDG_STATE_HOME or ~/.local/state.",
     )
     http_connections: int = setting(values.whole(1, 5000), "256", "HTTP connections that a worker opens to a provider.")
     ca_file: Path | None = setting(
         values.certificates,
         None,
-        "PEM file of certificates to trust: instead of the system's certificates; for HTTP, in addition to them.",
+        "PEM file of certificates to trust. They replace the system's certificates; for HTTP, the system's are "
+        "trusted, too.",
     )
     metrics: bool = setting(values.switch, "on", "Whether the processes write metrics.")
     metrics_dir: Path | None = setting(
         values.path_of,
         None,
-        "Folder of the metric files; unset: metrics in the run directory.",
+        "Folder for the metric files; unset: the folder `metrics` in the run directory.",
         variable="PROMETHEUS_MULTIPROC_DIR",
     )
     metrics_address: values.Listener = setting(
@@ -220,8 +230,8 @@ class Settings:
     alert_after_seconds: float = setting(
         values.seconds(1, 86_400),
         "300",
-        "Delay before an alert that emails are due but none is sent, that a provider cannot be used, or that a host is "
-        "silent.",
+        "How long emails must be due without one being sent, a provider unusable, or a host silent, before an alert is "
+        "raised.",
     )
     alert_reminder_seconds: float = setting(
         values.seconds(1, 604_800), "3600", "How often an alert is repeated until it is resolved."
@@ -230,13 +240,14 @@ class Settings:
     api_allow_anonymous: bool = setting(
         values.switch,
         "off",
-        "Whether `dispatcher api` needs no key on the loopback until the first key is created: for development, never "
-        "behind a proxy.",
+        "Whether `dispatcher api` accepts requests without a key on the loopback interface, until the first key is "
+        "created: for development, never behind a proxy.",
     )
     api_metrics_address: values.Listener = setting(
         values.listener,
         "off",
-        "Where `dispatcher api` serves /metrics: for hosts without `dispatcher run`, whose monitor also serves them.",
+        "Address at which `dispatcher api` serves /metrics. Needed only on hosts where `dispatcher run` does not run: "
+        "its monitor serves the API's metrics, too.",
     )
     api_insert_batch_emails: int = setting(
         values.whole(1, 500), "256", "Most emails that one statement inserts; 1: one statement per request."
@@ -244,13 +255,13 @@ class Settings:
     api_max_concurrent_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
-        "Requests that a process serves at the same time. One key may use half of them; further requests get 503.",
+        "Most requests that a process serves at the same time. One key may have half; further requests get 503.",
     )
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
         "10",
-        "How long a client may take to send a request's headers. A body must arrive at 1 KiB a second, checked as "
-        "often.",
+        "How long a client may take to send a request's headers. Also how often the API checks that a body arrives at "
+        "1 KiB per second or faster.",
     )
     api_request_seconds: float = setting(
         values.seconds(0.1, 3600), "30", "How long a client may take to send a whole request."
@@ -259,8 +270,8 @@ class Settings:
     api_memory_bytes: int = setting(
         values.whole(1024, 2**33),
         str(128 * _MIB),
-        "Memory of a process for all request bodies and their parsing. One key may use half of it; further requests "
-        "get 503.",
+        "Memory that a process may use for all request bodies and for parsing them. One key may use half; further "
+        "requests get 503.",
     )
     api_max_recipients: int = setting(values.whole(1, 1000), "50", "Most recipients of an email from the API.")
     api_max_attachments: int = setting(values.whole(0, 100), "20", "Most attachments of an email from the API.")
@@ -276,16 +287,16 @@ class Settings:
     retain_content_days: int = setting(
         values.whole(0, 36500),
         "30",
-        "Days to keep the content of a finished email, and up to a week longer; 0: for ever.",
+        "Days to keep the content of a finished email (up to a week longer); 0: for ever.",
     )
     retain_emails_days: int = setting(
-        values.whole(0, 36500), "400", "Days to keep a finished email, and up to a week longer; 0: for ever."
+        values.whole(0, 36500), "400", "Days to keep a finished email (up to a week longer); 0: for ever."
     )
     retain_undecided_days: int = setting(
         values.whole(0, 36500),
         "180",
-        "Days to keep the content of a failed or held email until an operator replays, confirms, releases or discards "
-        "the email; an alert warns a week before; 0: for ever.",
+        "Days to keep the content of a failed or held email that no operator has replayed, confirmed, released or "
+        "discarded; an alert warns a week before the deletion; 0: for ever.",
     )
     retain_keys_days: int = setting(
         values.whole(0, 36500), "0", "Days after which the message key of a deleted email may be used again; 0: never."
@@ -313,5 +324,5 @@ class Settings:
         return self.own[provider].max_per_second
 
     def of(self, kind: type[P]) -> P:
-        """The settings of one provider, by their class; the defaults if none were read."""
+        """The settings of the provider with this settings class; the defaults if none were read."""
         return next((found for found in self.own.values() if type(found) is kind), None) or kind()

@@ -1,6 +1,6 @@
-"""Parsers of settings: functions from a variable's text to the setting's value.
+"""Parsers of settings: functions that convert a variable's text to the setting's value.
 
-A parser raises ValueError with the rest of a sentence for the operator; the sentence begins with the variable's name.
+A parser raises ValueError. The error's text continues a sentence that begins with the variable's name.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Listener:
     """An address to listen at.
 
     Attributes:
-        host: Empty to listen nowhere.
-        port: 0 for any free port.
+        host: The host; empty to listen nowhere.
+        port: The port; 0 for any free port.
     """
 
     host: str
@@ -143,7 +143,7 @@ def url(*schemes: str) -> Callable[[str], str]:
 
 
 def addresses(text: str) -> list[str]:
-    """The URLs of a comma-separated list. Only a comma before another URL separates: passwords may have some."""
+    """The URLs of a comma-separated list. Only a comma before a URL separates, because passwords may contain commas."""
     return re.split(r"\s*,\s*(?=[a-z]+://)", text)
 
 
@@ -163,7 +163,7 @@ def urls(*schemes: str) -> Callable[[str], str]:
 
 
 def database_url(text: str) -> str:
-    """libpq's keywords, or its URL, which may name several hosts. The text is returned unchanged."""
+    """A database in libpq's keyword or URL form; a URL may list several hosts. The text is returned unchanged."""
     if "://" not in text and "=" in text:
         return text
     parts = re.fullmatch(r"([^/]*//(?:[^/?#]*@)?)([^/?#]*)(.*)", text, re.DOTALL)
@@ -217,7 +217,7 @@ def webhook_url(text: str) -> str:
         _ = parts.port
     except ValueError:
         raise ValueError("is not a URL; use the form https://host/path") from None
-    # Without https the signed alert could be read, or reach another host.
+    # Without https, others could read the alert, or receive it in place of the host.
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
@@ -251,7 +251,7 @@ def mailbox(text: str) -> str:
 def mailboxes(text: str) -> tuple[str, ...]:
     found = tuple(mailbox(part.strip()) for part in text.split(",") if part.strip())
     if not found:
-        raise ValueError("must name at least one address")
+        raise ValueError("must have at least one address")
     return found
 
 
@@ -290,7 +290,7 @@ def provider_names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list. `config.plugins` checks whether the providers exist."""
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     if not names or len(set(names)) != len(names):
-        raise ValueError("must name each provider once")
+        raise ValueError("must list each provider once")
     return names
 
 
@@ -315,7 +315,7 @@ def host_name(text: str) -> str:
     if text.lower() == "auto":
         found = socket.gethostname()
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-.") else "-" for c in found)
-        # The names of Kubernetes pods differ only at the end, so a long name gets a hash of the whole.
+        # Kubernetes pods' names differ only at the end, so a long name is cut and gets a hash of the whole name.
         return name if len(name) <= 28 else f"{name[:19]}-{hashlib.sha256(os.fsencode(found)).hexdigest()[:8]}"
     if not re.fullmatch(r"[A-Za-z0-9.-]{1,28}", text):
         raise ValueError("must be 1 to 28 letters, digits, dots or hyphens, or auto")
@@ -331,11 +331,11 @@ def path_of(text: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
     except RuntimeError:
-        raise ValueError("names the home of a user who does not exist") from None
+        raise ValueError("begins with the home folder of a user who does not exist") from None
 
 
 def run_folder(text: str) -> Path:
-    """A folder; `auto` is the user's folder for persistent state, which cleaners of temporary files leave alone."""
+    """A folder; `auto` is the user's folder for persistent state, where nothing deletes old files."""
     if text.lower() != "auto":
         return path_of(text)
     if os.getuid() == 0:
@@ -351,13 +351,13 @@ def certificates(text: str) -> Path:
     path = path_of(text)
     try:
         if not path.is_file():
-            raise ValueError("names a file that does not exist")
+            raise ValueError("is a file that does not exist")
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except ssl.SSLError:
-        raise ValueError("names a file without PEM certificates") from None
+        raise ValueError("is a file without PEM certificates") from None
     except OSError as error:
         words = (error.strerror or type(error).__name__).lower()
-        raise ValueError(f"names a file that cannot be read: {words}") from None
+        raise ValueError(f"is a file that cannot be read: {words}") from None
     return path
 
 
@@ -365,17 +365,17 @@ def api_listener(text: str) -> Listener:
     """An address to listen at; `off` is not allowed."""
     found = listener(text)
     if not found.host:
-        raise ValueError("must be host:port; to run no API, do not start `dispatcher api`")
+        raise ValueError("must be host:port and not off; if you need no API, do not start `dispatcher api`")
     return found
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Complete names of headers. Patterns are refused, because the operator should decide about each header."""
+    """Complete header names. Patterns are refused, because the operator should allow each header on its own."""
     from dispatcher.domain.header_names import is_reserved  # few commands look at emails
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_reserved(name)]:
-        raise ValueError(f"names {wrong[0]}, which an email may never set")
+        raise ValueError(f"has {wrong[0]}, a header that an email may never set")
     return found
 
 

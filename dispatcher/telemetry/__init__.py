@@ -3,12 +3,12 @@
 events            every log event
 log               structured logging: JSON lines, or text on a terminal
 log_writer        writes log lines without waiting for a slow reader
-quick_log         a faster log for events of each email
+quick_log         a faster log for the events that are logged for each email
 storms            limits how often one event is logged
 metrics           every metric that processes count
 meters            counters, gauges and histograms
 metric_files      the memory-mapped files in which a process counts, and their validation
 scrape            the metrics of all processes of a host, merged
 tracing           spans, if they are enabled
-spans             OpenTelemetry's side of the spans; the only module that imports OpenTelemetry
+spans             creates the spans; the only module that imports OpenTelemetry
 """

@@ -1,4 +1,4 @@
-"""The facts about an attempt from which `spans` makes a span."""
+"""The facts about a finished attempt, from which `spans` creates a span."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ class FinishedAttempt:
 
     Attributes:
         traceparent: W3C trace context of the enqueue; None starts a new trace.
-        started_at: Unix seconds, as is `finished_at`.
+        started_at: The start in Unix seconds.
+        finished_at: The end in Unix seconds.
         error_type: A value of `domain.outcome.Reason`; None if the provider accepted.
     """
 

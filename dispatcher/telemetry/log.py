@@ -25,7 +25,7 @@ def get_log() -> FilteringBoundLogger:
 
 
 def configure(level: str, form: str, stream: TextIO = sys.stdout, **always: Any) -> None:
-    """Sets up the log of this process. A second call replaces the first.
+    """Sets up the log of this process. A second call replaces the first call's log.
 
     Args:
         level: One of `config.LOG_LEVELS`.
@@ -84,6 +84,6 @@ def _dump(event: EventDict, **_: Any) -> bytes:
 
 
 def _quieten_libraries() -> None:
-    # Their errors reach us as exceptions. Their log lines would contain addresses and hosts.
+    # The libraries raise their errors as exceptions. Their log lines would contain addresses and hosts.
     for name in ("pika", "aiosmtplib", "asyncio", "psycopg", "psycopg.pool"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -1,8 +1,8 @@
 """Writes log lines to a file, a terminal, a socket, or a pipe whose reader may be slow, blocked or closed.
 
 Sending never waits long for the log. If the reader does not keep up, the writer waits at most `MAX_WAIT_MS`, and at
-most once per `WAIT_INTERVAL_SECONDS`. Otherwise it drops lines and counts them. The next line that it can write has the
-count as `lines_dropped`.
+most once per `WAIT_INTERVAL_SECONDS`. Then it drops lines and counts them. The next line that it can write has the
+count in the field `lines_dropped`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from structlog.typing import EventDict
 
 MAX_WAIT_MS: Final = 50
 WAIT_INTERVAL_SECONDS: Final = 1.0
-"""Without this interval, every line would wait for a slow reader."""
+"""The shortest time between two waits. Without it, every line would wait for a slow reader."""
 PIPE_BYTES: Final = 1024 * 1024
-"""The size of the pipe: a few seconds of a busy worker's lines. Linux allows every user this much (pipe-max-size)."""
+"""The size of the pipe: room for a busy worker's lines of a few seconds. Linux allows this size for every user
+(pipe-max-size)."""
 
 Write = Callable[[bytes], int]
-"""Writes what the reader accepts at once and returns the number of bytes; raises BlockingIOError if that is zero."""
+"""Writes as many bytes as the reader accepts without waiting, and returns their number; raises BlockingIOError if the
+number is zero."""
 
 
 class LogWriter:
@@ -34,8 +36,8 @@ class LogWriter:
     def __init__(self, stream: TextIO) -> None:
         """
         Args:
-            stream: Its file descriptor is used without its buffer. A buffer would retry a failed write when the process
-                exits, and make the exit fail.
+            stream: The log. Only its file descriptor is used: its buffer would repeat a failed write when the process
+                exits, and then the exit would fail.
         """
         stream.flush()
         self._descriptor = stream.fileno()
@@ -45,7 +47,7 @@ class LogWriter:
         self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes one line, or `count` lines at once, or counts them as lost."""
+        """Writes `count` lines, which are joined in `line`; or counts them as lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:
@@ -72,7 +74,7 @@ class LogWriter:
         """Does nothing: no line is buffered."""
 
     def _put(self, octets: bytes) -> bytes:
-        """Writes as much as the reader accepts, and returns the rest."""
+        """Writes as many bytes as the reader accepts, and returns the remaining bytes."""
         while octets:
             try:
                 octets = octets[self._write(octets) :]
@@ -85,7 +87,7 @@ class LogWriter:
         return b""
 
     def _becomes_writable(self) -> bool:
-        """Whether the reader accepts more, after a short wait if one is allowed now."""
+        """Whether the reader accepts more bytes now, or after a short wait if a wait is allowed."""
         may_wait = not self._lost and time.monotonic() >= self._may_wait_at
         is_writable = _is_writable(self._descriptor, MAX_WAIT_MS if may_wait else 0)
         if may_wait:
@@ -104,9 +106,9 @@ def _writer(descriptor: int) -> Write:
 
 
 def _opened_again(descriptor: int) -> int:
-    """The same pipe or terminal, opened again in non-blocking mode; other processes that use it are not affected.
+    """The same pipe or terminal, opened again in non-blocking mode. Other processes that use it are not affected.
 
-    A socket, or a pipe of another user, cannot be opened again. Its mode then changes for all processes that share it.
+    A socket, or another user's pipe, cannot be opened again. It then becomes non-blocking for all its processes.
     """
     try:
         return os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)

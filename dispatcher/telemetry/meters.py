@@ -47,11 +47,11 @@ class Meter:
     """A metric that processes count.
 
     Attributes:
-        kind: The Prometheus type, with which the names of its files begin.
+        kind: The Prometheus type. The names of the metric's files begin with it.
         labels: Label names. Their values come from closed vocabularies, never from an email.
-        known: Combinations of label values that exist from the start with the value zero, so that Prometheus sees the
-            first event as an increase.
-        panel: The dashboard row that shows the metric. Processes count only meters that have one.
+        known: Combinations of label values that have the value zero from the start. Without that, Prometheus would not
+            see the first event as an increase.
+        panel: The dashboard row that shows the metric. Processes do not count meters without a panel.
         is_bound: Whether this process counts.
     """
 
@@ -75,11 +75,11 @@ class Meter:
 
     @property
     def samples(self) -> dict[str, Labels]:
-        """The names of its samples, each with its label names."""
+        """The metric's sample names, each with its label names."""
         return {self.name: self.labels}
 
     def bind(self, make_value: MakeValue | None) -> None:
-        """Counts in values made by `make_value` from now on; None stops counting."""
+        """Makes the meter count from now on, in values that `make_value` creates; None stops counting."""
         self._make_value = make_value
         self.is_bound = make_value is not None
         self._values = {}
@@ -99,7 +99,7 @@ class Meter:
 
 
 class Counter(Meter):
-    """A number that only grows. A new process continues the count of the slot's last process."""
+    """A number that only grows. A new process continues the count of the previous process in its slot."""
 
     kind = "counter"
 
@@ -110,7 +110,7 @@ class Counter(Meter):
 
 
 class Gauge(Meter):
-    """A current amount, summed over running processes; the share of a process ends when it exits."""
+    """A current amount: the sum of what the running processes have set. An exited process no longer counts."""
 
     kind = "gauge"
 
@@ -121,7 +121,7 @@ class Gauge(Meter):
 
 
 class Histogram(Meter):
-    """A distribution of values. A new process continues the counts of the slot's last process.
+    """A distribution of values. A new process continues the counts of the previous process in its slot.
 
     Attributes:
         bounds: Upper bounds of the buckets; the last bound is infinite.
@@ -137,7 +137,7 @@ class Histogram(Meter):
 
     @property
     def samples(self) -> dict[str, Labels]:
-        """The names of its samples, each with its label names."""
+        """The metric's sample names, each with its label names."""
         return {f"{self.name}_sum": self.labels, f"{self.name}_bucket": (*self.labels, "le")}
 
     def observe(self, value: float, *labels: str) -> None:

@@ -1,12 +1,12 @@
-"""The metric files of processes: prometheus-client's memory-mapped files, one per kind and slot, in a folder per host.
+"""The files in which processes count: prometheus-client's memory-mapped files, one per kind of metric and slot.
 
-prometheus-client names its files by process id and never deletes them. Ours are named by slot: their number stays the
-same however often workers die, and a counter continues where the last process of its slot stopped. While a worker is
-being replaced, two processes of one slot run. Each locks its name (`w0-0`, else `w0-1`, …), and the kernel releases the
-lock when the process exits. A gauge counts only while that lock is held.
+prometheus-client names its files by process id and never deletes them. We name them by slot: the number of files does
+not grow when workers die, and a counter continues where the previous process in its slot stopped. While a worker is
+being replaced, two processes run in one slot. Each process locks its own name (`w0-0`, or `w0-1` if that is taken, and
+so on), and the kernel releases the lock when the process exits. A gauge counts only while its process has the lock.
 
 Writing to a memory map on a full disk kills the process with SIGBUS. So the pages of a file are written before they are
-mapped, also when the file grows. If anything fails here, the process stops counting and goes on sending.
+mapped, even when the file grows. If anything fails here, the process stops counting and continues to send.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from prometheus_client import Metric
 
 FIRST_OCTETS: Final = 64 * 1024
-"""The size of a new file, which doubles when it is full."""
+"""The size of a new file. A full file doubles in size."""
 PREFIXES: Final = ("counter", "histogram", "gauge_livesum")
 GENERATIONS: Final = 4
-"""Processes of one slot that may count at the same time."""
+"""The most processes in one slot that may count at the same time."""
 API: Final = "api"
 """The slot of all API processes of the host. They have no common parent, and there may be many."""
 API_GENERATIONS: Final = 64
@@ -40,7 +40,7 @@ _OURS: Final = re.compile(
     rf"(?:(?P<prefix>{'|'.join(PREFIXES)})_)?(?P<name>(?:w\d+|relay|monitor|parent|api)-\d+)\.(?:db|lock|new)"
 )
 _BESIDE_KEY_OCTETS: Final = 28
-"""Per value: 16 for the numbers, the rest for the key's length and alignment."""
+"""Bytes per value besides its key: 16 for the numbers, 12 for the key's length and alignment."""
 _HEAD_OCTETS: Final = 8
 _PREFIX: Final = "dispatcher_"
 _FOLDER_VARIABLE: Final = "PROMETHEUS_MULTIPROC_DIR"
@@ -64,7 +64,7 @@ class BadFile(Exception):
 def wipe(folder: Path) -> None:
     """Creates the folder and deletes the metric files of an earlier run; only the parent calls this.
 
-    Files of API processes stay, because these run without the parent. Foreign files stay, too.
+    Files of API processes stay, because API processes run without the parent. Files of other programs stay, too.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -77,7 +77,7 @@ def wipe(folder: Path) -> None:
 
 
 def begin(folder: Path, slot: str) -> None:
-    """Counts in the files of this slot from now on. Call it after the fork, in the process that counts.
+    """Makes this process count in the files of its slot from now on. Call it after the fork.
 
     Args:
         slot: `w0`, `w1`, …, `relay`, `monitor`, `parent` or `api`.
@@ -145,7 +145,7 @@ def read(path: Path) -> list[Metric]:
 
 
 def is_current(path: Path) -> bool:
-    """Whether the values of a file are current: those of a gauge only while its process runs. Takes no lock."""
+    """Whether a file's values are current. A gauge's values are current only while its process runs. Takes no lock."""
     ours = _OURS.fullmatch(path.name)
     if ours is None or ours["prefix"] != PREFIXES[-1]:
         return True
@@ -216,7 +216,7 @@ class _NullValue:
 
 
 def _take_name(folder: Path, slot: str) -> tuple[str, int]:
-    """A name of the slot that no running process uses, and the descriptor that locks it."""
+    """A name for this process that no other process in the slot uses, and the descriptor that locks the name."""
     for generation in range(API_GENERATIONS if slot == API else GENERATIONS):
         name = f"{slot}-{generation}"
         descriptor = os.open(folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -256,7 +256,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 
 def _make_room(path: Path, octets: int) -> None:
-    """Doubles a file that has no room for these octets. prometheus-client would extend it without writing the pages."""
+    """Doubles a file that has no room for these bytes. prometheus-client would extend it without writing the pages."""
     with suppress(FileNotFoundError), path.open("r+b") as file:  # deleted: no scrape reads the file any more
         used = int.from_bytes(file.read(4), sys.byteorder)
         size = file.seek(0, os.SEEK_END)

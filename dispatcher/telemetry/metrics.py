@@ -48,14 +48,14 @@ END_TO_END_SECONDS: Final = Histogram(
 )
 HELD: Final = Counter(
     "dispatcher_held_emails_total",
-    "Emails held because their outcome is unknown.",
+    "Emails that became held because their outcome is unknown.",
     ("reason",),
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
 )
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
-    "Results that a worker could not record because it had lost the lease.",
+    "Results that a worker could not record because it had lost the email's lease.",
     panel=Panel.TROUBLE,
 )
 RECOVERED: Final = Counter(
@@ -72,24 +72,35 @@ RECOVERED: Final = Counter(
 # Messages and batches.
 DUPLICATES: Final = Counter(
     "dispatcher_duplicate_deliveries_total",
-    "Messages whose email was finished or leased by another worker.",
+    "Messages whose email was already finished, or was leased by another worker.",
     ("status",),
     panel=Panel.TROUBLE,
 )
 MESSAGES_REJECTED: Final = Counter(
-    "dispatcher_rejected_messages_total", "Messages that point to no email; they go to the DLQ.", panel=Panel.TROUBLE
+    "dispatcher_rejected_messages_total",
+    "Messages that point to no email, which RabbitMQ moves to the DLQ.",
+    panel=Panel.TROUBLE,
 )
 LEASE_SECONDS: Final = Histogram(
-    "dispatcher_lease_seconds", "Duration of a lease statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
+    "dispatcher_lease_seconds",
+    "Duration of the SQL statement that leases emails.",
+    _STATEMENT_SECONDS,
+    panel=Panel.DATABASE,
 )
 LEASE_EMAILS: Final = Histogram(
-    "dispatcher_lease_batch_emails", "Emails per lease statement.", _BATCH_EMAILS, panel=Panel.DATABASE
+    "dispatcher_lease_batch_emails", "Emails per SQL statement that leases emails.", _BATCH_EMAILS, panel=Panel.DATABASE
 )
 RECORD_SECONDS: Final = Histogram(
-    "dispatcher_record_seconds", "Duration of a record statement.", _STATEMENT_SECONDS, panel=Panel.DATABASE
+    "dispatcher_record_seconds",
+    "Duration of the SQL statement that records results.",
+    _STATEMENT_SECONDS,
+    panel=Panel.DATABASE,
 )
 RECORD_EMAILS: Final = Histogram(
-    "dispatcher_record_batch_emails", "Results per record statement.", _BATCH_EMAILS, panel=Panel.DATABASE
+    "dispatcher_record_batch_emails",
+    "Results per SQL statement that records results.",
+    _BATCH_EMAILS,
+    panel=Panel.DATABASE,
 )
 PUBLISHED_EMAILS: Final = Counter(
     "dispatcher_published_emails_total",
@@ -132,7 +143,7 @@ BREAKERS: Final = Gauge(
 # The HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
-    "Emails in requests to the HTTP API: accepted, or known from an earlier request with the same key.",
+    "Emails in requests to the HTTP API: newly accepted, or known from an earlier request with the same key.",
     ("outcome",),
     (("accepted",), ("known",)),
     panel=Panel.API,
@@ -145,12 +156,15 @@ API_REFUSALS: Final = Counter(
 )
 API_INSERT_SECONDS: Final = Histogram(
     "dispatcher_api_insert_seconds",
-    "Duration of a statement that inserts the emails of requests.",
+    "Duration of the SQL statement with which the HTTP API inserts emails.",
     _STATEMENT_SECONDS,
     panel=Panel.API,
 )
 API_INSERT_EMAILS: Final = Histogram(
-    "dispatcher_api_insert_batch_emails", "Emails per insert statement of the HTTP API.", _BATCH_EMAILS, panel=Panel.API
+    "dispatcher_api_insert_batch_emails",
+    "Emails per SQL statement with which the HTTP API inserts emails.",
+    _BATCH_EMAILS,
+    panel=Panel.API,
 )
 
 # Processes.

@@ -1,6 +1,6 @@
-"""A log for events of each email: the same JSON lines as structlog's, at a fifth of the cost.
+"""A log for the events that are logged for each email: the same JSON lines as structlog's, at a fifth of the cost.
 
-It has no processors: it binds no context, limits no storms, and formats no tracebacks.
+It has no processors: it adds no context, does not limit how often an event is logged, and formats no tracebacks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FORM: Final = orjson.OPT_UTC_Z | orjson.OPT_APPEND_NEWLINE
 
 
 class QuickLog:
-    """Writes JSON lines itself after `write_to` was called with a writer; otherwise passes events to structlog."""
+    """Passes events to structlog until `write_to` sets a writer. From then on, writes JSON lines itself."""
 
     def __init__(self) -> None:
         self._lines: LogWriter | None = None
@@ -29,7 +29,7 @@ class QuickLog:
         self._buffered: list[dict[str, Any]] = []
 
     def write_to(self, lines: LogWriter | None, always: Mapping[str, Any]) -> None:
-        """Sets the writer of all further lines; None passes events to structlog.
+        """Sets the writer for all further lines; with None, events are passed to structlog.
 
         Args:
             always: Fields of every event.
@@ -43,8 +43,8 @@ class QuickLog:
         """Buffers lines from now on, to write several in one system call.
 
         Args:
-            soon: Calls a function a moment later, like a loop's `call_soon`. None writes the buffered lines now, and
-                each further line at once; pass it before the loop is closed.
+            soon: Calls a function a moment later, like an event loop's `call_soon`. None writes the buffered lines now,
+                and each further line immediately; pass None before the event loop is closed.
         """
         self._soon = soon
         if soon is None:
@@ -74,7 +74,7 @@ class QuickLog:
         self._buffered.append(fields)
 
     def _write(self, events: list[dict[str, Any]]) -> None:
-        """Writes lines in pieces of up to PIPE_BUF bytes, so that a shared pipe does not interleave them."""
+        """Writes lines in pieces of up to PIPE_BUF bytes, which the kernel does not interleave on a shared pipe."""
         assert self._lines is not None
         piece, count = b"", 0
         for fields in events:

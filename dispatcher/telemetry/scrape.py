@@ -1,4 +1,4 @@
-"""The metrics of all processes of a host: the files of `metric_files`, merged by prometheus-client.
+"""The metrics of all processes on this host: prometheus-client merges the files that `metric_files` writes.
 
 Invalid files are skipped and counted; they never make a scrape fail.
 """
@@ -20,7 +20,7 @@ from dispatcher.telemetry.meters import Labels, Meter
 
 SKIPPED: Final = (
     "dispatcher_metrics_skipped_files",
-    "Metric files that are skipped because they are empty, corrupt, foreign or unreadable.",
+    "Metric files that are skipped because they are empty, corrupt, unreadable, or not ours (foreign).",
 )
 SKIP_REASONS: Final = ("empty", "corrupt", "foreign", "unreadable")
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -40,14 +40,14 @@ class ProcessCollector(Collector):
         self._folder = folder
 
     def describe(self) -> Iterable[Metric]:
-        """Describes nothing, so that the registry does not collect when this collector is registered."""
+        """Describes nothing. Otherwise the registry would collect all metrics when this collector is registered."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """Every metric in the files, and the number of skipped files."""
         merged, skipped = self._merged()
         for metric in merged:
-            metric.name = metric.name.removesuffix("_total")  # the library's page adds it to a counter's
+            metric.name = metric.name.removesuffix("_total")  # `generate_latest` appends _total to a counter's name
             yield metric
         family = GaugeMetricFamily(*SKIPPED, labels=("reason",))
         for reason in SKIP_REASONS:

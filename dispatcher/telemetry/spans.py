@@ -1,7 +1,7 @@
-"""Makes OpenTelemetry spans for `tracing`: in a bounded queue, which a thread delivers over OTLP/HTTP.
+"""Creates OpenTelemetry spans for `tracing`. They wait in a bounded queue; a thread delivers them over OTLP/HTTP.
 
 The SDK reads endpoint, headers, sampler, resource, queue size and batch size from its own variables (OTEL_…). A span
-has the email's id, and no data that metrics and log lines do not have.
+has the email's id, and otherwise only data that log lines and metrics have, too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dispatcher.telemetry.finished_attempt import FinishedAttempt
 from dispatcher.version import VERSION
 
 SERVICE: Final = "email-dispatcher"
-# W3C Trace Context, section 3.2.2: ids that consist of zeros are invalid.
+# W3C Trace Context, section 3.2.2: an id of only zeros is invalid.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})")
 _NANOSECONDS: Final = 1_000_000_000
 
@@ -51,7 +51,7 @@ class OpenSpan:
         self.traceparent = f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
 
     def note(self, emails: int, email_id: UUID | None) -> None:
-        """Sets the number of emails, and the email's id if there is one email."""
+        """Sets the number of emails, and the email's id if there is only one email."""
         self._span.set_attribute("dispatcher.emails", emails)
         if email_id is not None:
             self._span.set_attribute("dispatcher.email_id", str(email_id))
@@ -63,10 +63,10 @@ class OpenSpan:
 
 
 class Spans:
-    """Makes and delivers the spans of a process."""
+    """Creates and delivers the spans of a process."""
 
     def __init__(self, instance: str) -> None:
-        # The SDK would log errors of its endpoint on stderr, once per batch.
+        # If the endpoint fails, the SDK would print an error on stderr for each batch.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL + 1)
         self._exporter = _CountingExporter(OTLPSpanExporter())
         self._provider = TracerProvider(resource=_resource(instance), shutdown_on_exit=False)
@@ -100,14 +100,14 @@ class Spans:
         return self._exporter.take_lost()
 
     def end(self, seconds: float) -> None:
-        """Delivers buffered spans for this time at most. Spans that are not delivered by then are lost."""
+        """Delivers buffered spans for at most this many seconds. Spans that are not delivered by then are lost."""
         ending = threading.Thread(target=self._provider.shutdown, daemon=True)
         ending.start()
         ending.join(seconds)
 
 
 class _CountingExporter(SpanExporter):
-    """Counts spans that could not be delivered. The delivering thread must not log: only the main thread may."""
+    """Counts spans that could not be delivered. It runs in a thread of its own, and only the main thread may log."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter
@@ -133,7 +133,7 @@ class _CountingExporter(SpanExporter):
 
 
 def _resource(instance: str) -> Resource:
-    """This service, unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES name another one."""
+    """This service's attributes. OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES may set a different service name."""
     ours = Resource({"service.version": VERSION, "service.instance.id": instance})
     configured = Resource.create()
     named = not str(configured.attributes.get("service.name", "unknown_service")).startswith("unknown_service")

@@ -14,7 +14,7 @@ WINDOW_SECONDS: Final = 10.0
 LINES_PER_WINDOW: Final = 100
 UNLIMITED: Final = frozenset({"email.attempted", "email.recovered", "process.started", "process.exited"})
 """Events that are never suppressed: operators need every attempt and recovery of an email, and every start and exit of
-a process. Growing waits between starts keep process events few."""
+a process. Process events stay few, because the waits between a process's starts grow."""
 
 
 @dataclass(slots=True)
@@ -25,9 +25,9 @@ class _Window:
 
 
 class StormLimit:
-    """A structlog processor that passes `LINES_PER_WINDOW` lines of one event per window.
+    """A structlog processor that lets `LINES_PER_WINDOW` lines of each event pass in `WINDOW_SECONDS`.
 
-    The first line of the next window has the number of missing lines as `suppressed`.
+    The event's first line after that has the number of dropped lines in the field `suppressed`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,7 +35,7 @@ class StormLimit:
         self._windows: dict[str, _Window] = {}
 
     def __call__(self, _logger: Any, _method: str, event: EventDict) -> EventDict:
-        """Returns the event, with `suppressed` if earlier lines were dropped; raises DropEvent above the limit."""
+        """Returns the event, with `suppressed` if earlier lines were dropped. Above the limit, raises DropEvent."""
         name = event["event"]
         if name in UNLIMITED:
             return event

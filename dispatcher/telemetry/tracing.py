@@ -1,10 +1,10 @@
-"""Spans for OpenTelemetry, if its standard variables enable them and the extra `otel` is installed.
+"""Spans for OpenTelemetry, if OpenTelemetry's standard variables enable them and the extra `otel` is installed.
 
     prepare   in the parent, before it forks     logs what is missing, and loads the libraries for all processes
-    begin     in each process, after its fork    turns `TRACER.is_on` on; while it is off, tracing costs only that check
+    begin     in each process, after its fork    sets `TRACER.is_on`; without tracing, checking that is the only cost
     end       when the process stops             delivers buffered spans, for a second at most
 
-`spans` imports the libraries. Their errors never affect sending: they only make spans get lost.
+`spans` imports OpenTelemetry's libraries. If a library fails, spans may be lost, but sending is not affected.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EnqueueSpan:
     """A context manager for the enqueue of one request. It does nothing if tracing is off.
 
     Attributes:
-        traceparent: The trace context for the emails of the request: of the span, or the caller's if there is no span.
+        traceparent: The trace context for the request's emails: the span's, or the caller's if there is no span.
     """
 
     __slots__ = ("_span", "traceparent")
@@ -42,7 +42,7 @@ class EnqueueSpan:
         self._span = span
 
     def note(self, emails: int, email_id: UUID | None = None) -> None:
-        """Notes the number of emails, and the email's id if there was one email."""
+        """Adds to the span the number of emails, and the email's id if there is only one email."""
         if self._span:
             self._span.note(emails, email_id)
 
@@ -60,7 +60,7 @@ class Tracer:
     """The spans of this process.
 
     Attributes:
-        is_on: Whether this process makes spans.
+        is_on: Whether this process creates spans.
     """
 
     __slots__ = ("_spans", "is_on")
@@ -70,7 +70,7 @@ class Tracer:
         self._spans: Spans | None = None
 
     def begin(self, instance: str) -> None:
-        """Makes spans from now on, if they are enabled and possible. Starts a thread, so call it after the last fork.
+        """Turns tracing on if it is enabled and possible. Starts a thread, so call it after the last fork.
 
         Args:
             instance: The name of this process among the host's processes.
@@ -87,7 +87,7 @@ class Tracer:
             self.is_on = True
 
     def add_attempt(self, attempted: FinishedAttempt) -> None:
-        """Makes the span of an attempt. Check `is_on` first."""
+        """Creates the span of a finished attempt. Check `is_on` before: it is cheaper."""
         if self._spans is None:
             return
         try:
@@ -128,7 +128,7 @@ TRACER: Final = Tracer()
 
 
 def prepare() -> None:
-    """Logs why spans that are enabled cannot be made. Starts no thread."""
+    """Logs why spans cannot be created, if they are enabled. Starts no thread."""
     if is_wanted(os.environ) and (obstacle := _obstacle(os.environ)):
         get_log().warning("tracing.unavailable", reason=obstacle[0], remedy=obstacle[1])
 
@@ -142,10 +142,10 @@ def is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def _obstacle(environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """Why spans cannot be made, and the remedy; None if they can."""
+    """Why spans cannot be created, and the remedy; None if nothing is missing."""
     exporters = environ.get("OTEL_TRACES_EXPORTER", "").lower().split(",")
     if "otlp" not in map(str.strip, exporters) and exporters != [""]:
-        return "OTEL_TRACES_EXPORTER names no supported exporter.", "Set it to otlp or none."
+        return "OTEL_TRACES_EXPORTER lists no supported exporter.", "Set it to otlp or none."
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), _OUR_PROTOCOL)
     if protocol != _OUR_PROTOCOL:
         return (

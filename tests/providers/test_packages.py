@@ -75,7 +75,7 @@ async def test_a_packages_provider_sends_and_counts(tmp_path: Path) -> None:
 def test_a_missing_setting_of_a_packages_provider_is_reported(tmp_path: Path) -> None:
     journal_package.install(tmp_path)
 
-    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS names journal: set a file."
+    assert mistake() == "DISPATCHER_JOURNAL_FILE is not set, but DISPATCHER_PROVIDERS lists journal: set a file."
 
 
 def test_a_provider_that_delivers_nothing_is_not_recommended(tmp_path: Path) -> None:
@@ -101,12 +101,12 @@ def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Pat
     [
         ("import no_such_module", "JournalProvider", "cannot be loaded (ModuleNotFoundError: No module named"),
         ("", "JournalProvider", "cannot be loaded (AttributeError"),
-        ("JournalProvider = 7", "JournalProvider", "does not follow the contract of providers: it is not a class."),
+        ("JournalProvider = 7", "JournalProvider", "does not follow the provider contract: it is not a class."),
         (
             "class JournalProvider:\n    name = 'other'\n    def send(self): ...\n",
             "JournalProvider",
             (
-                "does not follow the contract of providers: its `name` is not 'journal'; its `capabilities` are not a "
+                "does not follow the provider contract: its `name` is not 'journal'; its `capabilities` are not a "
                 "dispatcher.domain.capabilities.Capabilities; its `settings` are not a subclass of "
                 "dispatcher.config.ProviderSettings; it has no method `open`; it has no method `check`; it has no "
                 "method `close`. Install a release of it for this Email Dispatcher"
@@ -122,7 +122,7 @@ def test_a_package_that_cannot_be_used_is_refused_with_the_reason(
 
     found = mistake()
 
-    source = "DISPATCHER_PROVIDERS names journal, which email-dispatcher-journal 1.0 provides, but"
+    source = "DISPATCHER_PROVIDERS lists journal, which email-dispatcher-journal 1.0 provides, but"
     assert found.startswith(f"{source} email_dispatcher_journal:{target} ")
     assert words.rstrip(".") in found
     assert "remove journal" in found
@@ -143,7 +143,7 @@ def test_a_package_with_the_name_of_a_built_in_provider_is_refused(tmp_path: Pat
     found = mistake({"DISPATCHER_PROVIDERS": "capture", "DISPATCHER_CAPTURE_DIR": str(tmp_path)})
 
     assert found.startswith(
-        "DISPATCHER_PROVIDERS names capture, which is a built-in provider, but email-dispatcher-capture 1.0 provides"
+        "DISPATCHER_PROVIDERS lists capture, which is a built-in provider, but email-dispatcher-capture 1.0 provides"
     )
 
 

@@ -20,7 +20,7 @@ NAMED = {"DISPATCHER_PROVIDERS": "sendgrid"}
 def test_a_missing_key_is_an_error() -> None:
     _, _, mistakes = examine(NAMED, needs=["providers"])
 
-    assert mistakes == ("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS names sendgrid: set it to a key.",)
+    assert mistakes == ("SENDGRID_API_KEY is not set, but DISPATCHER_PROVIDERS lists sendgrid: set it to a key.",)
 
 
 def test_the_key_can_be_read_from_a_file(tmp_path: Path) -> None:
