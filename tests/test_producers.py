@@ -161,7 +161,7 @@ async def test_the_same_key_with_another_payload_is_a_conflict_that_names_the_fi
     first = await application.enqueue(email("key"))
     await application.commit()
 
-    with pytest.raises(MessageKeyConflict, match="'key' already names") as conflict:
+    with pytest.raises(MessageKeyConflict, match="'key' already belongs to") as conflict:
         await application.enqueue(email("key", subject="Another"))
 
     assert (conflict.value.email_id, conflict.value.tenant_id) == (str(first.email_id), "default")

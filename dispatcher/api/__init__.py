@@ -1,4 +1,4 @@
-"""The HTTP API: stores emails durably, publishes them to RabbitMQ, and reports their status. It never sends emails.
+"""The HTTP API: stores emails durably, publishes messages for them, and reports their status. It sends no emails.
 
 A request to enqueue an email passes through these modules, in this order:
 
@@ -7,10 +7,10 @@ A request to enqueue an email passes through these modules, in this order:
     fast_routes.py           calls the enqueue endpoints directly; other requests are routed by app.py
     enqueue_endpoints.py     the endpoints for one email and for a batch
     access.py                authenticates the key, and checks its scope and rate
-    body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half
-    validation.py            validates the email: the domain's rules, this API's (policy.py), the key's (access.py)
+    body_reader.py           reads the body within limits; fair_limiter.py gives one caller at most half of each limit
+    validation.py            validates the email: rules of the domain, of this API (policy.py), of the key (access.py)
     insert_batcher.py        inserts the emails of concurrent requests with one statement
-    immediate_publisher.py   publishes their messages; the relay publishes what this misses
+    immediate_publisher.py   publishes the emails' messages; if that fails, the relay publishes them
 
 Needs the extra `api`. Only this package imports FastAPI.
 """

@@ -31,7 +31,7 @@ from dispatcher.telemetry.log import get_log
 
 REFRESH_SECONDS: Final = 2.0
 MIN_REFRESH_INTERVAL_SECONDS: Final = 0.2
-"""An unknown key may be new, so its request refreshes the keys, at most once per this interval."""
+"""The shortest time between refreshes. A request with an unknown key refreshes the keys, because the key may be new."""
 _NO_HASH: Final = bytes(32)
 DEFAULT_TENANT: Final = "default"
 
@@ -41,8 +41,9 @@ class Caller:
     """An authenticated client.
 
     Attributes:
-        key: Its API key; None if the API is open: then it may do everything, for any tenant.
-        name: Identifies it for the limits per caller: the key's id, or the IP address if there is no key.
+        key: The client's API key; None if the API allows requests without a key. A client without a key may do
+            everything, for every tenant.
+        name: Identifies the client for limits per caller: the key's id, or the client's IP address if it has no key.
     """
 
     key: ApiKey | None
@@ -55,7 +56,7 @@ class Caller:
             asked: The request's `tenant_id`, if it has one.
 
         Raises:
-            Problem: the request names another tenant than the key's.
+            Problem: the request has a different tenant than the key.
         """
         if self.key is None:
             return asked if isinstance(asked, str) else DEFAULT_TENANT
@@ -85,8 +86,8 @@ class AccessControl:
     def __init__(self, store: KeyStore, slots: FairLimiter, *, may_be_open: bool) -> None:
         """
         Args:
-            slots: Limits the requests in progress.
-            may_be_open: Whether requests need no key until the first key exists.
+            slots: Limits the number of requests in progress.
+            may_be_open: Whether requests need no key until the first key is created.
         """
         self.is_open = may_be_open
         self.quotas = Quotas(store)
@@ -113,11 +114,11 @@ class AccessControl:
         """Replaces the keys in memory. `keys` includes revoked keys."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
-        # Never back to open: a table that a restore has emptied must not open the API.
+        # Never opens again: if a restore has emptied the table of keys, requests must still need a key.
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
-        """Refreshes the keys until cancelled. While PostgreSQL is unavailable, the last keys stay valid."""
+        """Refreshes the keys until cancelled. While PostgreSQL is unavailable, the keys in memory stay valid."""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
@@ -127,10 +128,10 @@ class AccessControl:
 
     @asynccontextmanager
     async def admit(self, request: Request, scope: Scope) -> AsyncIterator[Caller]:
-        """Authenticates a request without a body, and holds a request slot during the block.
+        """Authenticates a request without a body, and occupies a request slot during the block.
 
         Raises:
-            Problem: as `authenticate`, or `overloaded`.
+            Problem: see `authenticate`; also `overloaded`.
         """
         caller = await self.authenticate(request, scope)
         self._slots.acquire(caller.name)
@@ -186,7 +187,7 @@ class AccessControl:
             raise Problem("unauthorized", "Send one header `Authorization: Bearer ed_…`.")
         key = self._matching(secret)
         if key is None:
-            # Also for a known id with a wrong secret. Otherwise the response time would reveal which ids exist.
+            # Refreshes even for a known id with a wrong secret: otherwise the response time would show which ids exist.
             await self._refresh_after_now()
             key = self._matching(secret)
         if key is None or key.revoked_at is not None:
@@ -206,7 +207,7 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. Trying again would let the calls time out one by one.
+                # The refresh failed while this call waited. If each call tried again, they would time out one by one.
                 raise StoreUnavailable("The keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
@@ -217,10 +218,10 @@ class AccessControl:
                     raise
 
     def _check_origin(self, request: Request) -> None:
-        """Accepts only direct requests to the loopback while the API is open.
+        """Accepts only direct requests to the loopback while requests need no key.
 
-        The check of Host stops DNS rebinding: a web page whose own name resolves to the loopback. A proxy would admit
-        everybody, so requests with a proxy's headers are refused. Many proxies add none of these headers.
+        The check of the Host header prevents DNS rebinding, where a web page's own name resolves to the loopback. A
+        proxy would admit every client, so requests with a proxy's headers are refused. Some proxies add no such header.
         """
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
@@ -228,7 +229,8 @@ class AccessControl:
             names = ", ".join(LOOPBACKS)
             raise Problem("host-forbidden", f"The Host header must be one of: {names}. Or create an API key.")
         if any(_is_proxy_header(header) for header in request.headers):
-            raise Problem("host-forbidden", "The request came through a proxy. Create an API key to use a proxy.")
+            detail = "Requests without an API key must not come through a proxy, and this one did. Create an API key."
+            raise Problem("host-forbidden", detail)
 
 
 def _is_proxy_header(header: str) -> bool:
@@ -236,7 +238,7 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate in this process: holds one second's requests, at least one, and may be overdrawn."""
+    """A key's rate limit in this process. The bucket has room for one second's tokens, at least one; see `overdraw`."""
 
     __slots__ = ("_at", "_tokens", "per_second")
 
@@ -246,7 +248,7 @@ class _TokenBucket:
         self._at = time.monotonic()
 
     def acquire(self) -> float:
-        """Takes a token and returns 0, or returns the seconds until one is available."""
+        """Takes a token and returns 0; if there is none, returns the seconds until a token is available."""
         now = time.monotonic()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
         self._at = now
@@ -256,5 +258,5 @@ class _TokenBucket:
         return 0.0
 
     def overdraw(self, tokens: int) -> None:
-        """Takes tokens even if the bucket is empty."""
+        """Takes tokens even if the bucket has too few. The missing tokens delay later requests."""
         self._tokens -= tokens

@@ -63,8 +63,8 @@ def make_app(
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:
-    # This route serves requests. The second route, which it hides, only adds the operation to the OpenAPI document.
-    # FastAPI would resolve dependencies for each request. We have none, and it takes longer than enqueueing an email.
+    # The first route serves requests. The second route never does: it only adds the operation to the OpenAPI document,
+    # because FastAPI would resolve dependencies for each request. We have none, and that takes longer than an enqueue.
     app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,
@@ -84,7 +84,7 @@ def _add_pages(app: FastAPI, access: AccessControl) -> None:
     cached: dict[bool, tuple[bytes, str]] = {}
 
     def documentation() -> tuple[bytes, str]:
-        # Changes once, when the first key is created.
+        # The document changes once, when the first key is created.
         if access.is_open not in cached:
             document = operations.document(app, needs_key=not access.is_open)
             cached[access.is_open] = orjson.dumps(document), page(document)
@@ -116,7 +116,7 @@ async def _on_http_exception(refusals: RefusalCounter, request: Request, error: 
     detail = None
     if "Allow" in headers:  # Starlette lists only the methods of the first route with this path
         headers["Allow"] = ", ".join(sorted(_methods(request)))
-        detail = f"It supports {headers['Allow']}."
+        detail = f"The path supports {headers['Allow']}."
     return await _on_problem(refusals, request, Problem(code, detail, headers=headers))
 
 

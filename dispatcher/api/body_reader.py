@@ -1,4 +1,4 @@
-"""Reads JSON request bodies within limits: the size and values of each, and the memory of each caller and of all."""
+"""Reads JSON request bodies within limits: bytes and values per body, memory per caller, and memory in total."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dispatcher.api.problems import FieldError, Problem
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
-"""The least that a request is charged: it has headers, and a task that waits for the body."""
+"""The least memory that a request is charged: it needs some for headers, and for the task that waits for the body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
-"""Memory per JSON value, in addition to its text, once it is parsed and part of an email that waits for its insert."""
+"""Memory per parsed JSON value, in addition to its text. It is used until the value's email is inserted."""
 
 T = TypeVar("T")
 
@@ -31,8 +31,8 @@ class BodyReader:
     def __init__(self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int) -> None:
         """
         Args:
-            slots: Limits the requests in progress.
-            memory: Limits the bytes of bodies and of the objects parsed from them.
+            slots: Limits the number of requests in progress.
+            memory: Limits the bytes of bodies, and of the objects parsed from bodies.
             max_bytes: The largest body.
         """
         self._slots = slots
@@ -40,9 +40,9 @@ class BodyReader:
         self._max_bytes = max_bytes
 
     def read(self, request: Request, caller: Caller) -> _BodyContext:
-        """A context manager that reads the body, and holds its memory and a slot until the block ends.
+        """A context manager that reads the body. The body's memory and a slot stay charged until the block ends.
 
-        The request takes its slot only after its whole body has arrived, so a slow client occupies none.
+        The request takes its slot only after its whole body has arrived, so a slow client occupies no slot.
         """
         return _BodyContext(self, request, caller.name)
 
@@ -70,7 +70,7 @@ class BodyReader:
             # A smaller body is parsed without yielding to the event loop, so only one is parsed at a time.
             values = await run_off_loop(length, lambda: count_values(body))
             if values > MAX_VALUES:
-                detail = f"It has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
+                detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
                 raise Problem("body-too-large", detail)
             self._charge(context, min(length + values * CHARGED_BYTES_PER_VALUE, self._memory.max_per_caller))
         self._slots.acquire(context.name)

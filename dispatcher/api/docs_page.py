@@ -105,6 +105,6 @@ def _code(value: object) -> str:
 
 
 def _prose(text: str) -> str:
-    """HTML for a text in which `backticks` mark code."""
+    """The HTML of a text in which `backticks` mark code."""
     pieces = escape(text).split("`")
     return "".join(f"<code>{piece}</code>" if index % 2 else piece for index, piece in enumerate(pieces))

@@ -1,7 +1,8 @@
-"""An email as JSON Schema (2020-12), for documentation and code generators.
+"""The JSON Schema (2020-12) of an email, for documentation and code generators.
 
-`domain.email_rules` validates emails; the schema uses its limits by name. JSON Schema cannot express every rule, so the
-schema may accept more than the domain, and never less. A test checks that.
+`domain.email_rules` validates emails; the schema uses the limits in that module. JSON Schema cannot express every rule,
+so the schema may accept emails that the domain refuses. It never refuses an email that the domain accepts; a test
+checks that.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ _FIELDS: Final[dict[str, Any]] = {
         )
     ),
     "from": {"$ref": "#/components/schemas/Address"},
-    "to": _addresses("Recipients. Required unless `cc` or `bcc` has some."),
+    "to": _addresses("Recipients. Required unless `cc` or `bcc` has recipients."),
     "cc": _addresses("Recipients of a copy."),
-    "bcc": _addresses("Recipients of a blind copy, whom the others do not see."),
+    "bcc": _addresses("Recipients of a blind copy. No other recipient sees these addresses."),
     "reply_to": _addresses("Addresses for replies."),
     "subject": _optional(_text(rules.MAX_LINE_CHARACTERS, "Required unless `template_id` is set.")),
     "text": _optional(_text(rules.MAX_BODY_OCTETS, "Plain-text body. An email needs `text`, `html` or `template_id`.")),
@@ -106,14 +107,18 @@ _FIELDS: Final[dict[str, Any]] = {
         }
     ),
     "correlation_id": _optional(
-        _text(MAX_KEY_CHARACTERS, "Your id for what caused the email. It appears in the log.", shortest=1)
+        _text(
+            MAX_KEY_CHARACTERS,
+            "Your id for the request or event that caused the email. The id appears in the log.",
+            shortest=1,
+        )
     ),
     "on_uncertain": _optional(
         {
             "type": "string",
             "enum": [policy.value for policy in OnUncertain],
-            "description": "What to do if the provider's answer is lost: hold the email, or resend it (the recipient "
-            "may get it twice). Default: the operator's setting.",
+            "description": "What to do if it is unknown whether the provider accepted the email: hold the email for an "
+            "operator, or resend it (the recipient may get it twice). Default: the operator's setting.",
         }
     ),
     "erase_after_sending": _optional(

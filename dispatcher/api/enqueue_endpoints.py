@@ -117,7 +117,7 @@ class EnqueueEndpoints:
         return answers
 
     async def _replay(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
-        """Answers for drafts that are all enqueued already. These cost no quota.
+        """The results for drafts that earlier requests have all enqueued. Such drafts use no quota.
 
         Raises:
             Problem: `quota-exceeded`: at least one draft is new.
@@ -125,11 +125,11 @@ class EnqueueEndpoints:
         known = await self.store.find(drafts)
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
-            detail = f"It has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
+            detail = f"The key has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
             raise Problem("quota-exceeded", detail, retry_after=quota.retry_after)
         return await self.batcher.enqueue(drafts)
 
 
 def accepted(email: Enqueued) -> dict[str, Any]:
-    """The response for an enqueued email. A repeated request gets the same one, whatever the email's status is now."""
+    """The response for an enqueued email. A repeated request gets the same response, even if the status has changed."""
     return {"id": email.email_id, "message_key": email.message_key, "status": Status.PENDING}

@@ -42,7 +42,7 @@ class ErrorMiddleware:
             response = self._response(error)
         else:
             return
-        # Not inside the except block: until it ends, the traceback keeps the request's body in memory.
+        # Sent after the except block, because until the block ends, the traceback keeps the request's body in memory.
         await response(scope, receive, send)
 
     def _response(self, error: Exception) -> Response:
@@ -57,7 +57,7 @@ def problem_of(error: Exception) -> Problem:
         case Problem():
             return error
         case StoreBusy():
-            return Problem("overloaded", "Another transaction locks a row that this request needs.", retry_after=1)
+            return Problem("overloaded", "Another transaction has locked a row that this request needs.", retry_after=1)
         case StoreUnavailable():
             return Problem("database-unavailable", "Retry the request.", retry_after=1)
         case DispatcherError():

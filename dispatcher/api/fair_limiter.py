@@ -1,4 +1,4 @@
-"""Limits on what one process may hold at once, such as requests or bytes. One caller gets at most half."""
+"""Limits what one process uses at the same time, such as requests or bytes. One caller gets at most half."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ class FairLimiter:
     """A counted resource that several callers share.
 
     Attributes:
-        max_per_caller: What one caller may hold at once.
+        max_per_caller: The most that one caller may have at the same time.
     """
 
     def __init__(self, max_total: int, *, max_request: int = 1) -> None:
         """
         Args:
-            max_request: What a single request may need. A caller that holds nothing gets it even if it exceeds half.
+            max_request: The most that a single request may need. A caller without other requests gets this amount even
+                if it exceeds half.
         """
         self._max_total = max(max_total, max_request)
         self.max_per_caller = max(max_total // 2, max_request)
@@ -32,7 +33,8 @@ class FairLimiter:
         # These problems close the connection, since part of the body may be unread.
         if acquired > self.max_per_caller:
             detail = (
-                "This caller has too many requests or too much data in progress. Send fewer at once, or retry later."
+                "This caller has too many requests or too much data in progress. Send fewer requests in parallel, or "
+                "retry later."
             )
             raise Problem("overloaded", detail, retry_after=1, closes=True)
         if self._total + amount > self._max_total:
@@ -41,7 +43,7 @@ class FairLimiter:
         self._total += amount
 
     def release(self, name: str, amount: int = 1) -> None:
-        """Releases what `acquire` took."""
+        """Releases an amount that `acquire` has acquired."""
         self._total -= amount
         remaining = self._acquired[name] - amount
         if remaining:

@@ -1,7 +1,7 @@
 """A shortcut to the two endpoints that enqueue emails, without FastAPI's and Starlette's routing.
 
-That routing takes longer than enqueueing an email. FastAPI still describes these two endpoints, and answers other
-methods on their paths. The error middleware handles their exceptions as it handles all others.
+That routing takes longer than enqueueing an email. FastAPI still documents these two endpoints, and answers requests
+with other methods on their paths. The error middleware handles exceptions of these endpoints like all exceptions.
 """
 
 from __future__ import annotations

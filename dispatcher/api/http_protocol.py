@@ -5,9 +5,10 @@ slowly gets 408, and its connection is closed. Connections of clients that do no
 requests, are closed too.
 
 The parser has two holes. It appends headers that follow a chunked body (trailers) to the request's headers, without a
-limit, so that an `Authorization` there would count. And it stops parsing after a request for another protocol, so that
-the body would be read as the next request. Both are refused with 400, and the connection is closed. So is any request
-that a proxy may frame differently: no `Host` or several, chunks in HTTP/1.0, a transfer coding other than `chunked`.
+limit, so an `Authorization` trailer would count. And it stops parsing after a request for a different protocol, so the
+body would be parsed as the next request. This module refuses such requests with 400 and closes the connection. It also
+refuses each request that a proxy may frame differently: with no `Host` or several, with chunks in HTTP/1.0, or with a
+transfer coding except `chunked`.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ LINGER_SECONDS: Final = 3.0
 """How long the connection stays open for a client that is still sending a refused request."""
 MAX_SMALL_CHUNKS: Final = 4096
 MIN_CHUNK_BYTES: Final = 64
-"""The average chunk size that a body must reach after `MAX_SMALL_CHUNKS`. Each chunk costs as much CPU as a header."""
+"""The average chunk size that a body needs after `MAX_SMALL_CHUNKS`. Parsing a chunk costs the CPU of a header."""
 MAX_PIPELINED: Final = 16
-"""Pipelined requests per connection. Usual clients send none. A client that sends thousands and reads no response would
-keep the process busy with parsing."""
+"""The most pipelined requests per connection. Most clients do not pipeline. A client that sends thousands of requests
+and reads no response would keep the process busy with parsing."""
 MAX_PIPELINED_STARTS_PER_TURN: Final = 16
-"""Pipelined requests, of all connections, that start per turn of the event loop."""
+"""How many pipelined requests start per turn of the event loop, on all connections together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +107,13 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._lingering = _LingeringTransport(transport, self._has_unread_request)
         super().connection_made(self._lingering)  # type: ignore[arg-type]
         if self.client is None:
-            # The client has already reset the connection, so parsing its request would be wasted.
+            # The client has already reset the connection: parsing its request would waste CPU.
             transport.abort()
             return
         self._set_timer(self._timeouts.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stops the timers, and drops all references, so that the memory is freed at once."""
+        """Stops the timers, and drops all references, so that the memory is freed immediately."""
         self._lingering.end()
         self._set_timer(None)
         self._abandon_unanswered()
@@ -150,7 +151,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._on_refusal("overloaded")
-            self.transport.abort()  # a response now would be taken for an earlier request's
+            self.transport.abort()  # the client would take a response for the response to an earlier request
             raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
         super().on_message_begin()
         self._is_in_head = True
@@ -258,7 +259,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
-        """Closes the connection, with a problem unless the client would take that for another request's response."""
+        """Closes the connection. Before, sends a problem, unless the client would take it for a different response."""
         self._set_timer(None)
         if self.transport.is_closing():
             return
@@ -294,8 +295,8 @@ class _RejectedTrailers(list[tuple[bytes, bytes]]):
 class _LingeringTransport:
     """A transport that closes in two steps (lingering close) if the client may still be sending.
 
-    It first closes its own direction, and aborts after LINGER_SECONDS. Closing both directions at once would make the
-    kernel reset the connection, and the client could lose the response.
+    It first closes the sending direction, and aborts the connection after LINGER_SECONDS. If it closed both directions
+    at the same time, the kernel would reset the connection, and the client could lose the response.
     """
 
     def __init__(self, transport: Transport, has_unread_request: Callable[[], bool]) -> None:

@@ -1,8 +1,8 @@
 """Publishes the messages of new emails immediately after their commit, without the relay.
 
-This saves time, and is optional. If RabbitMQ is unreachable or the process exits first, the email stays due, and the
-relay publishes it five seconds after its insert. One second after RabbitMQ has confirmed the messages, one statement
-clears the due marks of those emails that no worker has leased by then.
+This saves time, but nothing depends on it. If RabbitMQ is unreachable or the process exits first, the email stays due,
+and the relay publishes its message five seconds after the insert. One second after RabbitMQ has confirmed messages, one
+statement clears the due marks of the emails that no worker has leased yet.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 RELAY_AFTER_SECONDS: Final = 5.0
-"""When the relay publishes an email that this process did not. Longer than a successful publish takes, and an
-acceptable delay after a failed one."""
+"""The time after which the relay publishes an email that this process has not published. It is longer than a successful
+publish takes, and an acceptable delay if the publish failed."""
 MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
-"""The most emails in the queue. The relay publishes further ones, so that a slow broker does not fill the memory."""
+"""The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
 
 
 class ImmediatePublisher:
@@ -95,7 +95,7 @@ class ImmediatePublisher:
             return
         published = [confirmed[index] for index in message_of]
         if not all(published):
-            # RabbitMQ returned or rejected a message. The relay reports the misconfigured queue to the operator.
+            # RabbitMQ returned or rejected a message. The relay logs that the queue is misconfigured.
             self._pause("RabbitMQ did not route every message.")
         elif self._outage.reset():
             self._log.info("broker.connected")

@@ -1,8 +1,9 @@
 """Inserts the emails of concurrent requests in batches, one statement per batch.
 
 A commit waits about two milliseconds for the disk, and a batch of a hundred emails waits only once. The batcher never
-lingers: it starts an insert as soon as one of its two concurrent inserts has finished. Emails that arrive meanwhile
-form the next batch, so batches grow with the load. Tenants take turns, so that none waits for all emails of another.
+delays a batch to make it larger: it starts an insert when one of its two concurrent inserts has finished. Emails that
+arrive before that form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until all of
+another tenant's emails are inserted.
 
 If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone. It inserts
 the other emails.
@@ -30,7 +31,7 @@ from dispatcher.telemetry.log import get_log
 CONCURRENT_INSERTS: Final = 2
 """While one statement waits for the disk, the next one is sent."""
 CONCURRENT_RETRIES: Final = 2
-"""Inserts of split batches, besides the others, so that new batches do not wait for them."""
+"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`: new batches do not wait for these."""
 
 InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
@@ -38,7 +39,7 @@ InsertResult = Enqueued | DispatcherError
 
 @dataclass(slots=True)
 class _RequestResults:
-    """The results of one request's emails, in order; `done` is set when none is missing."""
+    """The results for one request's emails, in order. `done` is set when every email has its result."""
 
     results: list[InsertResult | None]
     missing: int
@@ -90,7 +91,7 @@ class InsertBatcher:
                 tenant_queue = self._waiting[draft.email.tenant_id] = deque()
             tenant_queue.append(queued)
         if not self._is_scheduled:
-            # Not at once, so that requests that the event loop reads in the same turn join the batch.
+            # Starts a moment later: requests that the event loop reads in the same turn then join the batch.
             self._is_scheduled = True
             loop.call_soon(self._start_inserts)
         await request.done
@@ -135,7 +136,7 @@ class InsertBatcher:
             await self._handle_refusal(batch, refusal)
 
     async def _insert(self, batch: list[_QueuedDraft]) -> DispatcherError | None:
-        """Inserts a batch and sets its results. If that fails, sets no result and returns the error."""
+        """Inserts a batch and sets its results. If the insert fails, sets no results and returns the error."""
         drafts = [queued.draft for queued in batch]
         began_at = time.perf_counter()
         try:
@@ -158,7 +159,10 @@ class InsertBatcher:
         return None
 
     async def _handle_refusal(self, batch: list[_QueuedDraft], refusal: DispatcherError) -> None:
-        """Splits the batch and inserts its parts. A single email, or an error that affects all, gets the error."""
+        """Splits the batch and inserts the parts.
+
+        If the batch has one email, or if the error affects all emails, the error is the result for each email.
+        """
         affects_all = isinstance(refusal, StoreUnavailable) and not isinstance(refusal, StoreBusy)
         if affects_all or len(batch) == 1:
             for queued in batch:
@@ -177,7 +181,7 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
         return Enqueued(draft.email_id, key, Acceptance.ACCEPTED)
     holder = insertion.known.get(draft.key)
     if holder is None:  # the email with this key was pruned between the two statements
-        return StoreBusy("The key was released during the request.")
+        return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder
     is_same = payload_hash == draft.payload_hash
     return Enqueued(email_id, key, Acceptance.KNOWN if is_same else Acceptance.CONFLICT)
@@ -188,7 +192,8 @@ def _was_known(result: InsertResult) -> bool:
 
 
 def _split(batch: list[_QueuedDraft]) -> list[list[_QueuedDraft]]:
-    # Not halves: a lock timeout is the most expensive error. With square roots, two timeouts find the locked email.
+    # Splits n emails into about √n parts, not into halves. Lock timeouts are the most expensive errors: with √n parts,
+    # two timeouts find the locked email.
     size = max(1, math.isqrt(len(batch)))
     return [batch[start : start + size] for start in range(0, len(batch), size)]
 

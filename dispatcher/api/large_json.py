@@ -1,8 +1,8 @@
 """Parses JSON of many megabytes in small steps.
 
 A call into C cannot be interrupted: while orjson parses 39 MB, no other request is served, and orjson needs twice the
-body's size in addition to the result. So the long strings are extracted first. orjson parses the rest of the body, the
-outline, which has a placeholder for each long string. Then each string is decoded in pieces.
+body's size in addition to the result. So the long strings are extracted first. orjson parses the outline: the body
+with a placeholder for each long string. Then each long string is decoded in pieces.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from dispatcher.domain.email_rules import MAX_BODY_OCTETS
 from dispatcher.domain.json_names import has_duplicate_name
 
 MAX_VALUES: Final = 400_000
-"""Objects, lists and their elements. A thousand emails have about a tenth of that, unless all have many recipients."""
+"""The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless
+all of them have many recipients."""
 MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters in long strings that are not pure ASCII: each may need four bytes once parsed."""
+"""The most characters, in all long strings together that are not pure ASCII. Each character may need four bytes once
+parsed."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
 """From this size, long strings are extracted before parsing."""
@@ -37,7 +39,7 @@ _BETWEEN_SCALARS: Final = re.compile(rb"[ \t\n\r{}\[\],:]")
 
 
 def parse(body: bytearray) -> Any:
-    """Parses a body, and empties it, so that body and result are not in memory together.
+    """Parses a body, and empties it before returning, so body and result are not in memory at the same time.
 
     A string that is longer than any email allows is truncated, but stays longer than allowed.
 
@@ -92,7 +94,7 @@ def _load(text: bytearray) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # Parsers differ in which value they use. A proxy may have checked the other one.
+        # Parsers differ in which of the values they use. A proxy may have checked the value that we would not use.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 
@@ -119,9 +121,10 @@ def _extract_texts(body: bytearray, mark: str) -> tuple[bytearray, list[tuple[in
         position = end + 1
         count += 1
         if count > 2 * MAX_VALUES or len(outline) + position - copied > MAX_OUTLINE_BYTES:
-            raise Problem("body-too-large", "It has too many strings. Send fewer emails per request.")
+            raise Problem("body-too-large", "The body has too many strings. Send fewer emails per request.")
         if wide > MAX_WIDE_CHARACTERS:
-            raise Problem("body-too-large", f"Its long strings exceed {MAX_WIDE_CHARACTERS:,} characters.")
+            detail = f"Long strings that are not pure ASCII may have {MAX_WIDE_CHARACTERS:,} characters in total."
+            raise Problem("body-too-large", detail)
     outline += body[copied:position]
     _add_gap(outline, body, position, len(body))
     return outline, texts
@@ -157,11 +160,11 @@ def _add_gap(outline: bytearray, body: bytearray, begin: int, end: int) -> None:
     for start in range(begin, end, _STEP_BYTES):
         outline += _SPACES.sub(b" ", body[start : min(end, start + _STEP_BYTES)])
         if len(outline) > MAX_OUTLINE_BYTES:
-            raise Problem("body-too-large", "It has too many values. Send fewer emails per request.")
+            raise Problem("body-too-large", "The body has too many values. Send fewer emails per request.")
 
 
 def _count_wide(body: bytearray, begin: int, end: int) -> int:
-    """An upper bound of a string's characters if one of them is not ASCII; else 0."""
+    """An upper bound for the number of a string's characters if the string is not pure ASCII; else 0."""
     count, is_wide = end - begin, False
     for start in range(begin, end, _STEP_BYTES):
         until = min(end, start + _STEP_BYTES)
@@ -174,7 +177,7 @@ def _count_wide(body: bytearray, begin: int, end: int) -> int:
 
 
 def _restore_texts(root: list[Any], mark: str, body: bytearray, texts: list[tuple[int, int]]) -> None:
-    """Replaces each placeholder by its string."""
+    """Replaces each placeholder with its decoded string."""
     waiting: list[Any] = [root]
     while waiting:
         each = waiting.pop()

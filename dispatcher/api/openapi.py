@@ -44,8 +44,8 @@ class Operation:
 
     Attributes:
         response_schema: The name of the success response's schema.
-        problems: The problem codes of this operation, besides those that every operation may return.
-        request_schema: The name of the request body's schema; None if it has no body.
+        problems: The problem codes of this operation, except the codes that every operation may return.
+        request_schema: The name of the request body's schema; None if the request has no body.
     """
 
     name: str
@@ -76,7 +76,7 @@ class Operation:
         return {self.status: success, **problems}
 
     def extra(self) -> dict[str, Any]:
-        """Parameters and request body, which FastAPI cannot derive, because the endpoints parse requests themselves."""
+        """Parameters and request body. FastAPI cannot derive them, because the endpoints parse requests themselves."""
         extra: dict[str, Any] = {"parameters": list(self.parameters)}
         if self.request_schema:
             media_type: dict[str, Any] = {"schema": _schema(self.request_schema)}
@@ -134,8 +134,8 @@ _TENANT: Final = _query("tenant_id", TENANT)
 CREATE: Final = Operation(
     name="create_email",
     summary="Enqueue an email",
-    description="The email is committed when the response arrives. A repeated request creates no second email: it gets "
-    "the same response, with `Idempotent-Replayed: true`.",
+    description="The API responds after the email is committed. A repeated request creates no second email: the "
+    "response is the same, with the header `Idempotent-Replayed: true`.",
     status=202,
     response_schema="Accepted",
     request_schema="Email",
@@ -200,7 +200,7 @@ _REPLAY_ID: Final = _path("replay_id", {"type": "integer", "minimum": 1}, "The r
 CONFIRM: Final = Operation(
     name="confirm_held",
     summary="Confirm that a held email arrived",
-    description="Sets the email to `sent`. Records the decision and its reason.",
+    description="Sets the email's status to `sent`. The audit log records the reason.",
     response_schema="Verdict",
     request_schema="Decision",
     example={"reason": "The provider's dashboard shows it as delivered."},
@@ -210,8 +210,8 @@ CONFIRM: Final = Operation(
 RELEASE: Final = Operation(
     name="release_held",
     summary="Send a held email again",
-    description="Sets the email to `pending`, due now. The recipient may get it twice. Records the decision and its "
-    "reason.",
+    description="Sets the email's status to `pending`, due now. The recipient may get the email twice. The audit log "
+    "records the reason.",
     response_schema="Verdict",
     request_schema="Decision",
     example={"reason": "The provider's dashboard does not list it."},
@@ -221,8 +221,8 @@ RELEASE: Final = Operation(
 CREATE_REPLAY: Final = Operation(
     name="create_replay",
     summary="Send failed emails again",
-    description="Selects the emails now, then replays them at the given pace. Emails that are `sent` by then are "
-    "skipped. Held emails are replayed only with `include_held`.",
+    description="Selects the emails now, then replays them at `per_second`. Skips emails that are `sent` by then. "
+    "Replays held emails only with `include_held`.",
     status=202,
     response_schema="Replay",
     request_schema="NewReplay",
@@ -239,8 +239,8 @@ CREATE_REPLAY: Final = Operation(
 GET_REPLAY: Final = Operation(
     name="get_replay",
     summary="Get a replay's progress",
-    description="`is_active` is true while a process works on the replay. A replay that is `running` but not "
-    "attended was interrupted; resume it.",
+    description="`is_active` is true while a process runs the replay. If `state` is `running` and `is_active` "
+    "is false, the replay was interrupted: resume it.",
     response_schema="Replay",
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
@@ -248,7 +248,7 @@ GET_REPLAY: Final = Operation(
 STOP_REPLAY: Final = Operation(
     name="stop_replay",
     summary="Stop a replay",
-    description="Stops after the current email. Emails that were already replayed stay replayed. Idempotent.",
+    description="Stops after the current email. Emails that were already replayed are still sent. Idempotent.",
     response_schema="Replay",
     parameters=(_REPLAY_ID, _TENANT),
     problems=("not-found", "invalid-parameter"),
@@ -298,7 +298,7 @@ _REASON: Final = {
     "minLength": 1,
     "maxLength": MAX_REASON_CHARACTERS,
     "pattern": NOT_BLANK,
-    "description": "Printable characters, not only spaces. Recorded with the decision.",
+    "description": "Printable characters, not only spaces. The audit log records the reason.",
 }
 _FIELD_ERROR: Final = {
     "type": "object",
@@ -383,7 +383,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "force": {
                 "type": "boolean",
                 "default": False,
-                "description": "Keep this pace even if other replays contain some of the same emails.",
+                "description": "Keep this replay's own `per_second` even if a running replay shares emails with it.",
             },
         },
     },
@@ -400,7 +400,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "paced_with": {
                 "type": "array",
                 "items": {"type": "integer"},
-                "description": "Running replays with some of the same emails. All of them go at the slowest pace.",
+                "description": "Running replays with some of the same emails. All these replays together keep to the "
+                "lowest `per_second` among them.",
             },
             "reason": {"type": "string"},
             "created_at": _INSTANT,

@@ -46,7 +46,7 @@ MAX_IDS: Final = 1000
 MAX_PER_SECOND: Final = 10_000
 MAX_SECONDS: Final = 10 * 366 * 86_400
 CONCURRENT_REPLAYS: Final = 2
-"""Per tenant and process. Further replays wait until one ends."""
+"""The most concurrent replays per tenant and process. Further replays wait until one of these ends."""
 _LARGEST_ID: Final = 2**63 - 1
 
 Check = Callable[[object], bool]
@@ -121,11 +121,11 @@ _DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
 
 @dataclass(frozen=True, slots=True)
 class OperatorEndpoints:
-    """Operators' decisions about held emails, and replays.
+    """Confirms and releases held emails, and manages replays.
 
-    A replay runs in the process that created it. If that process exits, any other can resume it. After a decision, a
-    background task removes the email's dead letter from the DLQ. If PostgreSQL or RabbitMQ is unreachable then, the
-    dead letter stays until `dispatcher dlq reconcile`.
+    A replay runs in the process that created it. If that process exits, any other process can resume the replay. After
+    a confirmation or release, a background task removes the email's dead letter from the DLQ. If PostgreSQL or RabbitMQ
+    is unreachable then, the dead letter stays until an operator runs `dispatcher dlq reconcile --fix`.
     """
 
     access: AccessControl
@@ -227,13 +227,13 @@ class OperatorEndpoints:
     async def _operator_request(
         self, request: Request, known: Mapping[str, tuple[Check, str]]
     ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
-        """The caller and the body's fields, which are valid; holds a request slot during the block.
+        """The caller and the body's validated fields. Occupies a request slot during the block.
 
         Args:
-            known: A check for each field, and the error if it fails.
+            known: A check for each allowed field, and the error if the check fails.
 
         Raises:
-            Problem: as `authenticate`, or `invalid-body`.
+            Problem: see `authenticate`; also `invalid-body`.
         """
         caller = await self.access.authenticate(request, Scope.OPERATE)
         async with self.bodies.read(request, caller) as body:
@@ -262,7 +262,7 @@ class OperatorEndpoints:
                 dlq = await self._open_dlq_or_none(opened)
                 ended = await replaying.run(connection, dlq, replay_id)
             if ended.locked:
-                text = f"Replay {replay_id} skipped rows that other transactions lock: {ended.locked}. Resume it."
+                text = f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. Resume it."
                 get_log().error("error.unexpected", where="replay", error=text)
         except replaying.ReplayBusy:
             return  # another process runs this replay
@@ -270,7 +270,7 @@ class OperatorEndpoints:
             get_log().error("error.unexpected", where="replay", error=error.message)
 
     async def _clean_dlq(self) -> None:
-        """Removes the dead letters of decided emails from the DLQ, for all decisions so far in one pass."""
+        """Removes the dead letters of confirmed and released emails from the DLQ, all in one pass."""
         while self._decided:
             email_ids = frozenset(self._decided)
             self._decided.clear()
@@ -283,7 +283,7 @@ class OperatorEndpoints:
                 get_log().error("error.unexpected", where="sweep", error=error.message)
 
     async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """None if RabbitMQ is unreachable: then the dead letters stay until `dlq reconcile`."""
+        """The DLQ; None if RabbitMQ is unreachable. Dead letters then stay on the DLQ until `dlq reconcile --fix`."""
         try:
             return await self._open_dlq(opened, "replay")
         except BrokerUnavailable:
@@ -306,7 +306,7 @@ def _act(caller: Caller, reason: str) -> Act:
 
 
 def _selection(given: Mapping[str, Any], tenant: str) -> Selection:
-    """A selection within one tenant, so that no tenant can see another's replay."""
+    """A selection within one tenant: no tenant can see another tenant's replay."""
     ids = given.get("email_ids")
     return Selection(
         status=Status(given["status"]) if "status" in given else None,

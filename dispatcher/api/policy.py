@@ -18,8 +18,8 @@ class Policy:
         attachment_bytes: The most bytes of all attachments together, decoded.
         denied_extensions: Filename extensions that no attachment may have, in lower case, without the dot.
         headers: Names of headers that an email may set, in lower case.
-        header_prefixes: Prefixes of further names that it may set.
-        allowed_headers: Headers that command a provider, and are allowed nevertheless.
+        header_prefixes: An email may also set headers whose names begin with one of these prefixes.
+        allowed_headers: Headers that an email may set although providers obey them.
     """
 
     recipients: int
@@ -48,7 +48,7 @@ class Policy:
         """Checks that an email is allowed.
 
         Raises:
-            InvalidEmail: names the first field that is not allowed.
+            InvalidEmail: a field is not allowed; reports the first such field.
         """
         recipients = len(email.to) + len(email.cc) + len(email.bcc)
         if recipients > self.recipients:

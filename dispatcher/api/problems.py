@@ -37,7 +37,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "idempotency-key-invalid": ProblemType(400, "The Idempotency-Key header is not a valid key."),
         "unauthorized": ProblemType(401, "The request needs a valid API key in the Authorization header."),
         "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
-        "tenant-forbidden": ProblemType(403, "The request names another tenant than the API key's."),
+        "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
         "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
         "not-found": ProblemType(404, "The resource does not exist."),
@@ -50,7 +50,9 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
             415, "The request body must be application/json, in UTF-8, uncompressed."
         ),
         "invalid-email": ProblemType(422, "The email has an invalid field."),
-        "email-not-allowed": ProblemType(422, "The email exceeds a limit of this API, or uses what it does not allow."),
+        "email-not-allowed": ProblemType(
+            422, "The email exceeds a limit of this API, or uses something that the API does not allow."
+        ),
         "no-capable-provider": ProblemType(422, "No configured provider can send this email."),
         "idempotency-key-reused": ProblemType(422, "An email with this key and different content exists."),
         "invalid-body": ProblemType(422, "The request body has a missing, unknown or invalid field."),
@@ -84,7 +86,7 @@ class FieldError:
 
 
 class Problem(Exception):
-    """The API refuses a request, or cannot serve it.
+    """A request that the API refuses or cannot serve.
 
     Attributes:
         code: A key of `PROBLEM_TYPES`.
@@ -168,5 +170,5 @@ def pointer_of(field: str, prefix: str = "") -> str:
 
 
 def _escape(step: str) -> str:
-    """Escapes a step as RFC 6901 demands (section 3), then percent-encodes it for a URI fragment (section 6)."""
+    """Escapes a step (RFC 6901, section 3), then percent-encodes it for a URI fragment (section 6)."""
     return quote(step.replace("~", "~0").replace("/", "~1"), safe="!$&'()*+,;=:@?-._~")

@@ -1,10 +1,10 @@
 """Daily quotas of recipients per API key, shared by all API processes.
 
-The database counts the recipients of each day. A process reserves them there in chunks of at most a fiftieth of the
-quota and at most 500, so most requests need no statement. A quota is never exceeded. It may end early: by the unused
-chunks of other processes, and by the chunk of a process that was killed.
+The database counts each key's recipients per day. A process reserves recipients in chunks of a fiftieth of the quota,
+at most 500, so most requests need no SQL statement. A quota is never exceeded. It may be exhausted early, because other
+processes have unused recipients in their chunks, or because a process was killed before it returned its chunk.
 
-The database also decides which day it is and when the day ends. The host's clock is not used.
+The database's clock determines which day it is and when the day ends. The host's clock is not used.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class QuotaExhausted:
-    """A key has too few recipients left today.
+    """The key's quota for today has too few recipients left.
 
     Attributes:
         retry_after: Seconds until the next day begins.
@@ -53,9 +53,9 @@ class _Chunk:
 
     Attributes:
         day: The day of the chunk, by the database's clock.
-        day_ends_at: The earliest end of that day, by this process's steady clock.
-        remaining: Recipients in the chunk.
-        failed_at: When the database last failed to refill the chunk.
+        day_ends_at: The earliest possible end of that day, on this process's monotonic clock.
+        remaining: The number of recipients left in the chunk.
+        failed_at: When the last failed refill failed, on the monotonic clock.
     """
 
     day: date = date.min
@@ -71,7 +71,7 @@ class Quotas:
     def __init__(self, store: KeyStore, clock: Callable[[], float] = steady_clock) -> None:
         """
         Args:
-            clock: A steady clock, in seconds.
+            clock: A monotonic clock, in seconds.
         """
         self._store = store
         self._clock = clock
@@ -92,9 +92,9 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients: to this process's chunk, and what exceeds it to the database.
+        """Returns unused recipients to this process's chunk, and to the database what exceeds the chunk's size.
 
-        No effect if the day of the reservation is over.
+        Has no effect if the day of the reservation is over.
         """
         if reservation.key is None or not recipients:
             return
@@ -109,7 +109,7 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                pass  # The database may have got them. Keeping them too could exceed the quota.
+                pass  # The database may have got the recipients back. Keeping them, too, could exceed the quota.
 
     async def close(self) -> None:
         """Returns all chunks of this process to the database."""
@@ -132,7 +132,7 @@ class Quotas:
         async with chunk.refill_lock:
             while not self._spend(chunk, recipients):
                 if chunk.failed_at >= called_at:
-                    # The refill failed while this call waited. Trying again would let the calls time out one by one.
+                    # The refill failed while this call waited. If each call retried, they would time out one by one.
                     raise StoreBusy("The key's quota could not be read.")
                 try:
                     if not await self._refill(chunk, key, recipients):
@@ -144,9 +144,9 @@ class Quotas:
         return True
 
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
-        """Reserves what is missing, or a whole chunk if that is more. False if the quota has too little left."""
+        """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
         asked_at = self._clock()
-        # Sets the chunk aside, so that concurrent requests cannot spend what this refill counts on.
+        # Sets the chunk aside: concurrent requests must not spend the recipients on which this refill relies.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside
         quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))
@@ -162,5 +162,5 @@ class Quotas:
 
 
 def _chunk_size(key: ApiKey) -> int:
-    """How many recipients a process reserves at once for later requests."""
+    """The most recipients that a process reserves ahead for later requests."""
     return min(MAX_CHUNK, (key.recipients_per_day or 0) // 50)

@@ -1,4 +1,4 @@
-"""Counts of refused requests and emails by problem code, for the metrics and the log. No content is logged."""
+"""Counts refused requests and emails by problem code, for metrics and the log. No content is logged."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def may_send_from(sender: str, key: ApiKey) -> bool:
 
 
 def comparable_domain(domain: str) -> str:
-    """A domain's canonical form for comparison: in lower case, as an A-label."""
+    """A domain's canonical form for comparison: in lower case; an internationalized domain as A-labels (`xn--…`)."""
     lowered = domain.lower().rstrip(".")
     if lowered.isascii():
         return lowered

@@ -47,22 +47,23 @@ from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
 
 LOCK_SECONDS: Final = 0.25
-"""How long an insert waits for another transaction that holds the same key, and a request for its API key's quota row.
-The other emails of the same batch wait too."""
+"""How long an insert waits for a transaction that is inserting the same message key, and how long a request waits for
+its API key's quota row. All emails in the same batch wait."""
 READ_SESSIONS: Final = 3
 KEY_SESSIONS: Final = 2
-"""Database sessions for keys and quotas, so that these do not wait for list queries."""
+"""Database sessions for keys and quotas only: keys and quotas do not wait for list queries."""
 OPERATOR_SESSIONS: Final = 2
-"""Database sessions for operators' decisions, so that only these wait for a locked row."""
+"""Database sessions for operators' requests: if a row is locked, only operators' requests wait."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than proxies keep idle connections (60 s). If the API closed first, a proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
-"""Time at shutdown for publishing the last emails. The relay publishes the others."""
+"""How long the process publishes emails at shutdown. The relay publishes the remaining emails."""
 BACKLOG: Final = 4096
 ACCEPTS_PER_TURN: Final = 16
-"""New connections per turn of the event loop. libuv accepts one per listening descriptor, so the loop gets several
-descriptors of the same socket. With one, clients that connect and disconnect would keep others in the backlog."""
+"""New connections per turn of the event loop. libuv accepts one connection per listening descriptor and turn, so the
+loop gets several descriptors of the same socket. With a single descriptor, clients that connect and disconnect would
+keep all other clients in the backlog."""
 GC_THRESHOLDS: Final = (10_000, 20, 50)
 """Requests leave almost no reference cycles. With Python's defaults and a few thousand waiting requests, the garbage
 collector would scan all of them repeatedly, for up to 40 ms each time."""
@@ -79,11 +80,11 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     """Serves until SIGTERM or SIGINT, and returns the exit code 0.
 
     Raises:
-        ConfigurationError: no API key is usable and the API may not be open, or other users may write the run
-            directory.
+        ConfigurationError: no API key is usable and requests without a key are not allowed, or other users may write
+            to the run directory.
     """
     if settings.metrics:
-        with suppress(OSError):  # only the metrics need it, and they report the error
+        with suppress(OSError):  # only metrics need the run directory, and `metric_files.begin` logs the error
             make_run_dir(settings.run_dir)
     sys.setswitchinterval(SWITCH_SECONDS)
     _return_freed_blocks()
@@ -160,7 +161,7 @@ async def serve(
         shutdown_seconds: See SHUTDOWN_SECONDS.
 
     Raises:
-        ConfigurationError: no API key is usable, and the API may not be open.
+        ConfigurationError: no API key is usable, and requests without a key are not allowed.
     """
     async with AsyncExitStack() as opened:
         url = settings.database_url
@@ -207,7 +208,7 @@ async def serve(
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
-        gc.freeze()  # excludes the objects of the start from garbage collection; they live as long as the process
+        gc.freeze()  # excludes the objects created at startup, which are never freed, from garbage collection
         gc.set_threshold(*GC_THRESHOLDS)
         _log_start(listener, access)
         await _until_stopped(server, listener, [asyncio.create_task(stop.wait()), *background_tasks])
@@ -243,7 +244,7 @@ def _pages(settings: Settings) -> list[WebServer]:
     async def metrics() -> WebResponse:
         return WebResponse(scrape.page(settings.metrics_folder), scrape.CONTENT_TYPE)
 
-    # Every API process reads the metric files of all API processes of the host, so any of them may answer.
+    # Every API process reads the metric files of all API processes on the host, so any process may answer.
     setting = "DISPATCHER_API_METRICS_ADDRESS"
     return [WebServer(settings.api_metrics_address, {"/metrics": metrics}, setting=setting, shares_port=True)]
 
@@ -262,7 +263,7 @@ def _log_start(listener: socket.socket, access: AccessControl) -> None:
 
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
-    """Serves until another task ends: the wait for the stop, or a background task that failed."""
+    """Serves until one of `others` ends: the task that waits for the stop, or a background task that failed."""
     listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
     serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -273,7 +274,7 @@ async def _until_stopped(server: _Server, listener: socket.socket, others: list[
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handling, which raises a captured signal again and so kills the process."""
+    """uvicorn's server without signal handling. uvicorn would raise a captured signal again, and kill the process."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ DEFAULT_PAGE_EMAILS: Final = 50
 MAX_PAGE_EMAILS: Final = 200
 MAX_FILTER_CHARACTERS: Final = 255
 CONCURRENT_LISTS: Final = 2
-"""List queries that run at once. More could slow down enqueueing."""
+"""The most concurrent list queries. More could slow down enqueueing."""
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 """UUIDs of version 7 cannot represent earlier instants."""
 _LOWEST: Final = UUID(int=0)
@@ -39,7 +39,7 @@ _HIGHEST: Final = UUID(int=2**128 - 1)
 _UNPRINTABLE: Final = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
 )
-"""Control characters, every space but U+0020, and characters that reverse or hide others."""
+"""Control characters, every space except U+0020, and characters that reverse or hide other characters."""
 PRINTABLE: Final = rf"^[^{_UNPRINTABLE}]*$"
 NOT_BLANK: Final = rf"^ *[^ {_UNPRINTABLE}][^{_UNPRINTABLE}]*$"
 """Like `PRINTABLE`, with at least one character other than a space."""
@@ -200,7 +200,7 @@ class StatusEndpoints:
         return Response(orjson.dumps(whole), media_type="application/json")
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
-        """Why the email is not sent yet. Omits the explanation, which may mention other tenants' emails."""
+        """Why the email is not sent yet. Leaves out the explanation, which may mention other tenants' emails."""
         if email.status not in (Status.PENDING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)
@@ -223,7 +223,7 @@ def _attempt(attempt: AttemptRow) -> dict[str, Any]:
 
 
 def _without_success_text(fields: dict[str, Any]) -> dict[str, Any]:
-    """Clears `error` if the attempt succeeded: then it is the provider's reply, such as `250 OK`."""
+    """Clears `error` if the attempt succeeded: the column then contains the provider's reply, such as `250 OK`."""
     return fields if fields["error_type"] else {**fields, "error": None}
 
 

@@ -22,7 +22,7 @@ from dispatcher.providers.capabilities import capability_gap
 
 KEY_HEADER: Final = "Idempotency-Key"
 MAX_BATCH_EMAILS: Final = 1000
-# RFC 8941, section 3.3.3: a quoted string, as the header's draft demands. Many clients send the key without quotes.
+# RFC 8941, section 3.3.3: a quoted string, as the header's draft requires. Many clients send the key without quotes.
 _CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
 _BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
 KEY_PATTERN: Final = (
@@ -157,7 +157,7 @@ def require_enqueued(answer: InsertResult) -> Enqueued:
     """The enqueued email, whether this request or an earlier one with the same content enqueued it.
 
     Raises:
-        Problem: the email was not enqueued, or the key belongs to other content.
+        Problem: the email was not enqueued, or an earlier email with the same key has different content.
     """
     match answer:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):

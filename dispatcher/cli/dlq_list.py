@@ -109,7 +109,7 @@ def _list_poison(limit: int, *, as_json: bool) -> int:
         ]
         print_json({"poison": documents, "total": len(found)})
         return Exit.DONE
-    table = Table("message", "position", "octets", "dead-lettered", "problem", "first bytes", right=[1, 2])
+    table = Table("message", "position", "bytes", "dead-lettered", "problem", "first bytes", right=[1, 2])
     for each in shown:
         died = each.x_death[0].get("time", "-") if each.x_death else "published to the DLQ"
         table.add(each.poison_id, each.position + 1, f"{len(each.body):,}", died, each.problem, glimpse(each.body))

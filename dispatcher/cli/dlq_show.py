@@ -121,14 +121,14 @@ def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool)
     poison = run_with_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
     if export:
         _write(export, poison.body)
-        say(f"Wrote {counted(len(poison.body), 'octet')} to {export}.")
+        say(f"Wrote {counted(len(poison.body), 'byte')} to {export}.")
     shown = _hexadecimal(poison.body[:_SHOWN_OCTETS]) if as_hex else safe_text(poison.body, _SHOWN_OCTETS)
     if as_json:
         print_json({**asdict(poison), "octets": len(poison.body), "body": shown})
         return Exit.DONE
     headers = {name: value for name, value in poison.headers.items() if name != "x-delivery-count"}
     fields = {"message": poison.poison_id, "position": poison.position + 1, "problem": poison.problem}
-    fields_table({**fields, "headers": headers, "x-death": poison.x_death, "octets": len(poison.body)}).show()
+    fields_table({**fields, "headers": headers, "x-death": poison.x_death, "bytes": len(poison.body)}).show()
     print_data(f"\n{shown}")
     return Exit.DONE
 

@@ -4,8 +4,8 @@
         receipt = client.send(Email(message_key="order-17-receipt", sender="shop@example.com", to="ann@example.org", …))
         client.get(receipt.id).status
 
-The client repeats a request that gets no response or a temporary error. The email's key stays the same, so the API
-enqueues the email once, even if a request or response is lost. `Email` validates its fields before the request.
+The client repeats a request that gets no response or a temporary error. The email's message key stays the same, so the
+API enqueues the email once, even if a request or response is lost. `Email` validates its fields before the request.
 """
 
 from dispatcher.client.clients import AsyncClient, Client

@@ -41,7 +41,7 @@ class ApiResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiCall(Generic[T]):
-    """One request, which may be repeated unchanged, and the parser of its response."""
+    """One request and the parser of its response. The request may be repeated unchanged."""
 
     parse: Callable[[ApiResponse], T]
     method: str
@@ -51,7 +51,7 @@ class ApiCall(Generic[T]):
 
 
 def send(email: Email) -> ApiCall[Receipt]:
-    """The request that enqueues an email. It leaves out the tenant `default`: then the API uses the key's tenant."""
+    """The request that enqueues an email. It leaves out the tenant `default`, so the API uses the key's tenant."""
     document = _document(email)
     headers = [_JSON]
     if email.message_key.isascii():  # a header is visible to proxies and logs
@@ -95,7 +95,7 @@ def _parse_status(response: ApiResponse) -> EmailStatus:
 
 
 def parse_problem(response: ApiResponse) -> ApiProblem:
-    """Parses an error response. A response that is no problem document gets the code `unknown`."""
+    """Parses an error response. If the response is not a problem document, the code is `unknown`."""
     try:
         document: Any = orjson.loads(response.body)
     except orjson.JSONDecodeError:

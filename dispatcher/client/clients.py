@@ -1,4 +1,4 @@
-"""The synchronous and the asynchronous client. They share requests, parsing and retries; only I/O and sleep differ."""
+"""The synchronous and the asynchronous client. Only I/O and sleep differ; requests, parsing and retries are shared."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _BaseClient(ABC):
         """Sends a request, and retries it until a response is final or the time is over.
 
         Raises:
-            ApiProblem: the API refused the request, or still answered with a temporary error at the end.
+            ApiProblem: the API refused the request, or the last attempt got a temporary error.
             NoResponse: the last attempt got no response.
         """
         retries = RetrySchedule(self._seconds)
@@ -147,7 +147,7 @@ class Client(_BaseClient):
         return _result(self._request(get(email_id)))
 
     def get_by_key(self, message_key: str) -> EmailStatus:
-        """Returns an email's status by its message key. Raises as `get` does."""
+        """Returns an email's status by its message key. Raises the same errors as `get`."""
         return _result(self._request(get_by_key(message_key)))
 
     async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
@@ -205,7 +205,7 @@ class AsyncClient(_BaseClient):
 
 
 def _result(work: Coroutine[Any, Any, T]) -> T:
-    """Runs a coroutine of `Client` to its end. It never suspends, since its I/O and sleep block."""
+    """Runs a coroutine of `Client` to its end. The coroutine never suspends, because its I/O and sleep block."""
     try:
         work.send(None)
     except StopIteration as finished:

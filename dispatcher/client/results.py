@@ -41,7 +41,7 @@ class Receipt:
     """An enqueued email.
 
     Attributes:
-        is_known: Whether an earlier request had already enqueued it.
+        is_known: Whether an earlier request had already enqueued the email.
     """
 
     id: UUID
@@ -88,9 +88,9 @@ class EmailStatus:
     """An email's status.
 
     Attributes:
-        waiting: Why it is not sent yet; None unless it is `pending` or `sending`.
+        waiting: Why the email is not sent yet; None unless its status is `pending` or `sending`.
         refused_recipients: The recipients that the provider refused although it accepted the email, by position and
-            reply code, such as `2 (550 5.1.1), 3 (451)`; None if it accepted all.
+            reply code, such as `2 (550 5.1.1), 3 (451)`; None if the provider accepted all recipients.
     """
 
     id: UUID

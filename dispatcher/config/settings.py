@@ -174,7 +174,7 @@ class Settings:
     run_dir: Path = setting(
         values.run_folder,
         "auto",
-        "Folder for in-flight ledgers; auto: /var/lib/email-dispatcher for root, otherwise email-dispatcher "
+        "Folder for this host's in-flight ledgers; auto: /var/lib/email-dispatcher for root, else email-dispatcher "
         "in $XDG_STATE_HOME or ~/.local/state.",
     )
     http_connections: int = setting(values.whole(1, 5000), "256", "HTTP connections that a worker opens to a provider.")

@@ -1,4 +1,4 @@
-"""The actor and reason that every operator action is audited with."""
+"""The actor and the reason, which the audit log records for every operator action."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def this_user() -> str:
     """The operating system's user and the host, as `user@host`."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user id without a name
+    except (KeyError, OSError):  # in a container, a user id may have no name
         user = f"uid-{os.getuid()}"
     return f"{user}@{socket.gethostname()}"

@@ -1,8 +1,8 @@
 """Dead letters on the DLQ, compared with their emails in the database.
 
-The database is the source of truth. A dead letter is about one failure of one email, identified by the email's number
-of attempts. Every later failure has more attempts, except when evidence turns a held email into a failed one.
-A dead letter is stale once its email is no longer failed or held, has failed again, or was discarded.
+The database is the source of truth. A dead letter is about one failure of one email. The email's number of attempts
+identifies the failure: each later failure has more attempts, except when evidence turns a held email into a failed one.
+A dead letter is stale if its email is no longer failed or held, has failed again, or was discarded.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LOCK_WAIT_SECONDS: Final = 10.0
 MAX_PASSES: Final = 100
-"""Each pass removes some messages, so this limit is not reached in practice."""
+"""The most passes over the DLQ. Each pass removes messages, so this limit is not reached in practice."""
 DEAD: Final = frozenset({Status.FAILED, Status.HELD})
 
 
@@ -35,8 +35,9 @@ class DlqEntry(NamedTuple):
 
     Attributes:
         dead_letter: The dead letter; None if the message is not one of the dispatcher's dead letters.
-        email: The email's row; None if there is no such email, or it has another message key.
-        is_orphan: The message is a dead letter whose email does not exist any more: pruned, or lost in a restore.
+        email: The email's row; None if there is no such email, or if its message key differs.
+        is_orphan: Whether the message is a dead letter whose email no longer exists (pruned, or missing in a restored
+            backup).
     """
 
     found: DlqMessage
@@ -51,7 +52,7 @@ class DlqEntry(NamedTuple):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the dead letter is about a failure that is over."""
+        """Whether the dead letter is about an earlier failure, not about the email's current failure."""
         return self.dead_letter is not None and self.email is not None and not is_current(self.dead_letter, self.email)
 
 
@@ -63,7 +64,7 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Reads the DLQ, in one process of all hosts at a time: a second reader would find the queue empty.
+    """Opens the DLQ for reading. One process on all hosts reads at a time: a second reader would find the queue empty.
 
     Raises:
         DispatcherError: another process has been reading the DLQ for too long.
@@ -101,9 +102,9 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
-    """Removes stale dead letters from the DLQ, of these emails or of all; returns how many.
+    """Removes stale dead letters from the DLQ, those of `email_ids` or all; returns how many.
 
-    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the others.
+    Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the remaining ones.
     """
     return await remove(
         session,
@@ -117,7 +118,7 @@ async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collecti
 
 
 async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
-    """Removes the messages that `is_meant` selects, and repeats until none is left; returns how many there were.
+    """Removes the messages that `is_meant` selects, and repeats until none is left; returns how many it removed.
 
     Raises the errors of `scan`.
     """
@@ -147,14 +148,14 @@ async def discard(session: AsyncSession, email_ids: Collection[UUID], act: Act) 
     """Discards the dead letters of failed and held emails, audited. The dead letters become stale.
 
     Returns:
-        The emails that were discarded now. The others are not failed or held, or were discarded before. The emails keep
-        their status. A replay of a discarded email undoes the discard.
+        The emails that this call discarded. All other emails in `email_ids` are not failed or held, or were discarded
+        before. The emails keep their status. A replay of a discarded email undoes the discard.
     """
     return await discard_dead(session, email_ids, actor=act.actor, reason=act.reason)
 
 
 async def list_dead_letter_ids(session: AsyncSession, dlq: DeadLetterQueue) -> list[UUID]:
-    """The emails with a current dead letter on the DLQ, in the queue's order, each once. Removes nothing."""
+    """The ids of emails with a current dead letter on the DLQ, in the queue's order, each id once. Removes nothing."""
     async with scan(session, dlq) as opened:
         ids = [
             each.dead_letter.email_id

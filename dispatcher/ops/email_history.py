@@ -21,11 +21,11 @@ class EmailHistory:
     """Everything that the database has about an email. Only `content` is private.
 
     Attributes:
-        email: The row, by column.
-        acts: The audited operator actions on it.
-        replays: The replays that included it.
-        waiting: Why the email is not sent yet; None unless it is pending or sending.
-        content: The content and recipients; None unless requested, or if the content was deleted.
+        email: The email's row, by column.
+        acts: The audited operator actions on the email.
+        replays: The replays that included the email.
+        waiting: Why the email is not sent yet; None unless the email is pending or sending.
+        content: The content and recipients; None if the caller did not request them, or if they were deleted.
     """
 
     email: dict[str, Any]
@@ -49,7 +49,7 @@ async def find_history(
     Args:
         providers: The configured providers; empty if the caller does not have the settings.
         lease_seconds: The length of a lease.
-        reveal: Include the content. The act, with actor and reason, is audited before the content is read.
+        reveal: The act to audit before the content is read; None to leave the content out.
     """
     email = await emails.find_email(session, email_id)
     if email is None:

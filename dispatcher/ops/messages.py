@@ -17,9 +17,9 @@ class DeadLetterMessage:
     """A dead letter on the DLQ.
 
     Attributes:
-        position: Its position on the queue; 0 is the head.
-        is_stale: It is about a failure that is over.
-        x_death: RabbitMQ's x-death header; empty unless RabbitMQ dead-lettered the message itself.
+        position: The dead letter's position on the queue; 0 is the head.
+        is_stale: Whether the dead letter is about an earlier failure, not about the email's current failure.
+        x_death: RabbitMQ's x-death header; empty unless RabbitMQ itself dead-lettered the message.
     """
 
     position: int

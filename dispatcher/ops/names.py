@@ -1,4 +1,4 @@
-"""Finds emails by the names that an operator enters: ids or message keys."""
+"""Finds emails by what an operator enters: ids or message keys."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAMED: Final = 5
 
 
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
-    """The ids of the emails with these names, in the order of the names, each once.
+    """The ids of the emails with these ids or message keys, in the order of `names`, each id once.
 
-    A name that is both an id and another email's message key means the id. An id that no email has is returned, too;
-    the operator action reports it.
+    If a name is the id of one email and the message key of a second email, the id counts. An id that no email has is
+    returned, too; the operator action reports it.
 
     Raises:
-        DispatcherError: a name is not an id, and no email of this tenant has it as its message key.
+        DispatcherError: a name is not an id, and is not the message key of an email of this tenant.
     """
     ids = {name: email_id for name in names if (email_id := _id(name))}
     known = await find_known_ids(session, ids.values())

@@ -1,6 +1,6 @@
 """Poison messages: messages on the DLQ that belong to no email. They have no id, so a hash of the body identifies them.
 
-An operator inspects and exports the body, and discards the message or publishes a repaired one instead.
+An operator inspects or exports the body, then discards the message or publishes a repaired message in its place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""Much more than is shown, so that no address is cut before `scrub` can recognise it."""
+"""Much more than is shown: if an address were cut, `scrub` could not recognize it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ class Poison:
 
     Attributes:
         poison_id: See `domain.poison_id`.
-        position: Its position on the DLQ; 0 is the head.
-        problem: Why it belongs to no email.
+        position: The message's position on the DLQ; 0 is the head.
+        problem: Why the message belongs to no email.
         x_death: RabbitMQ's x-death header; empty if the message was published to the DLQ directly.
     """
 
@@ -139,7 +139,7 @@ async def _count(session: AsyncSession, dlq: DeadLetterQueue, name: str) -> int:
     """How many messages on the DLQ have this id.
 
     Raises:
-        DispatcherError: none.
+        DispatcherError: no message on the DLQ has this id.
     """
     count = sum(each.poison_id == name for each in await list_poison(session, dlq))
     if not count:
@@ -179,5 +179,5 @@ def _problem(body: bytes) -> str:
     except InvalidPointer as error:
         return error.message
     if len(pointers) == 1:
-        return "It points to an email that is not in this database, or has another message key."
-    return f"It points to {len(pointers)} emails; some are not in this database, or have another message key."
+        return "It points to an email that is not in this database, or has a different message key."
+    return f"It points to {len(pointers)} emails; some are not in this database, or have a different message key."

@@ -30,8 +30,8 @@ class Differences:
         missing: Failed and held emails without a dead letter.
         stale: Emails of stale dead letters: sent, replayed, discarded or failed again. One entry per dead letter.
         duplicates: Emails of duplicate dead letters, one entry per dead letter after the first.
-        orphans: Ids of emails that do not exist any more, one entry per dead letter.
-        poison: Ids of other messages without an email, one entry per message.
+        orphans: Ids of emails that no longer exist, one entry per dead letter.
+        poison: Ids of poison messages, one entry per message.
         fixed: Whether everything except the poison messages was repaired.
     """
 
@@ -72,17 +72,17 @@ class Differences:
 
 
 async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None = None) -> Differences:
-    """Finds the differences. With an act, also repairs and audits them. Idempotent.
+    """Finds the differences between the DLQ and the database. With an act, also repairs and audits them. Idempotent.
 
     Raises the errors of `dead_letters.scan`.
     """
-    # Read the rows before the queue. Then every dead letter that the rows require is already on the queue, and one that
-    # is published later is not reported as a difference.
+    # Read the rows before the queue. Then every dead letter that the rows require is already on the queue, and a dead
+    # letter that is published later is not reported as a difference.
     announced = await find_dead_lettered(session)
     found = await _compare(session, dlq, announced)
     if act and found.count:
         await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
-        # Audit orphans before they are removed: they could not be published again.
+        # Audit orphans before their removal, because a removed orphan could not be published again.
         await audit_orphans(session, Counter(found.orphans), actor=act.actor, reason=act.reason)
         counts = {
             "missing": len(found.missing),
@@ -115,7 +115,7 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collecti
     """Reads the DLQ once and removes surplus dead letters; returns how many it removed or tried to remove.
 
     Args:
-        orphans: The audited emails that do not exist any more. Dead letters of other missing emails stay.
+        orphans: The ids of audited emails that no longer exist. Dead letters of other missing emails are not removed.
     """
     found = Differences()
     seen: set[UUID] = set()

@@ -1,16 +1,16 @@
-"""Replays: an operator has failed and held emails sent again, each once, at a pace, and may stop at any time.
+"""Replays: for an operator, failed and held emails are sent again, each email once, at a limited rate (the pace).
 
     preview ──▶ create ──▶ run ──▶ done
                             │ ▲
                        stop ▼ │ resume
                           stopped
 
-`create` stores the list of emails and changes none. `run` replays them one by one. One commit makes an email pending
-and due and stores its outcome, so a later run continues exactly where an earlier one ended. If two replays share an
-email, the second finds it under way and skips it. Overlapping replays share the slowest of their paces equally, except
-those created with `force`. An email whose row another transaction has locked is retried after the others. If it stays
-locked, the run ends without it and can be resumed. During the run, the stale dead letters of the replayed emails are
-removed from the DLQ.
+`create` stores the list of emails and changes no email. `run` replays the emails one by one. One commit makes an email
+pending and due and stores the outcome, so a later run continues exactly where an earlier run ended. If two replays
+include the same email, the second replay finds the email pending or sending and skips it. Overlapping replays share the
+slowest of their paces equally, except replays created with `force`. If another transaction has locked an email's row,
+the email is retried after all other emails. If the row stays locked, the run ends without this email and can be
+resumed. During the run, the stale dead letters of the replayed emails are removed from the DLQ.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 DEFAULT_PER_SECOND: Final = 50.0
 LEAST_PER_SECOND: Final = 0.01
-"""The slowest pace. There is a limit because a replay occupies a PostgreSQL session until it ends."""
+"""The slowest pace in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
 _LOOK_AGAIN_SECONDS: Final = 0.1
 _LONGEST_SLEEP_SECONDS: Final = 1.0
 _PACE_SECONDS: Final = 1.0
-"""How often a replay reads its pace."""
+"""How often a replay reads its pace from the database, in seconds."""
 
 
 _Note = Callable[[UUID, ItemOutcome], Awaitable[None]]
@@ -54,8 +54,8 @@ class Preview:
     """What a replay would do now.
 
     Attributes:
-        counts: The number of emails by outcome.
-        samples: The first ids by outcome.
+        counts: The number of emails for each outcome.
+        samples: The first ids for each outcome.
     """
 
     counts: dict[ItemOutcome, int]
@@ -68,7 +68,7 @@ class Preview:
 
     @property
     def replayable(self) -> int:
-        """The number of emails that it would replay."""
+        """The number of emails that the replay would make pending."""
         return self.counts.get(ItemOutcome.REPLAYED, 0)
 
 
@@ -78,9 +78,9 @@ class Ended:
 
     Attributes:
         replay: The replay's state after the run.
-        locked: The number of emails still to do because another transaction has locked their rows.
+        locked: The number of emails that were not replayed because another transaction has locked their rows.
         dead_letters_removed: The number of dead letters removed from the DLQ.
-        dead_letters_fault: Why stale dead letters may be left on the DLQ; None if none are.
+        dead_letters_fault: Why stale dead letters may remain on the DLQ; None if none remain.
     """
 
     replay: Replay
@@ -90,7 +90,7 @@ class Ended:
 
 
 async def preview(session: AsyncSession, selection: Selection, *, include_held: bool = False) -> Preview:
-    """The dry run of a replay; changes nothing. Leaves out ids of emails that are not failed or held any more."""
+    """The dry run of a replay; changes nothing. Leaves out ids of emails that are no longer failed or held."""
     found = await failures.preview_dead(session, selection, include_held=include_held, sample=SAMPLE)
     counts = {ItemOutcome(outcome): count for outcome, (count, _) in found.items()}
     return Preview(counts, {ItemOutcome(outcome): ids for outcome, (_, ids) in found.items()})
@@ -106,14 +106,15 @@ async def create(
     source: str | None = None,
     force: bool = False,
 ) -> Replay:
-    """Creates a replay with its list of emails, audited. Changes none of the emails.
+    """Creates a replay with its list of emails, audited. Changes no email.
 
-    Ids that are given without a filter are all included, whatever their emails' status; the replay records why it
-    skips one.
+    If the selection has ids and no filter, all ids are included, whatever their emails' status. If the replay skips an
+    email, it records why.
 
     Args:
-        source: `filter`, `ids` or `queue`. With `filter`, the ids are those that the operator was shown and confirmed.
-        force: Keep this pace even if other replays have some of the same emails.
+        source: How the emails were selected: `filter`, `ids` or `queue`. With `filter`, ids are the emails that the
+            operator was shown and confirmed.
+        force: Keep this replay's own pace even if a running replay includes some of the same emails.
     """
     ids = await _ids(session, selection)
     source = source or ("filter" if selection.email_ids is None else "ids")
@@ -140,22 +141,22 @@ async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
 
 
 async def overlaps(session: AsyncSession, selection: Selection) -> list[OverlappingReplay]:
-    """The running replays with some of the selected emails."""
+    """The running replays that include some of the selected emails."""
     return await replays.find_overlaps(session, email_ids=await _ids(session, selection))
 
 
 async def overlaps_of(session: AsyncSession, replay_id: int) -> list[OverlappingReplay]:
-    """The other running replays with some of the emails that this replay still has to do."""
+    """All other running replays that include some of this replay's remaining emails."""
     return await replays.find_overlaps(session, replay_id=replay_id)
 
 
 async def find(session: AsyncSession, replay_id: int) -> Replay | None:
-    """The current state of a replay; None if there is none."""
+    """The current state of a replay; None if there is no replay with this id."""
     return await replays.find_replay(session, replay_id)
 
 
 async def stop(session: AsyncSession, replay_id: int, act: Act) -> Replay | None:
-    """Stops a replay after its current email; returns its state, None if there is none. Idempotent."""
+    """Stops a replay after its current email; returns its state, or None if there is no such replay. Idempotent."""
     await replays.stop_replay(session, replay_id, actor=act.actor, reason=act.reason)
     return await replays.find_replay(session, replay_id)
 
@@ -169,7 +170,7 @@ async def resume(
     per_second: float | None = None,
     force: bool = False,
 ) -> Replay | None:
-    """Lets the next `run` continue a stopped or interrupted replay; returns its state, None if there is none.
+    """Lets the next `run` continue a stopped or interrupted replay. Returns its state; None if there is no such replay.
 
     Idempotent. Has no effect on a replay that is done.
 
@@ -188,14 +189,14 @@ async def run(
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's pace, until none is left, it is stopped, or all others are locked.
+    """Replays the remaining emails at the replay's pace, until it is stopped or no emails are left that it can lock.
 
     May be cancelled at any time without loss. Without a DLQ, or while RabbitMQ is unreachable, stale dead letters stay
     until the next sweep.
 
     Args:
         on_email: Called after each email with its outcome.
-        lock_seconds: How long to wait for locked emails once all others are done.
+        lock_seconds: How long to wait for locked emails after all other emails are done.
 
     Raises:
         ReplayBusy: another process is running the replay.
@@ -204,7 +205,7 @@ async def run(
     async with named_lock(session, f"replay {replay_id}") as is_ours:
         if not is_ours:
             raise ReplayBusy(f"Another process is running replay {replay_id}.")
-        await replays.save_overlaps(session, replay_id)  # again, because others may have begun since it was created
+        await replays.save_overlaps(session, replay_id)  # again, because replays may have begun since `create`
         sweeper = _Sweeper(session, dlq)
 
         async def note(email_id: UUID, outcome: ItemOutcome) -> None:
@@ -220,7 +221,7 @@ async def run(
 
 
 async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_seconds: float) -> int:
-    """Replays until no email is left or the remaining ones stay locked; returns how many stayed locked."""
+    """Replays until no email is left or all remaining emails stay locked; returns how many stayed locked."""
     loop = asyncio.get_running_loop()
     give_up_at = None
     while True:
@@ -251,7 +252,7 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
         settled += 1
         await note(email_id, outcome)
         if seconds := await pace.seconds():
-            # Lost time is not made up for, so that no burst follows a sweep.
+            # A sweep delays the replay. The replay does not catch up, because that would cause a burst.
             next_at = max(next_at + seconds, loop.time() - seconds)
             await _pause(session, replay.replay_id, next_at)
     return settled, locked

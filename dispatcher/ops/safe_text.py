@@ -1,4 +1,4 @@
-"""Makes untrusted bytes and headers of a message safe to print: no terminal escape sequence survives."""
+"""Makes a message's untrusted bytes and headers safe to print: terminal escape sequences lose their effect."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def safe_text(body: bytes, at_most: int) -> str:
     """Bytes as text that is safe to print: characters that are not printable are escaped.
 
     Args:
-        at_most: The most octets to show; the text then ends with the number of octets left out.
+        at_most: The most bytes to show. If the message has more, the text ends with the number of bytes left out.
     """
     text = body[:at_most].decode("utf-8", "backslashreplace")
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} octets more)"
+    return shown if len(body) <= at_most else f"{shown}… ({len(body) - at_most:,} bytes more)"
 
 
 def json_value(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Operator decisions about held emails: confirm that the email arrived, or release it to be sent again."""
+"""Resolves held emails for an operator: confirms that an email arrived, or releases the email to be sent again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.store.connections import AsyncSession
 
 
 class Verdict(StrEnum):
-    """The result of a decision about one email."""
+    """The result of confirming or releasing one email."""
 
     CONFIRMED = "confirmed"
     """The email was held and is now `sent`."""
@@ -41,14 +41,14 @@ _VERDICTS: Final = {
 
 
 async def confirm(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Marks a held email as sent: an operator knows that it arrived. Idempotent. Its dead letter becomes stale."""
+    """Marks a held email as sent: an operator knows that it arrived. Idempotent. The dead letter becomes stale."""
     if await failures.confirm_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.CONFIRMED
     return await _verdict(session, email_id)
 
 
 async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
-    """Has a held email sent again, even if it arrived. Idempotent. Its dead letter becomes stale."""
+    """Makes a held email pending: it is sent again, even if it arrived. Idempotent. The dead letter becomes stale."""
     if await failures.release_held(session, email_id, actor=act.actor, reason=act.reason):
         return Verdict.RELEASED
     return await _verdict(session, email_id)

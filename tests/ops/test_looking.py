@@ -172,7 +172,7 @@ async def test_a_discard_is_audited_before_the_message_is_removed(
 
 def test_shown_bytes_contain_no_terminal_escape_sequences() -> None:
     assert safe_text(b"\x1b[2J\n\xff\xc3\xa9\xe2\x80\xae", 100) == "\\x1b[2J\\n\\xffé\\u202e"
-    assert safe_text(b"x" * 1500, 4) == "xxxx… (1,496 octets more)"
+    assert safe_text(b"x" * 1500, 4) == "xxxx… (1,496 bytes more)"
     assert poison_id(b"a") == poison_id(b"a") != poison_id(b"b")
 
 
