@@ -5,8 +5,8 @@ delays a batch to make it larger: it starts an insert when one of its two concur
 arrive before that form the next batch, so batches grow with the load. Tenants take turns: no tenant waits until all of
 another tenant's emails are inserted.
 
-If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone. It inserts
-the other emails.
+If PostgreSQL refuses a batch because of one email, the batcher splits the batch until that email is alone, and inserts
+all other emails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The checks of `dispatcher doctor`. Each check yields findings, and a failed check does not stop the others."""
+"""The checks of `dispatcher doctor`. Each check yields findings, and all checks run, even if one fails."""
 
 from __future__ import annotations
 

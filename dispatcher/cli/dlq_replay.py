@@ -133,7 +133,7 @@ def replay(
         return _run(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
-    _refuse(names and from_queue, "Give ids and message keys, or --from-queue, not both.")
+    _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
     _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (Not with --dry-run.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")

@@ -109,7 +109,7 @@ class Tally:
 
     Attributes:
         known: The number of emails that an earlier enqueue has stored.
-        refusals: Every refusal. In each batch, invalid lines come first, then emails whose key belongs to another.
+        refusals: Every refusal. In each batch, invalid lines come first, then emails whose key was used before.
         conflicts: How many emails were refused because their key belongs to another email.
         fault: The error that stopped the run before the end of the file.
     """

@@ -90,7 +90,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,
     content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. The
-    command reports each invalid line by its number, and enqueues the other lines. After an interruption, enqueue the
+    command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
     same file again.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, one with a
@@ -136,7 +136,7 @@ def _email(options: dict[str, Any]) -> Email:
 
     Raises:
         UsageError: options are missing or contradict each other.
-        InvalidEmail: a field of the email is invalid; the error names the option.
+        InvalidEmail: a field of the email is invalid; the error's `field` is the option, such as `--from`.
     """
     _check_presence(options)
     listed = ("to", "cc", "bcc", "reply_to", "tags")

@@ -99,7 +99,7 @@ def _explained_fields(row: Record) -> dict[str, Any]:
         fields["crashes"] = f"{counted(row['crash_count'], 'worker')} died while rendering this email"
     if row["status"] == Status.SENT and (refused := left_out(row["last_error"])):
         fields["not sent to"] = (
-            f"recipients {refused}, counted over To, Cc, Bcc: the provider refused them and accepted the others"
+            f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these and accepted all others"
         )
     if row["provider"] in _MAKE_MIME:
         fields["Message-ID"] = f"<{row['email_id']}@…>, with the sender's domain"

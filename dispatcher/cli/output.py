@@ -1,4 +1,4 @@
-"""Writes data to stdout and messages to stderr. If the reader closes the pipe, output ends and the command goes on."""
+"""Writes data to stdout and messages to stderr. If the reader closes the pipe, the command continues silently."""
 
 from __future__ import annotations
 

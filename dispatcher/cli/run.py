@@ -155,7 +155,7 @@ def _roles(settings: Settings) -> list[Role]:
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
-    # A lock that another thread holds at the fork stays locked in the child for ever.
+    # If another thread has a lock at the fork, the lock stays locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     return [
         Role("worker", partial(run_worker, settings), count=settings.workers),

@@ -1,8 +1,8 @@
 """Compares the DLQ with the database, and repairs the DLQ.
 
 The database is the source of truth, so a repair changes no email. A missing dead letter becomes due again. Stale and
-duplicate dead letters are removed, and those whose email does not exist any more; the audit log keeps their ids. Other
-messages without an email are only reported: an operator must decide.
+duplicate dead letters are removed. Dead letters whose email no longer exists are removed, too; the audit log keeps
+the ids of those emails. Poison messages are only reported: an operator repairs or discards them.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from typing import Final
 EVENTS: Final = MappingProxyType(
     {
         # one email
-        "email.attempted": "An attempt ended: email_id, attempt, provider, outcome, status, error_type, "
+        "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
         "email.lease_lost": "A worker has a result for an email, but had lost the email's lease. The result is not "
         "recorded as usual. If recovery has made the email held, the result is evidence that may change its status. "
@@ -29,104 +29,105 @@ EVENTS: Final = MappingProxyType(
         "email.hold_reverted": "Recovery had made an email held. The email is pending again, because its worker or its "
         "ledger is back and proves that no byte of the email was sent. Fields: email_id, correlation_id.",
         "email.recovered": "Recovery took an email from an owner that died or vanished, or an email became uncertain "
-        "because PostgreSQL lost commits: reason (lease_expired, worker_crashed, promotion), status.",
+        "because PostgreSQL lost commits. Fields: reason (lease_expired, worker_crashed, promotion), status.",
         "message.duplicated": "A worker acknowledged a message whose email was already finished, or was leased by "
-        "another worker: status.",
+        "another worker. Field: status.",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
         "email_id, verdict (replayed; refused: back to the DLQ; stale: about an earlier failure).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
-        "the DLQ: reason.",
+        "the DLQ. Field: reason.",
         # servers
-        "broker.connected": "The process is connected to RabbitMQ and consumes.",
-        "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits: reason, "
+        "broker.connected": "The process is connected to RabbitMQ and consumes messages.",
+        "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
         "retry_in_seconds.",
-        "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries: reason, "
-        "retry_in_seconds.",
+        "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
+        "reason, retry_in_seconds.",
         "store.connected": "PostgreSQL is reachable again.",
-        "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked: count, "
+        "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
         "commits were lost (lossy is true), earlier leases and messages are uncertain. Fields: timeline, "
         "previous_timeline, lossy, leases, messages.",
-        "provider.paused": "The provider cannot be used for any email; emails for it wait: provider, state, reason, "
-        "seconds.",
-        "provider.resumed": "The provider can be used again: provider.",
-        "provider.throttled": "The provider throttled a worker. The rate of all workers is halved: provider, "
+        "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
+        "reason, seconds.",
+        "provider.resumed": "The provider can be used again. Field: provider.",
+        "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "
         "per_second.",
         # processes
-        "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake: reason, "
-        "remedy.",
-        "dispatcher.started": "The parent process runs: workers, run_dir, pid.",
+        "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake. Fields: "
+        "reason, remedy.",
+        "dispatcher.started": "The parent process runs. Fields: workers, run_dir, pid.",
         "dispatcher.stopped": "The parent and all of its processes have exited.",
-        "dispatcher.draining": "The parent received a stop signal and drains its workers: signal.",
+        "dispatcher.draining": "The parent received a stop signal and drains its workers. Field: signal.",
         "dispatcher.reloading": "The parent received SIGHUP, read the settings again, and replaces every process.",
         "dispatcher.reloaded": "The parent has replaced every process.",
-        "dispatcher.reload_failed": "The parent received SIGHUP, but the new settings are invalid. The processes "
-        "keep the old settings: reason.",
-        "dispatcher.scaled": "SIGTTIN or SIGTTOU changed the number of workers: workers.",
-        "process.started": "The parent forked a worker, the relay or the monitor: role, pid.",
-        "process.exited": "A worker, the relay or the monitor exited: role, pid, exit_status, reason (crashed, "
+        "dispatcher.reload_failed": "The parent received SIGHUP, but the new settings are invalid. The processes keep "
+        "the old settings. Field: reason.",
+        "dispatcher.scaled": "SIGTTIN or SIGTTOU changed the number of workers. Field: workers.",
+        "process.started": "The parent forked a worker, the relay or the monitor. Fields: role, pid.",
+        "process.exited": "A worker, the relay or the monitor exited. Fields: role, pid, exit_status, reason (crashed, "
         "could_not_boot, hung, stopped; or, at the parent's request, reloaded, recycled, scaled_down, drained), "
         "retry_in_seconds, error (why it could not boot).",
         "process.hung": "The event loop of a process was blocked for DISPATCHER_HANG_SECONDS. The parent aborts and "
-        "replaces the process: role, pid, silent_seconds.",
-        "process.killed": "A process did not exit in time, and the parent killed it: role, pid.",
-        "worker.drained": "A worker released the emails that it had not begun to send, and exits: sent, released.",
-        "topology.unverified": "The queues' bindings, arguments and policies could not be checked: reason.",
+        "replaces the process. Fields: role, pid, silent_seconds.",
+        "process.killed": "A process did not exit in time, and the parent killed it. Fields: role, pid.",
+        "worker.drained": "A worker released the emails that it had not begun to send, and exits. Fields: sent, "
+        "released.",
+        "topology.unverified": "The queues' bindings, arguments and policies could not be checked. Field: reason.",
         "dlq.depth_inexact": "The monitor reads the depth of the DLQ over AMQP, which does not count messages that a "
-        "consumer has received but not acked: reason.",
-        "alert.raised": "An operator has to act: severity, component, kind, phase, queue, count, oldest_age_seconds, "
-        "correlation_ids, reason, database_unreachable, summary.",
-        "alert.resolved": "The condition that raised an alert no longer exists: kind, queue, summary.",
-        "alert.channel_recovered": "An alert channel works again: channel, kind, phase.",
-        "alert.delivery_failed": "An alert channel did not accept an alert: channel, kind, phase, reason, "
+        "consumer has received but not acked. Field: reason.",
+        "alert.raised": "An operator has to act. Fields: severity, component, kind, phase, queue, count, "
+        "oldest_age_seconds, correlation_ids, reason, database_unreachable, summary.",
+        "alert.resolved": "The condition that raised an alert no longer exists. Fields: kind, queue, summary.",
+        "alert.channel_recovered": "An alert channel works again. Fields: channel, kind, phase.",
+        "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind, phase, reason, "
         "retry_in_seconds.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",
         "relay.stopped": "The relay exits.",
-        "relay.published": "The relay published messages to the send queue: count.",
+        "relay.published": "The relay published messages to the send queue. Field: count.",
         "relay.republished": "RabbitMQ lost messages, for example because the queue was purged. Their emails are due "
-        "again: count, queue, reason.",
-        "relay.dead_lettered": "The relay published dead letters to the DLQ: count.",
-        "relay.unroutable": "RabbitMQ could not route messages to a queue. Their emails stay due: count, queue, "
-        "retry_in_seconds.",
+        "again. Fields: count, queue, reason.",
+        "relay.dead_lettered": "The relay published dead letters to the DLQ. Field: count.",
+        "relay.unroutable": "RabbitMQ could not route messages to a queue. Their emails stay due. Fields: count, "
+        "queue, retry_in_seconds.",
         "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
-        "was lost. Their emails stay due: count, queue, retry_in_seconds.",
-        "api.started": "The HTTP API listens: listener.",
-        "api.anonymous_allowed": "The HTTP API requires no key on the loopback, until the first key is created: "
+        "was lost. Their emails stay due. Fields: count, queue, retry_in_seconds.",
+        "api.started": "The HTTP API listens. Field: listener.",
+        "api.anonymous_allowed": "The HTTP API requires no key on the loopback, until the first key is created. Field: "
         "setting.",
-        "api.refused": "The HTTP API refused requests. Fields: counts (by reason, since the previous line of this "
+        "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
         "config.restart_required": "The parent received SIGHUP, but these changed settings take effect only after a "
-        "restart: variables.",
-        "config.suspicious": "Settings are valid, but their combination is probably not intended: reason.",
+        "restart. Field: variables.",
+        "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
         "emails.pruned": "Data older than the retention settings was deleted. Fields: partitions, and counts by kind.",
         "emails.pruning_postponed": "Another transaction has locked data that is due for deletion; the deletion is "
         "retried. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
         "emails.pruning_failed": "Some old data could not be deleted; all other old data was. Fields: what (a table or "
         "a kind of data), reason, retry_in_seconds.",
-        "partition.created": "Partitions for the coming weeks were created: names.",
+        "partition.created": "Partitions for the coming weeks were created. Field: names.",
         "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
-        "leases expired: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
+        "leases expired. Fields: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",
         "ledger.delayed": "The ledger of a dead worker cannot be settled yet, usually because PostgreSQL has not ended "
         "a session of that worker. The worker's leases are recovered when they expire. Other ledgers are not delayed. "
         "Fields: file, reason.",
         "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
-        "deletes it: file, database_id.",
-        "ledger.lost": "The ledger of a running worker was deleted or replaced. The worker requests a replacement: "
-        "file.",
+        "deletes it. Fields: file, database_id.",
+        "ledger.lost": "The ledger of a running worker was deleted or replaced. The worker requests a replacement. "
+        "Field: file.",
         "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
-        "it: file, reason.",
-        "http.listening": "The monitor serves /metrics and the health checks: listener.",
-        "http.bind_failed": "The monitor cannot listen at its address, and retries: listener, reason, "
+        "it. Fields: file, reason.",
+        "http.listening": "The monitor serves /metrics and the health checks. Field: listener.",
+        "http.bind_failed": "The monitor cannot listen at its address, and retries. Fields: listener, reason, "
         "retry_in_seconds.",
-        "metrics.unwritable": "The process cannot write its metric files. It continues without counting: folder, "
-        "reason.",
-        "tracing.unavailable": "Spans are enabled, but this host cannot create them: reason, remedy.",
-        "tracing.spans_dropped": "Spans could not be delivered and are lost. Fields: spans (the number since the "
+        "metrics.unwritable": "The process cannot write its metric files. It continues without counting. Fields: "
+        "folder, reason.",
+        "tracing.unavailable": "Spans are enabled, but this host cannot create them. Fields: reason, remedy.",
+        "tracing.spans_dropped": "Spans could not be delivered and are lost. Field: spans (the number since the "
         "previous line of this event).",
-        "error.unexpected": "An unexpected error, probably a bug: where, error.",
+        "error.unexpected": "An unexpected error, probably a bug. Fields: where, error.",
     }
 )

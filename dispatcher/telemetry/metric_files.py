@@ -107,7 +107,7 @@ def end() -> None:
 
 
 _lock: int | None = None
-"""The descriptor that holds the lock on this process's name."""
+"""The open file descriptor with the lock on this process's name."""
 
 
 def read(path: Path) -> list[Metric]:
@@ -257,7 +257,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 def _make_room(path: Path, octets: int) -> None:
     """Doubles a file that has no room for these bytes. prometheus-client would extend it without writing the pages."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:  # deleted: no scrape reads the file any more
+    with suppress(FileNotFoundError), path.open("r+b") as file:  # if the file was deleted, no scrape reads it
         used = int.from_bytes(file.read(4), sys.byteorder)
         size = file.seek(0, os.SEEK_END)
         if used + octets > size:
