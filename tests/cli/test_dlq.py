@@ -175,7 +175,7 @@ def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
     shown = quick("dlq", "show", str(email_id), "--no-queue").stdout
 
     fields, _, attempts = shown.partition("\nattempts\n")
-    assert "recipients 2 (550 5.1.1), counted over To, Cc, Bcc: the provider refused them" in fields
+    assert "recipients 2 (550 5.1.1), counted over To, Cc, Bcc: the provider refused these" in fields
     assert f"<{email_id}@…>" in fields
     assert "4fQ8" in fields
     assert re.split(" {2,}", attempts.splitlines()[0]) == [
