@@ -1,4 +1,4 @@
-"""What each provider supports, and why no configured provider supports an email."""
+"""What each provider supports, and the reason if no configured provider supports an email."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from dispatcher.providers.registry import class_of
 
 @dataclass(frozen=True, slots=True)
 class CapabilityGap:
-    """Why no configured provider can ever deliver an email.
+    """The reason why no configured provider can ever deliver an email.
 
     Attributes:
-        field: The email's field that no configured provider supports, named as in the email's JSON.
+        field: The name, as in the email's JSON, of the field that no configured provider supports.
         message: The missing feature, the providers that have it, and the configured providers.
         remedy: What to do.
-        reason: The reason for which a worker fails the email.
+        reason: The reason that a worker records when it fails the email.
     """
 
     field: str
@@ -40,7 +40,7 @@ class CapabilityGap:
 
 
 def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
-    """Features that no configured provider supports, in words such as `a template`."""
+    """The features that no configured provider supports, as text such as `a template`."""
     each = configured.values()
     limits = []
     if not any(one.templates for one in each):
@@ -66,7 +66,10 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
 
 
 def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
-    """Why no configured provider can ever deliver the email; None if one can, or if none is configured."""
+    """The reason why no configured provider can ever deliver the email.
+
+    None if a configured provider can deliver the email, or if no provider is configured.
+    """
     needs: list[Requirement] = []
     for capabilities in configured.values():
         need = capabilities.unmet_requirement(email)

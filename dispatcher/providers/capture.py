@@ -1,6 +1,6 @@
 """The provider `capture`: writes each email to a file in a Maildir and delivers nothing. For development and tests.
 
-The file is `<email id>.<nanoseconds>.<process>.eml`, so an email that is sent twice makes two files.
+The file is `<email id>.<nanoseconds>.<process>.eml`, so an email that is sent twice leaves two files.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class CaptureProvider:
     settings = CaptureSettings
 
     def __init__(self, folder: Path) -> None:
-        """An adapter for one Maildir, which the first email creates."""
+        """Create an adapter for one Maildir. The first email creates the Maildir."""
         self._folder = folder
         self._tmp = str(folder / "tmp") + "/"
         self._new = str(folder / "new") + "/"
@@ -78,7 +78,7 @@ class CaptureProvider:
     async def check(self) -> str:
         """Report for `dispatcher doctor` whether the Maildir is writable.
 
-        Creates the Maildir, and leaves no email in it.
+        Creates the Maildir, and leaves no email in the Maildir.
 
         Raises:
             ProviderFault: The Maildir cannot be written.
@@ -98,7 +98,7 @@ class CaptureProvider:
     def _create_maildir(self) -> None:
         if not self._is_created:
             self._folder.parent.mkdir(parents=True, exist_ok=True)
-            # Private whatever the umask, because the emails are confidential.
+            # Only this user may read the folders, whatever the umask, because the emails are confidential.
             for folder in (self._folder, *(self._folder / part for part in ("tmp", "new", "cur"))):
                 folder.mkdir(exist_ok=True, mode=0o700)
             self._is_created = True
@@ -117,7 +117,7 @@ class CaptureProvider:
             os.close(file)
 
     def _move_to_new(self, name: str) -> None:
-        """Move a complete file to where readers see it. The name is new, so nothing is overwritten."""
+        """Move a complete file to the folder that readers search. The name is new, so no file is overwritten."""
         try:
             os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
         except OSError:

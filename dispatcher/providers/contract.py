@@ -28,8 +28,8 @@ class Attempt:
 
     Attributes:
         number: From 1; counts every attempt of the email.
-        deadline: When the attempt must have ended, connecting included, in the running loop's `time()`.
-        is_already_counted: The result for the provider counts with another email of the same bulk call.
+        deadline: When the attempt must have ended, including the time to connect, in the running loop's `time()`.
+        is_already_counted: The provider's result was already counted with an earlier email of the same bulk call.
     """
 
     __slots__ = ("deadline", "is_already_counted", "number")
@@ -42,26 +42,27 @@ class Attempt:
     def mark_on_wire(self) -> None:
         """Call this just before the first byte that could cause acceptance is sent. Idempotent.
 
-        Afterwards, a missing answer means `Uncertain`. If this raises, send nothing and let the exception pass.
+        Afterwards, a missing answer means `Uncertain`. If this raises an exception, send nothing and do not catch the
+        exception.
         """
 
     def mark_not_sent(self) -> None:
-        """Call this if the provider took nothing of a bulk call, and the email will be sent again.
+        """Call this if the provider accepted no email of a bulk call, and the email will be sent again.
 
-        The email is no longer on the wire. Call `mark_on_wire` again before it is sent within this attempt.
+        The email is no longer on the wire. Call `mark_on_wire` before this attempt sends the email again.
         """
 
     def connection_acquired(self) -> None:
         """Call this once a connection is free, if the email had to wait for other emails of this worker.
 
-        Restarts the deadline. Raises if the provider may not be tried any more; nothing was sent yet.
+        Restarts the deadline. Raises an exception if the provider may no longer be tried; no email was sent yet.
         """
 
     @property
     def rendering(self) -> AbstractContextManager[None]:
         """Enter this context around the code that turns the email into octets, on any thread. Cheap and reentrant.
 
-        If the process dies inside it (a native crash, out of memory), the email is recorded as the suspect.
+        If the process dies inside it (a native crash, out of memory), the email is recorded as the suspected cause.
         """
         return nullcontext()
 
@@ -76,7 +77,7 @@ class Provider(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the provider supports. Routing offers it only emails that fit.
+        """What the provider supports. Routing selects the provider only for emails that it supports.
 
         If an adapter finds a limit only later, `send` returns `Rejected` without a code, and routing tries the next
         provider.
@@ -86,13 +87,14 @@ class Provider(Protocol):
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """Make one attempt.
 
-        First does everything that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
+        First takes every step that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
         the email. Returns by the deadline, even if the provider sends one byte at a time. Never sends twice within a
-        call. If it is cancelled before `mark_on_wire`, nothing was sent; the worker does not cancel it later.
+        call. If the call is cancelled before `mark_on_wire`, no email was sent. The worker does not cancel a call
+        later.
 
         Raises:
-            ProviderFault: The provider as a whole cannot be used (credentials, account, settings); it took nothing.
-            NoFreeConnection: See there.
+            ProviderFault: The provider cannot be used at all (credentials, account, settings) and accepted no email.
+            NoFreeConnection: See this class.
         """
         ...
 
@@ -112,12 +114,12 @@ class CheckableProvider(Provider, Protocol):
 class ProviderClass(Protocol):
     """An adapter's class: `PROVIDER` in its module of this package, or the target of a package's entry point.
 
-    Every command imports its module, so import libraries that load slowly inside the functions that use them.
+    Every command imports this module. So import libraries that load slowly inside the functions that use them.
     """
 
     @property
     def name(self) -> str:
-        """See `Provider`. The variables of its settings begin with this name."""
+        """See `Provider`. The environment variables of the provider's settings begin with this name."""
         ...
 
     @property
@@ -127,7 +129,7 @@ class ProviderClass(Protocol):
 
     @property
     def settings(self) -> type[ProviderSettings]:
-        """The class of its settings, one field per setting."""
+        """The class of the provider's settings, with one field for each setting."""
         ...
 
     def open(self, settings: Settings) -> CheckableProvider:
@@ -144,11 +146,11 @@ class BulkEntry:
     """An email that is rendered as one entry of a bulk call.
 
     Attributes:
-        key: Only entries with equal keys can be in the same call.
+        key: A call may contain only entries with equal keys.
         recipients: The number of recipients.
-        addresses: Addresses that may occur only once per call; empty if the provider allows repeats.
-        octets: About how many octets the entry adds to the call.
-        content: Private to the adapter.
+        addresses: Addresses that may occur only once per call; empty if the provider allows repeated addresses.
+        octets: The approximate number of octets that the entry adds to the call.
+        content: The adapter's own representation of the entry.
     """
 
     key: Hashable
@@ -169,10 +171,10 @@ class BulkLimits:
 
 @dataclass(frozen=True, slots=True)
 class BulkCallRefused:
-    """The provider refused a bulk call because of some of its emails. Smaller calls will show which.
+    """The provider refused a bulk call because of some emails. Smaller calls will show which emails.
 
     Attributes:
-        suspects: The positions of the emails that the provider named.
+        suspects: The positions of the emails that the provider's answer reports.
     """
 
     suspects: frozenset[int] = frozenset()
@@ -188,13 +190,13 @@ class BulkProvider(Provider, Protocol):
         ...
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
-        """The email as an entry of a bulk call; None if it must be sent alone by `send`, which may reject it."""
+        """The email as an entry of a bulk call; None if the email must be sent alone by `send`, which may reject it."""
         ...
 
     async def send_bulk(
         self, parts: Sequence[BulkEntry], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
-        """Make one call for at least two entries with the same key; return the outcome of each, in order.
+        """Make one call for at least two entries with the same key; return the outcome of each entry, in order.
 
         The rules of `send` apply. If the provider answers only for the call as a whole, all outcomes are the same
         object.

@@ -1,4 +1,4 @@
-"""Providers by name: built in, or from an installed package. `config.plugins` finds the classes."""
+"""Finds providers by name: built-in ones, and those of installed packages. `config.plugins` finds the classes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def class_of(name: str) -> ProviderClass:
 
 
 def max_connections(name: str, settings: Settings) -> int:
-    """The most connections (or files) that one worker opens to this provider."""
+    """The maximum number of connections (or files) that one worker opens for this provider."""
     return min(settings.prefetch, settings.own[name].max_connections(settings))
 
 
 def max_in_flight(name: str, settings: Settings) -> int:
-    """The most emails that one worker has on the wire to this provider at the same time."""
+    """The maximum number of emails that one worker has on the wire to this provider at the same time."""
     calls = settings.bulk_call_emails if hasattr(class_of(name), "send_bulk") else 1
     return min(settings.prefetch, max_connections(name, settings) * calls)
 
@@ -41,7 +41,7 @@ def open_provider(name: str, settings: Settings) -> CheckableProvider:
     try:
         return class_of(name).open(settings)
     except OSError as error:  # includes ssl.SSLError
-        raise ConfigurationError(["DISPATCHER_CA_FILE must name a file with PEM certificates."]) from error
+        raise ConfigurationError(["DISPATCHER_CA_FILE must be the path of a file with PEM certificates."]) from error
 
 
 async def check_provider(name: str, settings: Settings) -> str:
@@ -49,7 +49,7 @@ async def check_provider(name: str, settings: Settings) -> str:
 
     Raises:
         ConfigurationError: A setting is missing or invalid.
-        ProviderFault: The provider cannot be used; the message says why, the remedy what to do.
+        ProviderFault: The provider cannot be used. The message gives the reason, and the remedy says what to do.
     """
     provider = open_provider(name, settings)
     try:

@@ -1,4 +1,4 @@
-"""The provider `smtp`: any SMTP server, over a pool of connections. `transport/smtp_replies.py` judges the replies."""
+"""The provider `smtp`: any SMTP server, over pooled connections. `transport/smtp_replies.py` derives the outcomes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SmtpProvider:
     """Sends over SMTP; see `contract.Provider`."""
 
     name = NAME
-    # The server announces its size limit and SMTPUTF8 only in its reply to EHLO.
+    # The server announces its size limit and its support for SMTPUTF8 only in the reply to EHLO.
     capabilities = Capabilities(copies=2)
     settings = SmtpSettings
 
@@ -86,8 +86,8 @@ class SmtpProvider:
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`.
 
-        If the server refuses some of the recipients, the email is sent to the others. The outcome is `Accepted`, and
-        its detail lists the refused recipients by position in To, Cc, Bcc. If the server refuses all, nothing is sent.
+        If the server refuses some recipients, the email is sent to all other recipients. The outcome is `Accepted`, and
+        the detail lists the refused recipients by position in To, Cc, Bcc. If all are refused, the email is not sent.
         """
         transaction = SmtpTransaction(attempt)
         try:
@@ -98,7 +98,7 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connect, log in and report for `dispatcher doctor`. Sends nothing.
+        """Connect, log in and report for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: The server cannot be used.
@@ -148,7 +148,7 @@ class SmtpProvider:
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Rendered only now: emails that wait for a slot would otherwise hold their attachments in memory.
+                # Rendered only now: otherwise the attachments of emails that wait for a slot would stay in memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)
@@ -164,7 +164,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Run the transaction over an idle connection; over a new one if the idle connection is dead."""
+        """Run the transaction over an idle connection, or over a new one if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

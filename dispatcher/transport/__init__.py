@@ -6,11 +6,11 @@ mime mime_headers  an email as a MIME message
 http               a pool of TLS connections; exactly one POST per call
 http_response      the result of a call: a response, no response, or a request that was not sent
 http_connection    one HTTP connection
-http_proxy         a tunnel through the proxy that the environment names
+http_proxy         a tunnel through the proxy that HTTPS_PROXY sets
 tls                the TLS layer, and the certificates that our clients trust
 smtp_pool          the SMTP connections that a worker keeps open
 smtp_connection    TCP, TLS, EHLO, AUTH: every failure is definite, or a ProviderFault
 smtp_transaction   MAIL to final dot on one connection; tracks the phase
 smtp_protocol      command lines and replies; detects a server that is out of step
-smtp_replies       the outcome that each reply leads to
+smtp_replies       the outcome for each reply
 """

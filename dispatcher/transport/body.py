@@ -1,7 +1,7 @@
 """Bodies that are sent without a second copy of their attachments in memory.
 
-A body is a sequence of parts. An attachment keeps the octets that PostgreSQL returned. It is encoded to Base64 piece by
-piece, as the connection takes the pieces. The length is known in advance, so HTTP and SMTP can announce it.
+A body is a sequence of parts. An attachment keeps the octets that PostgreSQL returned. They are encoded to Base64 piece
+by piece, as the connection accepts the pieces. HTTP and SMTP can announce the length, which is known in advance.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 PIECE_OCTETS: Final = 64 * 1024
-"""The largest piece for one write: asyncio's TLS copies everything that it is given into memory, and reports it as
+"""The largest piece for one write. asyncio's TLS copies all data of a write into memory, and reports the data as
 written."""
 _LINE_OCTETS: Final = 57
 """The octets in a Base64 line of 76 characters (RFC 2045, section 6.8)."""

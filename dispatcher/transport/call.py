@@ -6,14 +6,14 @@ from typing import Protocol
 
 
 class NoFreeConnection(Exception):
-    """No connection of the pool became free before the deadline. Nothing was sent, and the provider is not to blame."""
+    """No pool connection became free before the deadline. Nothing was sent, and the provider is not at fault."""
 
 
 class Call(Protocol):
     """One call to a server.
 
     Attributes:
-        deadline: When the call must have ended, connecting included, in the running loop's `time()`.
+        deadline: When the call must have ended, including the time to connect, in the running loop's `time()`.
     """
 
     deadline: float
@@ -23,5 +23,5 @@ class Call(Protocol):
         ...
 
     def connection_acquired(self) -> None:
-        """The transport calls this once a connection is free. It moves the deadline, or raises before a send."""
+        """The transport calls this once a connection is free. Moves the deadline, or raises before anything is sent."""
         ...

@@ -1,8 +1,8 @@
 """The HTTP client for providers: a pool of TLS connections, exactly one POST per call, and an exact result.
 
 The transport calls `call.mark_on_wire` when a connection is open and the body is about to be written. For a large body,
-all octets but the last are written before that call. The server cannot accept the request without the last octet, so a
-connection that breaks after half of ten megabytes is a definite failure.
+all octets except the last are written before that call. The server cannot accept the request without the last octet, so
+a connection that breaks after half of ten megabytes is a definite failure.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ IDLE_SECONDS: Final = 20.0
 """Connections that were idle for this long are closed. Servers close them after 60 s or more, without notice. A request
 that crosses the server's close on the network has been sent, and its outcome is unknown."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
-"""Of a larger body, all octets but the last are sent before `mark_on_wire`."""
+"""If a body is larger, all its octets except the last are sent before `mark_on_wire`."""
 RESPONSE_SHARE: Final = 0.25
 MAX_RESPONSE_SECONDS: Final = 1.0
 """A share of a call's time is reserved for the response: RESPONSE_SHARE, and at most this many seconds. A request that
@@ -61,7 +61,7 @@ class _Target(NamedTuple):
 class HttpTransport:
     """A pool of connections to one server, for one event loop and any number of concurrent calls.
 
-    All URLs of one transport must name the same server. The first call opens the first connection.
+    All URLs of one transport must have the same server. The first call opens the first connection.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class HttpTransport:
         """Create the pool without opening a connection.
 
         Args:
-            connections: The most concurrent calls; further calls wait.
+            connections: The maximum number of concurrent calls; further calls wait.
             ca_file: Certificates to trust in addition to the system's, as PEM.
             trusted: Certificates to trust instead of the system's, as PEM.
             proxy: Opens a tunnel for every TLS connection.
@@ -97,12 +97,13 @@ class HttpTransport:
         """Send one POST and return its response. Never retries, and never follows a redirect.
 
         Calls `call.connection_acquired` once a connection is free, and `call.mark_on_wire` once the connection is open
-        and before it writes the body (or the last octet of a large body). An exception from either is passed on, and
-        nothing is sent. `call.deadline` limits the whole call, even if the server sends one octet at a time.
+        and before it writes the body (or the last octet of a large body). If either raises an exception,
+        `post` raises the same exception, and the server never gets a complete request. `call.deadline` limits the whole
+        call, even if the server sends one octet at a time.
 
         Raises:
-            NoFreeConnection: No connection of the pool became free in time.
-            RequestNotSent, NoResponse: See there.
+            NoFreeConnection: No pool connection became free in time.
+            RequestNotSent, NoResponse: See these classes.
         """
         await self._acquire(call.deadline)
         try:
@@ -145,7 +146,7 @@ class HttpTransport:
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
         """Return an awaitable that acquires a connection slot."""
-        # A timeout costs ten times as much as acquiring a free slot.
+        # Setting up a timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
     async def _acquire_in_time(self, deadline: float) -> None:
@@ -156,7 +157,7 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """The idle connection that was used last, as the least likely to have been closed; None if there is none."""
+        """The most recently used idle connection, the least likely to have been closed; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:
@@ -201,7 +202,7 @@ class HttpTransport:
             await self._add_tls(connected, connection, target.host)
         else:
             await loop.create_connection(lambda: connection, sock=connected)
-        if connection.is_open:  # if it closed in this same loop iteration, nothing would remove it from the set again
+        if connection.is_open:  # a connection that closed in this loop iteration would stay in the set
             self._open.add(connection)
         return connection
 
@@ -225,7 +226,7 @@ class HttpTransport:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Close connections that were idle for too long. The list is ordered by their last use."""
+        """Close connections that were idle for too long. `_idle` is ordered by the time of last use."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]

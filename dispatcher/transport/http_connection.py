@@ -1,7 +1,7 @@
 """One persistent HTTP/1.1 connection that handles one request at a time.
 
-httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: octets that
-were not passed to the connection are never sent.
+httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: it
+never sends octets that were not passed to the connection.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final, cast
 import httptools
 
 MAX_RESPONSE_OCTETS: Final = 64 * 1024
-"""The most octets of a response body that are kept. SendGrid's longest error list is far shorter, and a hostile server
-cannot fill the memory."""
+"""The maximum number of octets kept from a response body. SendGrid's longest error list is far shorter, and a hostile
+server cannot fill the memory."""
 MAX_HEAD_OCTETS: Final = 64 * 1024
-"""The most octets of a response's headers."""
+"""The maximum size of a response's headers."""
 MAX_OCTETS: Final = 1024 * 1024
-"""The most octets before a response is complete, including chunk framing and trailers."""
+"""The maximum size of a whole response, including chunk framing and trailers."""
 
 
 class HttpConnection(asyncio.Protocol):
@@ -32,7 +32,7 @@ class HttpConnection(asyncio.Protocol):
         is_busy: A part of a request was written, and its response is not complete.
         idle_since: When the connection was last returned to the pool, in the loop's `time()`.
         status: The response's status; None until it arrives.
-        headers: The response's headers, keyed by lower-case name; of a repeated header, the last value.
+        headers: The response's headers, by lower-case name; for a repeated header, the last value.
         body: At most the first `MAX_RESPONSE_OCTETS` of the response's body.
         fault: Why no complete response will arrive, as a clause; None while one may arrive.
     """
@@ -66,13 +66,14 @@ class HttpConnection(asyncio.Protocol):
     def is_reusable(self) -> bool:
         """Whether a request may be written.
 
-        The connection must be open and have no unread input: between two requests, that could only be its close.
+        The connection must be open and have no unread input. Between two requests, unread input can only mean that the
+        server has closed the connection.
         """
         return self.can_write and not self._socket.poll(0)
 
     @property
     def is_usable_when_new(self) -> bool:
-        """As `is_reusable`, for a new connection, where TLS may have unread input that is not its close."""
+        """As `is_reusable`, but for a new connection: unread TLS input does not mean that the server has closed it."""
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
@@ -112,13 +113,13 @@ class HttpConnection(asyncio.Protocol):
                 self._drained = self.loop.create_future()
                 await self._drained
             else:
-                await asyncio.sleep(0)  # the system may take megabytes at once, and other emails need the loop
+                await asyncio.sleep(0)  # the system may take megabytes without a pause, and other emails need the loop
 
     def response_done(self, deadline: float) -> asyncio.Future[None]:
         """A future that is done when the response is complete, when `fault` is set, or at the deadline."""
         assert self._done is not None
         self._deadline = deadline
-        # One timer serves many requests: if it fires before the current deadline, it is set again.
+        # One timer serves many requests: if the timer fires before the current deadline, it is set again.
         if self._timer is None or deadline < self._timer_at:
             self._set_timer()
         return self._done
@@ -156,13 +157,13 @@ class HttpConnection(asyncio.Protocol):
         elif self.is_busy:
             self._fail(_cause_of(exc))
         self.resume_writing()
-        # Both refer back to this object. Without this, the cycle and TLS's buffers stay in memory until the garbage
-        # collector runs, perhaps an hour later.
+        # The parser and the transport refer back to this object. If these references stay, the objects and TLS's
+        # buffers stay in memory until the garbage collector runs, perhaps an hour later.
         del self._parser
         self._transport = None
 
     def eof_received(self) -> None:
-        """The server will send no more; `connection_lost` follows, over TLS much later."""
+        """The server will send no more. `connection_lost` follows; with TLS, much later."""
         self._set_closed()
 
     def pause_writing(self) -> None:
@@ -175,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """A response begins. Without a pending request, close the connection: later input cannot be trusted either."""
+        """A response begins. If no request is pending, close the connection: later input is not trusted either."""
         if not self.is_busy:
             self.abort()
 
@@ -186,7 +187,7 @@ class HttpConnection(asyncio.Protocol):
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """The headers are complete. Those of an interim response (RFC 9110, section 15.2) are discarded."""
+        """The headers are complete. Headers of an interim response (RFC 9110, section 15.2) are discarded."""
         status = self._parser.get_status_code()
         if not self.is_busy:
             return
@@ -209,8 +210,8 @@ class HttpConnection(asyncio.Protocol):
         if self.status is None or not self.is_busy:
             return
         assert self._transport is not None
-        # Also close it if the response came before the whole request was sent: the server might read the remaining
-        # octets as a new request.
+        # Also close the connection if the response came before the whole request was sent: the server might read the
+        # remaining octets as a new request.
         if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
             self.abort()
         self._complete()

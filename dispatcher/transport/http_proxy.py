@@ -1,4 +1,4 @@
-"""A tunnel through the HTTP proxy that the environment names (HTTPS_PROXY, NO_PROXY), for TLS connections."""
+"""A tunnel for TLS connections through an HTTP proxy, which the variables HTTPS_PROXY and NO_PROXY set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ConfigurationError
 
 MAX_HEAD_OCTETS: Final = 16 * 1024
-"""The most octets of a proxy's response."""
+"""The maximum size of a proxy's response."""
 _GRANTED: Final = re.compile(rb"HTTP/1\.[01] 2\d\d[ \r]")
 _END: Final = b"\r\n\r\n"
 
@@ -37,10 +37,10 @@ class HttpProxy:
 
 
 def proxy_for(url: str) -> HttpProxy | None:
-    """The proxy that the environment names for a URL; None if it names none.
+    """The proxy that the environment variables set for a URL; None if they set none.
 
     Raises:
-        ConfigurationError: The environment names a proxy that we cannot use.
+        ConfigurationError: The environment variables set a proxy that we cannot use.
     """
     from urllib.request import getproxies, proxy_bypass  # imported here: it takes 10 ms, and few processes need it
 
@@ -49,10 +49,10 @@ def proxy_for(url: str) -> HttpProxy | None:
     if not named or proxy_bypass(target.netloc):
         return None
     variable = f"{target.scheme}_proxy".upper()
-    remedy = f"Name another proxy, or exempt the host: NO_PROXY={target.hostname}."
+    remedy = f"Set a different proxy, or exempt the host: NO_PROXY={target.hostname}."
     if target.scheme != "https":
         raise ConfigurationError(
-            [f"{variable} names a proxy for {target.scheme}://, but proxies are supported for https:// only. {remedy}"]
+            [f"{variable} sets a proxy for {target.scheme}://, but proxies are supported for https:// only. {remedy}"]
         )
     try:
         proxy = urlsplit(named if "://" in named else f"http://{named.removeprefix('//')}")
@@ -66,7 +66,7 @@ def proxy_for(url: str) -> HttpProxy | None:
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Ask the proxy for a tunnel to a host. Closes the socket if that fails.
+    """Open a tunnel to a host through the proxy. Closes the socket if that fails.
 
     Raises:
         ProxyRefused, OSError: There is no tunnel.

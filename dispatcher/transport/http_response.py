@@ -1,6 +1,6 @@
 """The result of an HTTP call: a response, no response, or a request that was not sent.
 
-RequestNotSent  the body, or a part of it, was never sent: a definite failure
+RequestNotSent  the body, or a part of the body, was never sent: a definite failure
 NoResponse      the body was sent, and no complete response arrived: the outcome is unknown
 HttpResponse    whatever the server answered, including a status 500 or an HTML page
 """
@@ -67,7 +67,7 @@ class HttpResponse:
     """A server's response.
 
     Attributes:
-        headers: Keyed by lower-case name; of a repeated header, the last value.
+        headers: By lower-case name; for a repeated header, the last value.
         body: At most the first `http_connection.MAX_RESPONSE_OCTETS`.
     """
 
@@ -77,7 +77,7 @@ class HttpResponse:
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """The JSON object in the body; empty if the body holds none."""
+        """The JSON object in the body; empty if the body is not a JSON object."""
         try:
             document = orjson.loads(self.body)
         except orjson.JSONDecodeError:
@@ -86,7 +86,7 @@ class HttpResponse:
 
     @property
     def server_time(self) -> float:
-        """The server's current Unix time from its `Date` header; ours, which may be wrong, if there is none."""
+        """The server's current Unix time, from its `Date` header; without the header, our own, which may be wrong."""
         instant = _instant(self.headers.get("date", ""))
         return time.time() if instant is None else instant
 
@@ -101,7 +101,7 @@ class HttpResponse:
 
 
 def number(text: str) -> float | None:
-    """Parse a header's whole number; None if it is not one, or has more than twelve digits."""
+    """Parse a header's value; None if the value is not a whole number, or has more than twelve digits."""
     return float(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 

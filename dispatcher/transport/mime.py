@@ -63,7 +63,7 @@ class RenderedEmail:
     """An email as it is transmitted.
 
     Attributes:
-        body: Headers and body with CRLF line ends, without dot-stuffing. Each part begins at the start of a line.
+        body: Headers and body with CRLF line ends, without dot-stuffing. Each MIME part begins at the start of a line.
         sender: The envelope sender, with the domain in ASCII.
         recipients: The envelope recipients, in the order To, Cc, Bcc, each once.
         needs_smtputf8: An address has a local part that is not ASCII, so the server must support SMTPUTF8.
@@ -199,7 +199,10 @@ def _with_line_ends(text: str) -> str:
 
 
 def _charset_for(text: str, octets: bytes) -> str | Charset:
-    """The charset, which selects the most readable encoding that every server passes on and that has no boundary."""
+    """The charset, which selects the most readable transfer encoding that every server passes on unchanged.
+
+    The encoded text never contains a boundary.
+    """
     if text.isascii() and "--=_" not in text and _is_clean(octets) and not _has_long_line(octets):
         return "us-ascii"
     # Quoted-printable triples each octet that is not ASCII. Base64, the library's choice for UTF-8, adds a third.
@@ -217,7 +220,7 @@ def _has_long_line(octets: bytes) -> bool:
 def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked_type(file.content_type)
     # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and without it servers may change the bytes.
-    # The library's generator treats `message-delivery/status` and the like as one of these types, too.
+    # The library's generator also treats types such as `message-delivery/status` as one of these types.
     if content_type.lower().startswith(("message", "multipart")):
         content_type = "application/octet-stream"
     part = MIMEBase(*content_type.split("/"))

@@ -1,8 +1,8 @@
 """Header fields, encoded and folded by the standard library's `Header`, and the check for unsafe values.
 
-Our own code checks for header injection: the library has a history of it, and Python 3.11 before 3.11.15 lets some
-through. Our own code also formats mailboxes: `email.utils.formataddr` rejects a local part in UTF-8 (RFC 6532) and
-folds nothing.
+Our own code checks for header injection, because the library's checks had several gaps, and Python 3.11 before 3.11.15
+still has some. Our own code also formats mailboxes, because `email.utils.formataddr` rejects a local part in UTF-8 (RFC
+6532) and folds nothing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
 
 LINE_CHARACTERS: Final = 76
-"""We fold at the limit for a line with an encoded word (RFC 2047, section 2); RFC 5322 asks for 78."""
+"""We fold at the limit for a line with an encoded word (RFC 2047, section 2); RFC 5322 recommends 78."""
 MAX_WORD_CHARACTERS: Final = 900
-"""A longer word cannot be folded below the 998 octets of RFC 5322, so it becomes encoded words."""
+"""A longer word cannot be folded below RFC 5322's limit of 998 octets, so it is written as encoded words."""
 _UTF_8: Final = Charset("utf-8")
 # By default the library compares two encodings for every character: 998 take 2 ms, five times as long.
 _UTF_8.header_encoding = BASE64
@@ -105,7 +105,7 @@ def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]
 
 
 def address_field(name: str, addresses: Iterable[Address]) -> str:
-    """A field of mailboxes such as To, one per line. A local part that is not ASCII is written as UTF-8."""
+    """A header field such as To, with one mailbox per line. A local part that is not ASCII is written as UTF-8."""
     return f"{name}: {_FOLD.join(map(mailbox, addresses))}\r\n"
 
 

@@ -1,4 +1,4 @@
-"""Opening an SMTP connection: TCP, verified TLS, EHLO, AUTH. Nothing was sent when it fails.
+"""Opens an SMTP connection: TCP, verified TLS, EHLO, AUTH. If that fails, no email was sent.
 
 A failure is `NotConnected` (a later attempt may succeed) or `ProviderFault` (an operator must correct something).
 """
@@ -25,7 +25,7 @@ from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, refusal
 NAME: Final = "smtp"
 
 MAX_SIZE_DIGITS: Final = 20
-"""The most digits of SIZE (RFC 1870, section 4). Python refuses to convert thousands of digits."""
+"""The maximum number of digits of SIZE (RFC 1870, section 4). Python refuses to convert thousands of digits."""
 _READY: Final = 220
 _DONE: Final = 250
 _GO_ON: Final = 334
@@ -37,7 +37,7 @@ _BAD_SECURITY: Final = "Check DISPATCHER_SMTP_URL: smtp:// uses STARTTLS, smtps:
 
 
 class NotConnected(Exception):
-    """No connection could be opened; nothing was sent.
+    """No connection could be opened; no email was sent.
 
     Attributes:
         outcome: The outcome for the email that needed the connection.
@@ -55,10 +55,10 @@ class SmtpConnection:
     """An open connection, ready for MAIL.
 
     Attributes:
-        size_limit: The largest email that the server accepts, in octets; 0 if it announced none (RFC 1870).
-        emails: How many emails the connection has carried.
+        size_limit: The largest email that the server accepts, in octets; 0 if the server announced no limit (RFC 1870).
+        emails: How many emails were sent over the connection.
         idle_since: When the connection was returned to the pool, in the loop's `time()`.
-        needs_reset: A transaction was not completed, so RSET must come first.
+        needs_reset: A transaction was not completed, so the next transaction must begin with RSET.
     """
 
     protocol: SmtpProtocol
@@ -84,7 +84,7 @@ async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) ->
     protocol = await _connected(server, context)
     try:
         extensions = await _negotiated(protocol, server, context)
-        # A surplus reply would count as the reply to MAIL.
+        # An unread surplus reply would later count as the reply to MAIL.
         await protocol.read_available()
         protocol.check()
     except SmtpConnectionLost as broke:
@@ -252,7 +252,7 @@ def _connect_failure(error: Exception) -> Exception:
 
 def _lost_while_opening(broke: SmtpConnectionLost) -> NotConnected:
     if isinstance(broke, ServerClosing):
-        # The reply's text is left out, because it may repeat what we sent last, even the password.
+        # The reply's text is left out, because it may repeat our last command, even the password.
         return NotConnected(replace(_refused_to_open(broke.reply).outcome, detail=f"{broke} {SmtpPhase.CONNECTING}"))
     reason = Reason.SERVER_ERROR if isinstance(broke, InvalidReply) else Reason.CONNECTION_FAILED
     return NotConnected(Deferred(reason, f"{broke} {SmtpPhase.CONNECTING}"))

@@ -11,10 +11,10 @@ from dispatcher.transport.smtp_connection import SmtpConnection
 from dispatcher.transport.smtp_protocol import QUIT_SECONDS
 
 TRUSTED_IDLE_SECONDS: Final = 5.0
-"""A connection that was idle for longer is probed (RSET) before it carries an email, because servers and firewalls drop
+"""A connection that was idle for longer is tested with RSET before the next email, because servers and firewalls drop
 idle connections silently."""
 FULL_SECONDS: Final = 30.0
-"""How long the pool is one connection smaller after the server refused one more connection."""
+"""How long the pool is one connection smaller after the server has refused to open another connection."""
 
 
 class ConnectionPool:
@@ -58,16 +58,16 @@ class ConnectionPool:
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
-        """Whether an email may wait for another open connection of this pool, because the server refused one more."""
+        """Whether an email may wait for an open connection of this pool after the server refused a new one."""
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:
-        """Release the slot after FULL_SECONDS, because the server refused one more connection."""
+        """Release the slot after FULL_SECONDS, because the server has refused a new connection."""
         timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
         self._withheld.add(timer)
 
     def idle(self) -> SmtpConnection | None:
-        """An idle connection that looks usable; None if there is none. The caller holds a slot."""
+        """An idle connection that seems usable; None if there is none. The caller must have acquired a slot."""
         while self._idle:
             connection = self._idle.pop()
             if connection.protocol.is_sound:
@@ -78,7 +78,7 @@ class ConnectionPool:
         return None
 
     async def open(self) -> SmtpConnection:
-        """Open a connection. The caller holds a slot.
+        """Open a connection. The caller must have acquired a slot.
 
         Raises:
             NotConnected, ProviderFault: See `open_connection`.

@@ -1,4 +1,4 @@
-"""The SMTP protocol of one connection, from the greeting on; detects a server that is out of step.
+"""The SMTP protocol on one connection, from the greeting on. It detects a server that is out of step.
 
 A reply counts only if its command was sent first. After one surplus reply, every later reply would answer the wrong
 command, and a surplus `250` before the final dot would count as acceptance of the email. So callers `check` before
@@ -17,8 +17,8 @@ from typing import Final, cast
 from dispatcher.transport.smtp_replies import SmtpReply, reply_of
 
 MAX_REPLY_OCTETS: Final = 64 * 1024
-"""A reply line has at most 512 octets (RFC 5321, section 4.5.3.1.5) and a reply few lines. A
-longer reply is not SMTP."""
+"""A reply line has at most 512 octets (RFC 5321, section 4.5.3.1.5), and a reply has few lines. A longer reply is not
+SMTP."""
 QUIT_SECONDS: Final = 2.0
 """How long a server may take to close the connection after QUIT."""
 
@@ -26,7 +26,7 @@ _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
 class SmtpConnectionLost(Exception):
-    """The connection closed, or its replies cannot be trusted any more. The text never contains the server's words."""
+    """The connection closed, or its replies can no longer be trusted. The text never contains the server's words."""
 
 
 class InvalidReply(SmtpConnectionLost):
@@ -34,7 +34,7 @@ class InvalidReply(SmtpConnectionLost):
 
 
 class UnexpectedReply(InvalidReply):
-    """The server sent a reply without a command."""
+    """The server sent a reply for which there was no command."""
 
     def __init__(self) -> None:
         super().__init__("the server sent a surplus reply")
@@ -97,7 +97,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._fault is None and not self._replies and not self._transport.is_closing()
 
     def write(self, data: bytes, replies: int) -> None:
-        """Write bytes, for which the server owes this many replies. Does nothing if the connection is closed."""
+        """Write bytes that the server must answer with this many replies. Sends nothing if the connection is closed."""
         self._outstanding += replies
         # On a closed connection asyncio ignores a write and uvloop raises RuntimeError. The next `reply` reports it.
         if data and not self._transport.is_closing():
@@ -105,7 +105,7 @@ class SmtpProtocol(asyncio.Protocol):
 
     @property
     def outstanding(self) -> int:
-        """How many replies the server still owes."""
+        """How many replies have not arrived yet."""
         return self._outstanding
 
     def check(self) -> None:
@@ -129,7 +129,7 @@ class SmtpProtocol(asyncio.Protocol):
             await asyncio.sleep(0)
 
     def contradicts(self, reply: SmtpReply) -> bool:
-        """Whether another reply of a different class follows this one. 421 may follow any reply."""
+        """Whether a further reply, of a different class, has arrived after this reply. 421 may follow any reply."""
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
@@ -150,7 +150,7 @@ class SmtpProtocol(asyncio.Protocol):
         """The next reply.
 
         Args:
-            timeout_seconds: The connection counts as broken after this many seconds; None for no limit.
+            timeout_seconds: If no reply arrives within this time, the connection counts as broken; None for no limit.
 
         Raises:
             SmtpConnectionLost: There will be no reply.
@@ -195,12 +195,12 @@ class SmtpProtocol(asyncio.Protocol):
                 self._transport.set_write_buffer_limits()
 
     def abort(self) -> None:
-        """Close the connection at once; unsent bytes are discarded. Idempotent."""
+        """Close the connection immediately; unsent bytes are discarded. Idempotent."""
         self._break(SmtpConnectionLost("we closed the connection"))
         self._transport.abort()
 
     def quit(self) -> None:
-        """Send QUIT, and close the connection when the server does, or after QUIT_SECONDS. `closed` is done then."""
+        """Send QUIT. Close the connection when the server closes it, or after QUIT_SECONDS; `closed` is then done."""
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
             return
@@ -244,7 +244,7 @@ class SmtpProtocol(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Do nothing: callers that write much await `flush`. Called by asyncio."""
+        """Do nothing: callers that write large bodies wait for `flush`. Called by asyncio."""
 
     def resume_writing(self) -> None:
         """Wake `flush`. Called by asyncio."""

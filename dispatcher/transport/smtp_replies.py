@@ -1,7 +1,7 @@
-"""The outcome of an SMTP reply, from phase, code and enhanced code. `docs/providers.md` has the table.
+"""The outcome for an SMTP reply, from the phase, the code and the enhanced code. `docs/providers.md` has the table.
 
-The basic code decides between accepted, deferred and rejected (RFC 5321, section 4.2.1). The enhanced code (RFC 3463),
-if there is one, decides the reason, because servers use 550 and 554 for nearly everything.
+The basic code determines whether an email is accepted, deferred or rejected (RFC 5321, section 4.2.1). The enhanced
+code (RFC 3463), if there is one, determines the reason, because servers use 550 and 554 for nearly everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dispatcher.domain.scrub import scrub
 
 
 class SmtpPhase(StrEnum):
-    """How far an attempt has come. The value completes the sentence "the server closed the connection …"."""
+    """The progress of an attempt. The value completes the sentence "the server closed the connection …"."""
 
     WAITING = "while waiting for a free connection"
     CONNECTING = "while connecting"
@@ -25,7 +25,7 @@ class SmtpPhase(StrEnum):
     RCPT = "at RCPT"
     DATA = "at DATA"
     BODY = "in the body"
-    """Before the last byte of the body. Without the final dot nothing can be accepted (RFC 5321, section 4.1.1.4)."""
+    """Before the last byte of the body. A server accepts nothing before the final dot (RFC 5321, section 4.1.1.4)."""
     FINAL = "after the body"
     """The final dot was sent, or may have been: no reply means `Uncertain`."""
 
@@ -35,8 +35,8 @@ class SmtpReply:
     """One reply with all of its lines.
 
     Attributes:
-        code: 200 to 599.
-        enhanced: Such as `5.1.1`; empty if there is none.
+        code: The basic code, 200 to 599.
+        enhanced: The enhanced code, such as `5.1.1`; empty if there is none.
         text: The text after the codes, as received: not scrubbed, and of any length.
     """
 
@@ -77,7 +77,7 @@ class SmtpReply:
 
 _ENHANCED: Final = re.compile(r"([245]\.[0-9]{1,3}\.[0-9]{1,3})(?: |$)")
 _THROTTLED_CODES: Final = frozenset({"4.4.5", "4.7.28", "4.7.650", "4.7.651"})
-"""Congestion (RFC 3463, section 3.5), and the codes of Gmail and Microsoft for a sender that is too fast."""
+"""Congestion (RFC 3463, section 3.5), and the codes that Gmail and Microsoft use for a sender that is too fast."""
 _THROTTLED_WORDS: Final = re.compile(
     r"throttl|slow down|rate exceeded|(?:rate|sending|message|connection)s?.(?:limit|quota)"
     r"|too (?:fast|many (?!recipients|hops|received))",
@@ -90,11 +90,11 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 
 
 MAX_RANGES: Final = 10
-"""How many ranges of refused recipients a detail lists. Neighbours with the same codes form one range."""
+"""How many ranges of refused recipients a detail lists. Consecutive recipients with the same codes form one range."""
 
 
 def reply_of(code: int, text: str) -> SmtpReply:
-    """A reply from its basic code and the text after it."""
+    """Parse a reply from its basic code and the text after the code."""
     # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
@@ -122,7 +122,7 @@ def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Ac
     """The outcome of a positive final reply.
 
     Args:
-        refused: The recipients that the server refused, with their positions from 1; it accepted the others.
+        refused: The recipients that the server refused, with their positions from 1. All others were accepted.
     """
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
@@ -158,7 +158,8 @@ def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Conce
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT concerns the recipient, whatever its text says; if many recipients get it, the server.
+    # A refusal of RCPT concerns the recipient, whatever its text says. Only if many recipients are refused in the same
+    # way does the refusal concern the server.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

@@ -1,4 +1,4 @@
-"""Sends one email on one SMTP connection (MAIL, RCPT, DATA, body) and turns the replies into an outcome.
+"""Sends one email on one SMTP connection (MAIL, RCPT, DATA, body), and derives the outcome from the replies.
 
 The server can accept nothing before it has read the final dot (RFC 5321, section 4.1.1.4). A small body and its dot are
 sent in one write, right after `mark_on_wire`. A large body is sent first, and the dot only when the system has taken
@@ -27,11 +27,12 @@ from dispatcher.transport.smtp_protocol import (
 from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, no_recipient_left, refusal
 
 START_INPUT: Final = 354
-"""The only reply that asks for the body."""
+"""The only reply after which the client sends the body."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
-"""A socket takes this much at once, so waiting for a smaller body would cost more than it gains."""
+"""A socket takes this many octets in one write, so waiting for a smaller body would cost more than it gains."""
 REUSED_REPLY_SECONDS: Final = 10.0
-"""How long a reused connection may take for its first reply before we open a new one; at most half of the time left."""
+"""The time limit for the first reply on a reused connection, after which we open a new connection; at most half of the
+remaining time."""
 REPLY_SHARE: Final = 0.25
 MAX_REPLY_SECONDS: Final = 5.0
 """A share of a transaction's time is reserved for the last reply: REPLY_SHARE, and at most this many seconds, because
@@ -39,10 +40,10 @@ servers scan an email before they reply. The final dot is not sent within the re
 
 
 class SmtpTransaction:
-    """One attempt for one email, over one connection; over a second one if a reused connection turns out to be dead.
+    """One attempt for one email, over one connection. If a reused connection is dead, the attempt uses a second one.
 
     Attributes:
-        phase: How far the attempt has come.
+        phase: The attempt's progress.
     """
 
     def __init__(self, call: Call) -> None:
@@ -57,11 +58,11 @@ class SmtpTransaction:
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
         Args:
-            reused: The connection has carried emails before, so it may be dead.
+            reused: The connection was used for earlier emails, so it may be dead.
 
         Raises:
             SmtpConnectionLost: There is no reply; `outcome_without_reply` returns the outcome.
-            ProviderFault: The server requires credentials or TLS before it takes any email.
+            ProviderFault: The server accepts no email without credentials or TLS.
         """
         if unsupported := _unsupported(email, connection):
             return unsupported
@@ -79,7 +80,7 @@ class SmtpTransaction:
         return _outcome_of(reply, self.phase, connection.protocol)
 
     def outcome_without_reply(self, broke: SmtpConnectionLost | None) -> Deferred | Uncertain:
-        """The outcome if no reply came: the connection broke, or (None) the deadline passed."""
+        """The outcome if no reply arrived: the connection broke (`broke`), or the deadline passed (None)."""
         detail = f"{broke or 'the deadline passed'} {self.phase}"
         if self.phase is SmtpPhase.FINAL:
             return Uncertain(detail)
@@ -96,7 +97,7 @@ class SmtpTransaction:
     async def _envelope(
         self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """The refused recipients, once the server waits for the body; an outcome if it refuses the email."""
+        """The refused recipients, once the server waits for the body; an outcome if the server refuses the email."""
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
@@ -124,11 +125,11 @@ class SmtpTransaction:
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """The reply to the email, or an earlier reply to an incomplete body.
+        """Send the body; return the reply to the email, or an earlier reply to an incomplete body.
 
         Raises:
-            SmtpConnectionLost: There is no reply; or the server replied before the final dot, which was not sent then;
-                or two replies after the dot contradict each other.
+            SmtpConnectionLost: There is no reply. Or the server replied before the final dot, so the dot was not sent.
+                Or two replies after the dot contradict each other.
         """
         await protocol.read_available()
         protocol.check()
@@ -165,7 +166,7 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Write a body as the system takes it, until it is written, the server replies, or the connection closes."""
+        """Write a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
             if not protocol.awaits_reply:
@@ -174,7 +175,7 @@ class SmtpTransaction:
             await protocol.flush()
 
     def _refusal(self, reply: SmtpReply, protocol: SmtpProtocol) -> Outcome:
-        """The outcome of a refusal before the body; not of a reply to a complete email."""
+        """The outcome for a refusal before the body; never used for the reply to a complete email."""
         if reply.blames_our_setup:
             raise ProviderFault(
                 NAME,
@@ -185,7 +186,7 @@ class SmtpTransaction:
 
 
 class CommandSequence:
-    """Commands and their replies, in order. With PIPELINING (RFC 2920) all commands are sent at once."""
+    """Commands and their replies, in order. With PIPELINING (RFC 2920) all commands are sent in one write."""
 
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
@@ -205,7 +206,7 @@ class CommandSequence:
             protocol.write(b"".join(commands), len(commands))
 
     async def next(self) -> SmtpReply:
-        """The reply to the next command.
+        """Read the reply to the oldest command without a reply. Without PIPELINING, send that command first.
 
         Raises:
             SmtpConnectionLost: There is no reply, or it cannot belong to this command.
@@ -233,7 +234,7 @@ class CommandSequence:
             raise SmtpConnectionLost("the server refused RSET")
 
     async def cancel(self) -> None:
-        """Send no further command, and read the outstanding replies. Nothing of the email was sent.
+        """Send no further command, and read the outstanding replies. No part of the email was sent.
 
         If a server asks for the body although it accepted no recipient, close the connection. RFC 2920, section 3.1,
         would have us send an empty email.
@@ -250,14 +251,14 @@ class CommandSequence:
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome of an unexpected reply. If it is not a refusal, the server is out of step: close the connection."""
+    """The outcome for an unexpected reply. Unless it is a refusal, the server is out of step: close."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)
 
 
 def _unsupported(email: RenderedEmail, connection: SmtpConnection) -> Rejected | None:
-    """The rejection if this server can never take this email; None if it may."""
+    """The rejection if this server can never accept this email; None if the server may accept the email."""
     octets = len(email.body)
     if 0 < connection.size_limit < octets:
         words = f"the email has {octets} octets, and the server accepts at most {connection.size_limit}"

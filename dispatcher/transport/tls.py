@@ -1,7 +1,7 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
-asyncio's own TLS takes a fifth of the CPU of a request here. It raises an exception for each response, because it reads
-until there is nothing left, and it has layers for streams. A request and its response are one TLS record each.
+asyncio's own TLS would take a fifth of a request's CPU. It raises an exception for each response, because it reads
+until no input is left, and it has layers for streams. Here a request is one TLS record, and so is its response.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 _READ_OCTETS: Final = 16 * 1024
-"""The most octets in one record (RFC 8446, section 5.1)."""
+"""The maximum number of octets in one record (RFC 8446, section 5.1)."""
 
 
 def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
@@ -25,7 +25,7 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
         ca_file: Certificates to trust instead of the system's; None for the system's.
 
     Raises:
-        OSError: The file cannot be read, or holds no certificates (ssl.SSLError is an OSError).
+        OSError: The file cannot be read, or contains no certificates (ssl.SSLError is an OSError).
     """
     context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
@@ -35,10 +35,11 @@ def client_context(ca_file: Path | str | None = None) -> ssl.SSLContext:
 class Tls(asyncio.Protocol, asyncio.Transport):
     """A protocol for the socket's transport, and a transport for the protocol above it.
 
-    The protocol above gets `connection_made` when the handshake is complete, and no call at all if it fails.
+    The protocol above gets `connection_made` when the handshake is complete. If the handshake fails, it gets no call.
 
     Attributes:
-        stands: Done when the handshake is complete; raises the OSError why it failed (`ssl.SSLError` is one).
+        handshake_done: Done when the handshake is complete. If the handshake fails, raises the OSError that caused the
+            failure (`ssl.SSLError` is an OSError).
     """
 
     def __init__(self, context: ssl.SSLContext, above: asyncio.Protocol, *, server_hostname: str | None = None) -> None:
@@ -72,19 +73,20 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._read()
 
     def eof_received(self) -> None:
-        """The other side closed. Without TLS's closing message that is an error: an attacker may have cut the line."""
+        """The peer closed. Without TLS's closing message, an attacker may have cut off data: this is an error."""
         self._incoming.write_eof()
         if self._is_established or self._handshake():
             self._read()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection has closed, from either side."""
+        """The connection has closed, from either end."""
         error = self._error or exc
         if self._is_established:
             self._above.connection_lost(error)
         elif not self.handshake_done.done():
             self.handshake_done.set_exception(error or ConnectionResetError())
-            self.handshake_done.exception()  # on the server's side, and after a cancelled call, nothing else reads it
+            # Marks the exception as read. On the server's side, and after a cancelled call, no other code reads it.
+            self.handshake_done.exception()
 
     def pause_writing(self) -> None:
         """The system's buffer is full."""
@@ -108,7 +110,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._below.write(self._outgoing.read())
 
     def abort(self) -> None:
-        """Close the connection at once; unsent data is discarded."""
+        """Close the connection immediately; unsent data is discarded."""
         self._below.abort()
 
     def close(self) -> None:
@@ -120,7 +122,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return self._below.is_closing()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """What the socket's transport reports."""
+        """Information about the socket's transport."""
         return self._below.get_extra_info(name, default)
 
     def get_write_buffer_size(self) -> int:
@@ -128,7 +130,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """The limits for pausing and resuming."""
+        """Set the limits at which writing pauses and resumes."""
         self._below.set_write_buffer_limits(high, low)
 
     def _handshake(self) -> bool:
@@ -151,7 +153,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return True
 
     def _read(self) -> None:
-        """Pass on what can be decrypted."""
+        """Decrypt all complete records, and pass them to the protocol above."""
         while not self._below.is_closing():
             try:
                 octets = self._tls.read(_READ_OCTETS)

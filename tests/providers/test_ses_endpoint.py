@@ -96,7 +96,7 @@ def test_resolving_the_endpoint_calls_no_server(tmp_path: Path) -> None:
         ),
         ({"HTTPS_PROXY": "socks5://proxy.example.com"}, "NO_PROXY=email.eu-west-1.amazonaws.com"),
         ({"HTTPS_PROXY": "http://proxy.example.com:port"}, "HTTPS_PROXY must be a URL"),
-        ({"AWS_ENDPOINT_URL": "http://mail.example.com", "HTTP_PROXY": "http://p:1"}, "HTTP_PROXY names a proxy"),
+        ({"AWS_ENDPOINT_URL": "http://mail.example.com", "HTTP_PROXY": "http://p:1"}, "HTTP_PROXY sets a proxy"),
     ],
 )
 def test_unusable_settings_are_refused_at_the_start(environment: dict[str, str], words: str) -> None:

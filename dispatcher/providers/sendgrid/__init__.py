@@ -75,7 +75,7 @@ class SendGridProvider:
         """Create the adapter without connecting.
 
         Args:
-            connections: The most concurrent requests.
+            connections: The maximum number of concurrent requests.
             ca_file: Certificates to trust in addition to the system's.
 
         Raises:
@@ -83,7 +83,7 @@ class SendGridProvider:
         """
         from sendgrid import SendGridAPIClient  # imported here: it takes 120 ms, and only senders need it
 
-        # At DEBUG it logs the key and whole emails. We never call it, but other code in this process might.
+        # At DEBUG, this logger writes the key and whole emails. We never use this client, but other code may.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
         self._transport = HttpTransport(connections=connections, ca_file=ca_file)
@@ -131,7 +131,7 @@ class SendGridProvider:
             return error.outcome
 
     async def check(self) -> str:
-        """Check the API key's permissions for `dispatcher doctor`. Sends nothing.
+        """Check the API key's permissions for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: SendGrid cannot be reached, or the key may not send.

@@ -1,7 +1,7 @@
 """The body of SendGrid's `POST /v3/mail/send`: the document that python-sendgrid's helpers would build.
 
-Built directly, because python-sendgrid creates an object per field, which takes a sixth of the CPU that a worker spends
-on an email. A test compares both results.
+We build the document directly, because python-sendgrid creates an object for each field, which takes a sixth of a
+worker's CPU for an email. A test compares our document with python-sendgrid's.
 
 SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send, its errors:
 …/mail-send/errors. This module rejects what SendGrid would certainly refuse, and rewrites what SendGrid would misread:
@@ -14,10 +14,10 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
     header values         encoded words if they are not ASCII, because SendGrid does not encode them
     custom args           only `email_id`, per personalization: SendGrid stores them, and its staff can read them
 
-Several emails of one template can be sent in one request, one personalization each. SendGrid's limits, from
-…/mail-send/limitations: 1,000 personalizations and 1,000 recipients per request, and no address twice. Fields outside
-the personalizations are shared: sender, reply-to, template, categories. Message-ID, other headers, subject, template
-data and the argument `email_id` are separate for each email.
+Several emails with the same template can be sent in one request, with one personalization for each email. SendGrid's
+limits, from …/mail-send/limitations: 1,000 personalizations and 1,000 recipients per request, and no address twice.
+Fields outside the personalizations are shared: sender, reply-to, template, categories. Message-ID, other headers,
+subject, template data and the argument `email_id` are separate for each email.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from dispatcher.transport.mime_headers import (
 )
 
 LIMITS: Final = BulkLimits(emails=1000, recipients=1000, octets=4 * 1024 * 1024)
-"""SendGrid's limits, except octets: that limit is ours, so that one call does not block the loop and the connection for
-long."""
+"""SendGrid's limits, except for octets. The limit for octets is ours: one call must not block the loop and the
+connection for long."""
 MAX_CATEGORIES: Final = 10
 MAX_CATEGORY_CHARACTERS: Final = 255
 
@@ -63,14 +63,14 @@ Document = dict[str, Any]
 
 
 def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
-    """The request body. With attachments it is in parts, so that they are not copied in memory.
+    """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
 
     Args:
         sandbox: SendGrid validates the email and does not deliver it.
 
     Raises:
-        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have. The text names the field and never
-            its value.
+        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The text has the field's
+            name, never its value.
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
@@ -81,7 +81,7 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
 
 
 def document_of(email: OutgoingEmail, *, sandbox: bool = False) -> Document:
-    """The body before it is encoded, without attachments."""
+    """The request's JSON document as a Python object, without attachments."""
     personalizations, _ = personalizations_of(email)
     document: Document = {
         "from": _origin(email.sender)[0],
@@ -115,8 +115,8 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
     """The personalizations, and the email's addresses in lower case.
 
-    One personalization for all recipients; with bcc alone, one for each. SendGrid ignores case when it looks for
-    repeated addresses.
+    One personalization for all recipients; if all recipients are bcc, one for each. SendGrid ignores case when it
+    searches for repeated addresses.
 
     Raises:
         UnrenderableEmail: See `body_of`.
@@ -153,7 +153,7 @@ def _recipients(field: str, texts: Sequence[str], seen: set[str]) -> list[Docume
 
 
 def _is_new(spec: str, seen: set[str]) -> bool:
-    """Whether an address occurs for the first time; adds it to `seen`."""
+    """Whether an address occurs for the first time; adds the address to `seen`."""
     is_new = spec not in seen
     seen.add(spec)
     return is_new
@@ -173,7 +173,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
     seen: set[str] = set()
     addresses = _addresses("reply_to", texts, Reason.INVALID_CONTENT)
     mailboxes = [_mailbox(one) for one in addresses if _is_new(ascii_spec(one).lower(), seen)]
-    # SendGrid accepts one of the two fields, not both.
+    # SendGrid accepts either `reply_to` or `reply_to_list`, not both.
     if len(mailboxes) == 1:
         document["reply_to"] = mailboxes[0]
     else:
@@ -181,7 +181,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Add subject and bodies. A template may replace each of them."""
+    """Add the subject and the bodies. A template may replace any of these."""
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:
@@ -200,7 +200,7 @@ def _add_content(document: Document, email: OutgoingEmail) -> None:
 
 
 def _body(text: str) -> str:
-    # The same check as python-sendgrid's, which refuses to send API keys.
+    # python-sendgrid makes the same check, so that it sends no API keys.
     if text.startswith(_API_KEY_BEGIN) and _API_KEY.match(text):
         raise UnrenderableEmail(Reason.INVALID_CONTENT, "text or html begins with a SendGrid API key; remove the key")
     return text
@@ -224,7 +224,7 @@ def _categories(tags: Iterable[str]) -> list[str]:
 
 
 def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
-    """The body with the attachments as its last member. Base64 needs no escapes in JSON."""
+    """The request body with the attachments as its last JSON member. Base64 needs no escapes in JSON."""
     parts: list[bytes | Base64Content] = []
     before = body[:-1] + b',"attachments":['
     for file in files:
@@ -250,7 +250,7 @@ def _described(file: OutgoingAttachment) -> Document:
 
 
 class Personalized(NamedTuple):
-    """What an email adds to a bulk call.
+    """The parts of a bulk call that one email adds.
 
     Attributes:
         common: The request's fields outside the personalizations, as JSON with its braces.
@@ -306,7 +306,7 @@ def _common(sender: str, reply_to: tuple[str, ...], template_id: str, tags: tupl
 
 
 def _own(email: OutgoingEmail) -> dict[str, object]:
-    """The fields that a request for this email alone would have outside the personalization."""
+    """The email's fields that a request for a single email has outside the personalization."""
     own: dict[str, object] = {"headers": headers_of(email)}
     if email.subject:
         own["subject"] = checked_text("subject", email.subject)

@@ -1,6 +1,7 @@
 """The outcome of each SendGrid response: the table in `docs/providers.md`, as code.
 
-In a bulk call, a 202 accepts all emails and a 4xx refuses all. At best, a 4xx names the personalization at fault.
+In a bulk call, a 202 accepts all emails and a 4xx refuses all emails. Some 4xx responses report the personalization at
+fault.
 
 Sources: https://www.twilio.com/docs/sendgrid/api-reference/how-to-use-the-sendgrid-v3-api/responses and …/rate-limits,
 …/for-developers/sending-email/sandbox-mode, and RFC 9110 for what SendGrid does not document.
@@ -27,8 +28,8 @@ _ACCEPTED: Final = 202
 _VALID: Final = 200
 _TOO_MANY: Final = 429
 _GATEWAYS: Final = frozenset({502, 504})
-"""A gateway before SendGrid got no response itself (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid documents neither
-status, and does send 504 (sendgrid-php#933)."""
+"""A gateway got no valid response from SendGrid (RFC 9110, sections 15.6.3 and 15.6.5). SendGrid documents neither
+status, but does send 504 (sendgrid-php#933)."""
 _OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
     401: ("refused the API key, or the account may not send", "Check SENDGRID_API_KEY, and the account's plan."),
     403: ("does not let this account or key send", "Give the key the scope mail.send; check the account's status."),
@@ -57,7 +58,7 @@ class _Complaint:
     """One entry of SendGrid's error list.
 
     Attributes:
-        field: The field at fault, such as `personalizations.0.to.0.email`; empty if SendGrid names none.
+        field: The field at fault, such as `personalizations.0.to.0.email`; empty if SendGrid reports none.
     """
 
     field: str
@@ -65,13 +66,13 @@ class _Complaint:
 
 
 def outcome_of(response: HttpResponse, *, sandbox: bool = False) -> Outcome:
-    """The outcome of a response to `POST /v3/mail/send`.
+    """The outcome for a response to `POST /v3/mail/send`.
 
     Args:
         sandbox: The request used sandbox mode, in which SendGrid answers 200 to a valid email.
 
     Raises:
-        ProviderFault: The account or the settings are at fault; SendGrid took nothing.
+        ProviderFault: The account or the settings are at fault, and SendGrid accepted no email.
     """
     if response.status == _ACCEPTED:
         return Accepted(message_name(response.headers.get("x-message-id")))
@@ -100,7 +101,7 @@ def bulk_outcomes_of(
         return [outcome] * len(parts)
     fields = [complaint.field for complaint in _complaints(response) if complaint.field]
     if outcome.reason is Reason.REJECTED_SENDER or any(map(_COMMON.match, fields)):
-        # Sent alone, each of them would be refused in the same way.
+        # SendGrid would also refuse each of these emails in a request for that email alone.
         return [outcome] * len(parts)
     return BulkCallRefused(_suspects(fields, parts))
 
@@ -112,7 +113,7 @@ def fault_of(response: HttpResponse) -> ProviderFault:
 
 
 def _refusal(response: HttpResponse) -> Outcome:
-    """The outcome of a 4xx. A 4xx always means that SendGrid took nothing."""
+    """The outcome for a 4xx. A 4xx always means that SendGrid accepted no email."""
     code = str(response.status)
     if response.status == _TOO_MANY:
         return Deferred(Reason.THROTTLED, _summary(response), code, _throttled_for(response))
@@ -144,11 +145,11 @@ def _summary(response: HttpResponse) -> str:
 
 
 def _glimpse(response: HttpResponse) -> str:
-    """A description of a body that holds no SendGrid errors."""
+    """A description of a body that contains no SendGrid errors."""
     if not response.body.strip():
         return "with an empty body"
     kind = response.headers.get("content-type", "no type")
-    # The text of a web page is left out, because it may come from anywhere. Its title is enough.
+    # A web page's text is left out, because it may come from anywhere. The title is enough.
     title = re.search(rb"<title[^>]*>([^<]{1,100})", response.body[:4000], re.IGNORECASE)
     words = f", titled {title[1].decode('utf-8', 'replace').strip()!r}" if title else ""
     return f"with {len(response.body)} octets of {kind[:60]}{words}"
@@ -177,7 +178,7 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _suspects(fields: Collection[str], parts: Sequence[BulkEntry]) -> frozenset[int]:
-    """The positions of the emails whose personalizations SendGrid named."""
+    """The positions of the emails whose personalizations SendGrid's response reports."""
     owners = [position for position, part in enumerate(parts) for _ in part.content.personalizations]
     named = [int(found[1]) for field in fields if (found := _NAMED.match(field))]
     return frozenset(owners[number] for number in named if number < len(owners))

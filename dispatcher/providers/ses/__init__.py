@@ -7,7 +7,7 @@ signing    credentials, which botocore finds and renews, and the request's signa
 
 botocore also parses SES's errors. Its client is not used for sending: it blocks a thread per request, takes ten times
 as much CPU, and its exceptions do not say whether a request was sent. botocore and its models take 200 ms and 20 MB. So
-they are loaded only if this provider is configured, and then in the parent, before the fork.
+we load them only if this provider is configured. Then the parent loads them, before the fork.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _SANDBOX: Final = " The account is in the sandbox: SES delivers to verified addr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SesSettings(ProviderSettings):
-    """The settings of the ses provider. botocore finds the credentials itself."""
+    """The settings of the ses provider. They do not include the credentials, which botocore finds."""
 
     region: str | None = setting(
         values.name("a-z0-9-"),
@@ -178,7 +178,7 @@ class SesProvider:
         return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """Report the account's state for `dispatcher doctor`. Sends nothing.
+        """Report the account's state for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: SES cannot be used.
@@ -213,7 +213,7 @@ class SesProvider:
         digest = await sha256_of(body)
         try:
             credentials = await self._signing_credentials(attempt.deadline)
-            # Signed once a connection is free, because AWS rejects a signature that is minutes old.
+            # We sign the request once a connection is free, because AWS rejects a signature that is minutes old.
             headers = partial(self._signed, credentials, "POST", url, digest)
             return await self._transport.post(url, headers, body, attempt)
         except TimeoutError:
@@ -234,7 +234,7 @@ class SesProvider:
             raise credentials_fault(error) from error
 
     def _signed(self, credentials: ReadOnlyCredentials, method: str, url: str, digest: str) -> dict[str, str]:
-        """The request's headers except Host and Content-Length; signed with newer credentials if there are any."""
+        """The request's headers except Host and Content-Length; signed with renewed credentials if there are any."""
         credentials = self._credentials.current() or credentials
         if self._signer is None or self._signer.credentials is not credentials:
             from dispatcher.providers.ses.signing import Signer

@@ -1,7 +1,7 @@
 """SES's URL, the scope of signatures and the trusted certificates, as botocore resolves them.
 
-botocore handles the region, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and the profile. Its client prepares one
-request, which is never sent, and is then discarded.
+botocore handles the region, FIPS and dual-stack endpoints, AWS_ENDPOINT_URL and the profile. botocore's
+client prepares one request, which is never sent, and the client is then discarded.
 """
 
 from __future__ import annotations
@@ -67,9 +67,10 @@ class _Prepared(Exception):
 
 @functools.cache
 def read_models() -> Any:
-    """botocore's loader with all files that a client reads: 10 MB, shared by all workers if read before the fork."""
+    """botocore's loader with all files that a client reads: 10 MB, which all workers share if the files are read before
+    the fork."""
     loader = botocore.session.Session().get_component("data_loader")
-    # Another release of botocore may have fewer files; it does not need the missing ones.
+    # A different release of botocore may have fewer files, and does not need the missing ones.
     with suppress(DataNotFoundError):
         for name in _MODELS:
             loader.load_service_model(SERVICE, name)
@@ -86,7 +87,7 @@ def _path_of(operation: str) -> str:
 
 def new_session() -> botocore.session.Session:
     """A botocore session with the settings and credentials of the environment and the profile. Does not connect."""
-    # At DEBUG they log whole emails and the request's signature.
+    # At DEBUG, these loggers write whole emails and the request's signature.
     for name in ("botocore", "urllib3"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     session = botocore.session.Session()
@@ -139,7 +140,7 @@ def _prepared(
             SERVICE,
             region_name=region,
             endpoint_url=endpoint_url,
-            # Dummy credentials: the search for the account's own may take seconds.
+            # Dummy credentials, because the search for the account's own credentials may take seconds.
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106
             config=Config(parameter_validation=False),
@@ -166,7 +167,7 @@ def _trusted(session: botocore.session.Session, ca_file: Path | None) -> Path:
             try:
                 client_context(path)
             except OSError as error:
-                raise ConfigurationError([f"{variable} must name a file with PEM certificates."]) from error
+                raise ConfigurationError([f"{variable} must be the path of a file with PEM certificates."]) from error
             return Path(path)
     return Path(get_cert_path(True))
 

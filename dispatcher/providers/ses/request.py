@@ -4,12 +4,12 @@
     a body, no headers, no files       Simple      SES builds the MIME message
     everything else                    Raw         we build the MIME message
 
-We encode the parameters ourselves, in a sixtieth of the time that botocore's serializer takes. A test compares both
-results.
+We encode the parameters ourselves, in a sixtieth of the time of botocore's serializer. A test compares our encoding
+with botocore's.
 
 SES replaces Message-ID and Date in all three forms. The tag `email_id` identifies the email.
 
-Several emails of one template can be sent by one SendBulkEmail, one entry each:
+Several emails with the same template can be sent by one SendBulkEmail, with one entry for each email:
 https://docs.aws.amazon.com/ses/latest/APIReference-V2/API_SendBulkEmail.html. SES allows 50 entries. We also limit the
 call to 50 recipients, the limit of one destination, which is safe under every reading of SES's quotas. Sender, reply-to
 and template are shared; data, headers and tags (including `email_id`) are separate for each entry.
@@ -48,17 +48,18 @@ from dispatcher.transport.mime_headers import (
 MAX_RECIPIENTS: Final = 50
 """To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
-"""After encoding; the same page."""
+"""After encoding. The same page gives this limit."""
 LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
-"""SES's limits, except octets: that limit is ours."""
+"""SES's limits, except for octets. The limit for octets is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
-"""TemplateData in boto3's model."""
+"""The limit of TemplateData in boto3's model."""
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
-"""Name and value together. MAX_HEADERS and this limit apply to headers beside a template or in an entry:
-API_MessageHeader, and MessageHeaderList in boto3's model."""
+"""The limit for a header's name and value together. MAX_HEADERS and this limit apply to emails with a template and to
+bulk
+entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
 MAX_CONTENT_TYPE_CHARACTERS: Final = 78
-"""For attachments beside a template: AttachmentContentType in boto3's model."""
+"""The limit for attachments of an email with a template: AttachmentContentType in boto3's model."""
 EMAIL_ID_TAG: Final = "email_id"
 
 _NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_-]")
@@ -84,7 +85,7 @@ class SesRequest:
 
     @property
     def body(self) -> bytes | Body:
-        """The parameters as JSON. With files it is in parts, so that they are not copied in memory.
+        """The parameters as JSON. A body with files is in parts, so the files are not copied in memory.
 
         Raises:
             UnrenderableEmail: The parameters cannot be encoded as JSON.
@@ -107,8 +108,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     """The parameters of SendEmail.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have. The text names the field and never its
-            value.
+        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it. The text contains the field's
+            name and never its value.
     """
     if recipients_of(email) > MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")
@@ -143,7 +144,7 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
 
 
 def bulk_entry_of(email: OutgoingEmail) -> BulkEntry | None:
-    """The email as an entry of a bulk call; None if it has no template, has files, or cannot be rendered."""
+    """The email as an entry of a bulk call; None if the email has no template, has files, or cannot be rendered."""
     recipients = recipients_of(email)
     if email.template_id is None or email.attachments or recipients > MAX_RECIPIENTS:
         return None
@@ -183,7 +184,7 @@ def _bulk_entry(email: OutgoingEmail, data: str) -> Parameters:
         data: The template data, as JSON.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have.
+        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it.
     """
     entry: Parameters = {
         "Destination": _destination(email, mailbox),
@@ -206,7 +207,7 @@ def _common(sender: str, reply_to: Sequence[str]) -> Parameters:
 def _tags(email: OutgoingEmail) -> list[dict[str, str]]:
     """The tag `email_id`, and the email's tags as `tag_1`, `tag_2` …
 
-    SES's tags have names and values, and allow few characters in both.
+    A tag of SES has a name and a value, and SES allows few characters in either.
     """
     tags = [{"Name": EMAIL_ID_TAG, "Value": str(email.email_id)}]
     for number, tag in enumerate(email.tags, 1):
@@ -282,7 +283,7 @@ def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | B
 
 
 def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
-    """Return a placeholder for the file, which the body replaces with the content."""
+    """Return a placeholder, which `body` replaces with the file's content."""
     files.append(file)
     return _placeholder(len(files) - 1)
 
@@ -307,7 +308,7 @@ def _destination(email: OutgoingEmail, form: Callable[[Address], str]) -> dict[s
 
 @lru_cache(maxsize=256)
 def _sender(text: str) -> str:
-    """A sender as in a header. Cached, because few senders send many emails."""
+    """The sender in the form of a header. Cached, because few senders send many emails."""
     return _address("from", text, Reason.REJECTED_SENDER, mailbox)
 
 
@@ -316,7 +317,7 @@ def _reply_to(texts: Sequence[str]) -> list[str]:
 
 
 def _address(field: str, text: str, reason: Reason, form: Callable[[Address], str]) -> str:
-    """The address in this form, on one line."""
+    """The address as `form` returns it, on one line."""
     if is_plain(text):  # the usual case
         return text
     try:

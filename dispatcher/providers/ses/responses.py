@@ -1,6 +1,6 @@
 """The outcome of each SES response: the table in `docs/providers.md`, as code.
 
-In a bulk call, a response 200 reports on each entry. Any other response concerns all of them: nothing was taken.
+In a bulk call, a response 200 reports on each entry. After any other response, SES has accepted none of the entries.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _CONTENT: Final = Rejected(Reason.INVALID_CONTENT)
 _SENDER: Final = Rejected(Reason.REJECTED_SENDER)
 _TOO_LARGE: Final = Rejected(Reason.TOO_LARGE)
 _QUOTA: Final = SetupFault("Wait, or ask AWS for a higher sending quota; `dispatcher doctor` shows it.")
-_PAUSED: Final = SetupFault("See the SES console and the account's inbox; AWS must allow sending again.")
+_PAUSED: Final = SetupFault("See the SES console and the account's inbox. Sending stays paused until AWS enables it.")
 _CREDENTIALS: Final = SetupFault(
     "Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role."
 )
@@ -83,7 +83,7 @@ _CODES: Final[tuple[tuple[Verdict, str], ...]] = (
 VERDICTS: Final[Mapping[str, Verdict]] = MappingProxyType(
     {code: verdict for verdict, codes in _CODES for code in codes.split()}
 )
-"""By SES's error code."""
+"""The verdicts by SES's error code."""
 
 BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
     {
@@ -97,7 +97,8 @@ BY_STATUS: Final[Mapping[int, Verdict]] = MappingProxyType(
         429: _THROTTLED,
     }
 )
-"""For a response without a known error code. Any other 4xx is `Rejected`, any other 5xx `Deferred`."""
+"""The verdicts by status, for a response without a known error code. Any other 4xx is `Rejected`, any other 5xx
+`Deferred`."""
 
 BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
     {
@@ -116,13 +117,14 @@ BY_ENTRY: Final[Mapping[str, Verdict]] = MappingProxyType(
         "FAILED": Deferred(Reason.REFUSED),
     }
 )
-"""By the status of an entry in SendBulkEmail's response, except SUCCESS; a test compares it with botocore's model.
-FAILED means only that SES could not process this entry: it is retried, and does not count against SES."""
+"""The verdicts by the status of an entry in SendBulkEmail's response, except SUCCESS. A test compares the statuses with
+botocore's model. FAILED means only that SES could not process this entry: the email is retried, and the failure does
+not count against SES."""
 
 _OF_THE_CALL: Final = frozenset({"NotFoundException", "TemplateDoesNotExistException"})
-"""Something that all emails of a call share was not found."""
+"""SES did not find something that all emails of the call share, such as the template."""
 GATEWAYS: Final = frozenset({502, 504})
-"""A gateway before SES got no response itself (RFC 9110, sections 15.6.3 and 15.6.5)."""
+"""A gateway got no valid response from SES (RFC 9110, sections 15.6.3 and 15.6.5)."""
 
 _BROKEN_OFF: Final = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ssl.SSLSyscallError)
 _DAILY: Final = re.compile(r"daily|24.hour", re.IGNORECASE)
@@ -135,10 +137,10 @@ _MAX_RETRY_SECONDS: Final = 86_400
 
 
 def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
-    """The outcome of a response to SendEmail.
+    """The outcome for a response to SendEmail.
 
     Args:
-        has_template: The email names a template, which may be missing in SES.
+        has_template: The email uses a template, which may not exist in SES.
 
     Raises:
         ProviderFault: The account or the settings are at fault; SES took nothing.
@@ -153,7 +155,7 @@ def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
 
 
 def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcomes of a SendBulkEmail with this many emails; uncertain if the response does not cover each email.
+    """The outcomes for a SendBulkEmail with this many emails; uncertain if the response does not cover every email.
 
     Raises:
         ProviderFault: The account or the settings are at fault; SES took nothing.
@@ -168,7 +170,7 @@ def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | Provi
 
 
 def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault] | BulkCallRefused:
-    """The outcome of each email if SES refused the whole call."""
+    """The outcome for each email if SES refused the whole call."""
     is_common = not isinstance(outcome, Rejected) or outcome.reason is Reason.REJECTED_SENDER
     if is_common or (isinstance(outcome, Rejected) and outcome.code in _OF_THE_CALL):
         return [outcome] * count
@@ -176,7 +178,7 @@ def _bulk_refusal(outcome: Outcome, count: int) -> list[Outcome | ProviderFault]
 
 
 def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
-    """The outcome of one entry of SendBulkEmail, by its status."""
+    """The outcome for one entry of SendBulkEmail, by the entry's status."""
     status = result.get("Status")
     if status == "SUCCESS":
         return Accepted(message_name(result.get("MessageId")))
@@ -192,7 +194,7 @@ def _entry_outcome(result: Mapping[str, Any]) -> Outcome | ProviderFault:
 
 
 def refusal_of(response: HttpResponse, *, has_template: bool = False) -> Outcome:
-    """The outcome of a response with a status of 300 or more. Otherwise as `outcome_of`."""
+    """The outcome for a response with a status of 300 or more; arguments and exceptions as for `outcome_of`."""
     error = _error_of(response)
     if error is None:
         return Uncertain("the response cannot be parsed", str(response.status))
@@ -214,7 +216,7 @@ def refusal_of(response: HttpResponse, *, has_template: bool = False) -> Outcome
 
 
 def unsent_outcome(error: RequestNotSent) -> Deferred:
-    """The outcome of a request that was not sent.
+    """The outcome for a request that was not sent.
 
     Raises:
         ProviderFault: The endpoint's certificate or its TLS cannot be used.
@@ -230,7 +232,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault for a failed search for credentials: none, incomplete, or refused by the server that issues them."""
+    """The fault for a failed search: credentials are missing or incomplete, or their server refused the request."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )
@@ -244,14 +246,14 @@ def _parser() -> Any:
 
 
 def _error_of(response: HttpResponse) -> tuple[str, str] | None:
-    """Code and message of an error response, as botocore parses them; None if it cannot."""
+    """The code and the message of an error response, as botocore parses them; None if botocore cannot parse them."""
     raw = {"status_code": response.status, "headers": response.headers, "body": response.body}
     try:
         error = _parser().parse(raw, None)["Error"]
     except Exception:  # noqa: BLE001 - any failure to parse means that the response is not SES's
         return None
     code = str(error.get("Code") or "")
-    # botocore fills in the status if the response has no code.
+    # If the response has no code, botocore sets the status as the code.
     return "" if code == str(response.status) else scrub(code), scrub(str(error.get("Message") or ""))
 
 
@@ -262,7 +264,7 @@ def is_denied(response: HttpResponse) -> bool:
 
 
 def _refined(verdict: Verdict, code: str, words: str, has_template: bool) -> Verdict:
-    """The verdict, refined by SES's message, because the same code has several meanings."""
+    """A verdict that also depends on SES's message, because the same code has several meanings."""
     if verdict is _THROTTLED:
         return _QUOTA if _DAILY.search(words) else verdict
     if verdict is not _CONTENT:

@@ -1,15 +1,15 @@
 """AWS credentials and request signatures.
 
 **Credentials.** botocore finds and renews them in a thread, so that the loop never blocks. The search and each renewal
-may call a server (instance metadata, STS, SSO), which may take minutes. Emails wait only if there are no valid
-credentials: until the first search has ended, or if a renewal does not end before the old credentials expire.
+may call a server (instance metadata, STS, SSO), which may take minutes. Emails wait only while there are no
+valid credentials: until the first search has ended, or if the old credentials expire before a renewal has ended.
 
 **The signature.** AWS's Signature Version 4, at a tenth of the cost of botocore's signer.
 
 https://docs.aws.amazon.com/IAM/latest/UserGuide/reference_sigv-create-signed-request.html. All requests to one URL have
 the same canonical form, except for the time and the digest of the body. botocore's signer signs one request. We put
-time and digest into the same places of its canonical form. Our signature must equal botocore's before we sign the first
-request. The signing key depends on the day, the region and the service, and is cached.
+the time and the digest into the same positions of that request's canonical form. We sign our first request only if our
+signature equals botocore's. The signing key depends on the day, the region and the service, and is cached.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from botocore.exceptions import NoCredentialsError
 from dispatcher.errors import ProviderFault
 
 EXPIRY_CHECK_SECONDS: Final = 1.0
-"""The interval between checks whether the credentials need a renewal."""
+"""The interval between two checks of whether the credentials need a renewal."""
 RENEWAL_INTERVAL_SECONDS: Final = 30.0
-"""The least interval between two renewals while the credentials are valid."""
+"""The minimum interval between two renewals while the credentials are valid."""
 MIN_VALID_SECONDS: Final = 30
 """Credentials that expire within this time sign no request, because the request must reach SES before they expire."""
 
@@ -45,10 +45,10 @@ _Found = tuple[Any, ReadOnlyCredentials]
 
 
 class AwsCredentials:
-    """The credentials of a session, for one event loop."""
+    """The AWS credentials of a botocore session, for one event loop."""
 
     def __init__(self, session: botocore.session.Session) -> None:
-        """Does not search yet; the first email starts the search."""
+        """Does not search for credentials yet; the first email starts the search."""
         self._session = session
         self._source: Any = None
         self._frozen: ReadOnlyCredentials | None = None
@@ -57,7 +57,7 @@ class AwsCredentials:
         self._next_renewal_at = 0.0
 
     def current(self) -> ReadOnlyCredentials | None:
-        """The valid credentials; None if an email must `wait`. Starts a renewal when one is due."""
+        """The valid credentials; None if the caller must `wait` for them. Starts a renewal if one is due."""
         if isinstance(self._source, RefreshableCredentials):
             now = asyncio.get_running_loop().time()
             if now >= self._next_check_at:
@@ -69,11 +69,11 @@ class AwsCredentials:
         """Return valid credentials once botocore has found or renewed them.
 
         Args:
-            deadline: In the loop's `time()`.
+            deadline: When to stop waiting, in the loop's `time()`.
 
         Raises:
             TimeoutError: The deadline passed.
-            Exception: botocore's exception if it found none.
+            Exception: botocore's exception if it found no credentials.
         """
         if found := self.current():
             return found
@@ -91,14 +91,14 @@ class AwsCredentials:
             self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
-        """Start a thread that finds or renews the credentials, unless one is running. The result is done at its end."""
+        """Start a thread that finds or renews the credentials, if none is running. Return the thread's result."""
         if self._pending is None:
             self._pending = _in_thread(self._find)
             self._pending.add_done_callback(self._on_found)
         return self._pending
 
     def _find(self) -> _Found:
-        """The work of the thread."""
+        """Find or renew the credentials. Runs in the thread."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
@@ -134,7 +134,7 @@ class _CanonicalForm:
     """The canonical form of requests to one URL.
 
     Attributes:
-        before: botocore's canonical request up to the time.
+        before: botocore's canonical request before the time.
         after: The canonical request between the time and the body's digest.
         signed_headers: The header names, as the signature lists them.
     """
@@ -178,7 +178,7 @@ class Signer:
             digest: The body's SHA-256, from `sha256_of`.
 
         Raises:
-            ProviderFault: The installed botocore signs in an unknown way.
+            ProviderFault: The installed botocore signs requests in an unknown way.
         """
         form = self._forms.get((method, url)) or self._learn(method, url)
         second = int(self._clock())
