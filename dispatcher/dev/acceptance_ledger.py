@@ -1,6 +1,7 @@
-"""A test server's ledger: one line of JSON for each email that the server accepted.
+"""A test server's acceptance ledger: a file with one line of JSON for each email that the server accepted.
 
-The server appends the line before it answers. So the ledger has every acceptance, also those whose answer was lost.
+The server appends the line before it answers. So the ledger has every acceptance, even if the
+answer was lost.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class LedgerEntry:
     Attributes:
         email_id: From the Message-ID; empty if the Message-ID is not one of ours.
         recipients: Number of recipients in the envelope.
-        octets: Size on the wire.
+        octets: The email's size on the wire.
         accepted_at: Seconds since 1970.
     """
 
@@ -37,7 +38,7 @@ class AcceptanceLedger:
     """The acceptances of one server, in order.
 
     Attributes:
-        times: How often each email was accepted, by email id.
+        times: The number of acceptances of each email, by email id.
     """
 
     entries: tuple[LedgerEntry, ...]
@@ -60,7 +61,7 @@ class AcceptanceLedger:
 
 
 def read_ledger(path: Path) -> AcceptanceLedger:
-    """Reads the ledger of a server, which may be running. An incomplete last line is ignored.
+    """Reads the ledger of a server, which may be running. Ignores an incomplete last line.
 
     Returns an empty ledger if the file does not exist: the server has accepted nothing.
     """
@@ -73,7 +74,8 @@ def read_ledger(path: Path) -> AcceptanceLedger:
 
 
 class LedgerWriter:
-    """Appends to a ledger, one write per call. So only the last line can be incomplete if the process is killed."""
+    """Appends to an acceptance ledger, with one write per call. If the process is killed, at most the last line is
+    incomplete."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -14,7 +14,7 @@ from dispatcher.errors import ServerUnavailable
 
 
 def folder() -> Path:
-    """The cache folder. Nothing else outside the checkout is written."""
+    """The cache folder. No other folder outside the checkout is written."""
     if named := os.environ.get("DISPATCHER_CACHE_DIR"):
         return Path(named).absolute()
     if named := os.environ.get("XDG_CACHE_HOME"):
@@ -25,16 +25,17 @@ def folder() -> Path:
 def obtain(name: str, build: Callable[[Path], None]) -> Path:
     """The cached folder of this name, built first if it does not exist.
 
-    An interrupted build leaves no folder of this name. If two processes call at once, one builds and the other waits.
+    An interrupted build leaves no folder of this name. If two processes call this at the same time, the second one
+    waits for the first one's build.
 
     Args:
         name: The folder's name in the cache.
-        build: Fills a temporary folder, which is then renamed. It gets the final path from `path_of(name)`.
+        build: Fills a temporary folder, which is then renamed. `path_of(name)` returns the final path.
     """
     final = path_of(name)
     if final.is_dir():
         return final
-    make_writable(final.parent, "Name another cache folder in DISPATCHER_CACHE_DIR.")
+    make_writable(final.parent, "Set DISPATCHER_CACHE_DIR to a different folder.")
     with locked(final.with_name(f".{name}.lock")):
         if final.is_dir():
             return final
@@ -70,7 +71,8 @@ def make_writable(folder: Path, remedy: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock on a file, and waits for it. The kernel releases the lock if this process dies."""
+    """Waits for an exclusive lock on a file, and keeps it for the block. The kernel releases the lock if this process
+    dies."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -28,7 +28,7 @@ def run(
         remedy: The remedy for the error.
         env: Variables in addition to this process's environment.
         cwd: The working directory.
-        stdin: The input.
+        stdin: The command's input.
 
     Raises:
         ServerUnavailable: The program is missing or failed; the message has the last lines that the program printed.
@@ -57,7 +57,7 @@ def last_lines(text: str, count: int) -> str:
 
 
 def tail(path: Path, count: int = 12) -> str:
-    """The last lines of a log file, or a note why there are none."""
+    """The last lines of a log file, or a note that says why there are none."""
     try:
         return last_lines(path.read_text(errors="replace"), count) or "(the log is empty)"
     except OSError:

@@ -1,12 +1,12 @@
 """Tests that every provider adapter must pass, whether it is built in or comes from a package.
 
-One line in a test module runs all of them:
+One line in a test module runs all tests:
 
     class TestLog(Conformance, place=log_place): ...
 
-`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a provider's server that
-counts the emails that arrived. If the server keeps whole emails, inherit from `ContentConformance`, which also compares
-their content. The tests need pytest and pytest-asyncio.
+`log_place(folder)` is an asynchronous context manager that yields a `Place`: the adapter, and a test server to which
+the adapter sends and which counts the emails. If the server stores whole emails, inherit from `ContentConformance`,
+which also compares the emails' content. The tests need pytest and pytest-asyncio.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.contract import Attempt, Provider
 
 PATIENCE_SECONDS: Final = 120.0
-"""An attempt's deadline, which no test reaches."""
+"""The deadline of an attempt, in seconds; no test should reach it."""
 _HIDDEN: Final = "victim"
 """Part of every address that a test tries to inject."""
 
 
 class Place(Protocol):
-    """An adapter and a server that stands in for its provider."""
+    """The environment of a test: an adapter, and a test server to which the adapter sends."""
 
     @property
     def provider(self) -> Provider:
@@ -52,7 +52,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ProviderQuirks:
-    """Where a provider differs from a plain mail server; the defaults describe a plain mail server.
+    """The differences between a provider and a plain mail server. The defaults describe a plain mail server.
 
     Attributes:
         own_headers: Headers that the provider replaces or does not accept.
@@ -67,15 +67,15 @@ NO_QUIRKS: Final = ProviderQuirks()
 
 
 class ContentPlace(Place, Protocol):
-    """An adapter and a server that keeps the emails that arrive."""
+    """The environment of a content test: an adapter, and a test server that stores every email it receives."""
 
     @property
     def quirks(self) -> ProviderQuirks:
-        """Where the provider differs from a plain mail server."""
+        """The differences between the provider and a plain mail server."""
         ...
 
     def contents(self) -> list[bytes]:
-        """The emails that arrived, in order, in the form that a recipient gets."""
+        """The emails that arrived, in order, in the form in which a recipient gets them."""
         ...
 
 
@@ -83,10 +83,10 @@ OpenPlace = Callable[[Path], AbstractAsyncContextManager[Place]]
 
 
 class CountingAttempt(Attempt):
-    """An attempt that counts how often the adapter announced the first byte of the email.
+    """An attempt that counts the adapter's calls of `mark_on_wire`.
 
     Attributes:
-        left: How often.
+        left: The number of calls.
     """
 
     __slots__ = ("left",)
@@ -121,10 +121,10 @@ def parsed(content: bytes) -> email.message.EmailMessage:
 
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
-    """The outcome of one attempt, and how often the adapter announced the first byte."""
+    """Make one attempt; return the outcome and the number of calls of `mark_on_wire`."""
     attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
-    assert attempt.left <= 1, "the adapter announced the first byte twice"
+    assert attempt.left <= 1, "the adapter called mark_on_wire twice"
     return outcome, attempt.left
 
 
@@ -142,7 +142,7 @@ class Conformance:
 
     @pytest_asyncio.fixture
     async def place(self, tmp_path: Path) -> AsyncIterator[Place]:
-        """The place, closed after the test."""
+        """The environment of one test. The fixture closes the adapter after the test."""
         async with type(self).open_place(tmp_path) as opened:
             yield opened
 
@@ -221,7 +221,7 @@ class Conformance:
 
         assert isinstance(outcome, Accepted if is_able else Rejected)
         assert place.times().total() == is_able
-        # Routing treats a refusal without a code as the adapter's own, and tries the next provider.
+        # Routing assumes that a refusal without a code comes from the adapter itself, and tries the next provider.
         assert isinstance(outcome, Accepted) or (outcome.code, left) == (None, 0)
 
     async def test_an_email_sent_at_the_same_time_as_a_refused_one_arrives(self, place: Place) -> None:
@@ -239,7 +239,7 @@ class Conformance:
 
 
 class ContentConformance(Conformance):
-    """The tests for every provider, and those that compare the content that arrived."""
+    """The tests for every provider, and tests that compare the received content with the sent content."""
 
     async def test_an_email_that_is_sent_twice_is_rendered_identically(self, place: ContentPlace) -> None:
         email = an_email()

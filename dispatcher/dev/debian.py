@@ -21,8 +21,8 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
     Args:
         package: The package's name.
         into: An existing folder, which becomes the root of the unpacked files.
-        unless_installed: Pattern of package names to unpack even if the system has them.
-        remedy: The remedy for an error.
+        unless_installed: A regular expression. Packages whose names match are unpacked even if the system has them.
+        remedy: The remedy in an error.
         progress: Called with one line of text for each step.
 
     Raises:

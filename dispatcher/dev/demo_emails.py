@@ -24,7 +24,7 @@ from dispatcher.store.connections import Session
 
 
 class ExpectedOutcome(StrEnum):
-    """How the local SMTP server answers to an email."""
+    """How the local SMTP server answers an email."""
 
     ACCEPTED = "accepted"
     GREYLISTED = "greylisted"
@@ -38,8 +38,8 @@ class PlannedEmail:
     """An email of the demo.
 
     Attributes:
-        expected: How the server answers to it.
-        is_repeated: Whether the application enqueues it a second time, as after a crash.
+        expected: How the server answers the email.
+        is_repeated: Whether the application enqueues the email a second time, as after a crash.
     """
 
     email: Email
@@ -87,7 +87,8 @@ _LARGEST_TRANSACTION: Final = 40
 _TRANSACTIONS_AT_MOST: Final = 100
 BODIES: Final = ("text", "html", "both")
 
-# (every, remainder): primes, so that an email is rarely in two groups; small remainders, so that a small demo has each.
+# (divisor, remainder): the divisors are primes, so few emails are in two groups. The remainders are small, so even a
+# small demo has an email in each group.
 _REFUSED: Final = (67, 3)
 _GREYLISTED: Final = (83, 5)
 _REPEATED: Final = (31, 1)
@@ -101,7 +102,7 @@ def plan_emails(count: int, seed: int, *, first: int = 0) -> Iterator[PlannedEma
 
 def plan_email(number: int, seed: int) -> PlannedEmail:
     """The email with this number."""
-    # The same seed has to give the same emails, so the generator need not be secure.
+    # The same seed has to give the same emails, so the random numbers need not be secure.
     random = Random(f"{seed}:{number}")  # noqa: S311
     expected = _expected_outcome(number)
     return PlannedEmail(Email(**_fields(number, seed, expected, random)), expected, _is_one_of(_REPEATED, number))
@@ -134,7 +135,8 @@ def _fields(number: int, seed: int, expected: ExpectedOutcome, random: Random) -
 
 
 def _recipients(number: int, customer: Customer, expected: ExpectedOutcome, random: Random) -> dict[str, Any]:
-    """Usually one recipient. Always one if the server refuses or defers it, so that the email has one answer."""
+    """Usually one recipient. Always one if the server refuses or defers the recipient: then the email has one
+    answer."""
     if expected is not ExpectedOutcome.ACCEPTED:
         return {"to": f"{expected}.{number}@example.net"}
     others = [other.address for other in CUSTOMERS if other is not customer]
@@ -153,7 +155,7 @@ def _bodies(customer: Customer, subject: str, order: str, random: Random) -> dic
     lines = [f"{count}: article {random.randint(100, 999)}" for count in range(1, random.randint(2, 12))]
     bodies = {}
     if kind != "html":
-        # A line with only a dot would end the email in SMTP without dot-stuffing.
+        # Without dot-stuffing, a line with only a dot would end the email in SMTP.
         bodies["text"] = "\n".join([customer.greeting, "", f"{subject}.", "", *lines, ".", "", "Example Shop, ☎ 0100"])
     if kind != "text":
         items = "".join(f"<li>{line}</li>\n" for line in lines)
@@ -212,14 +214,14 @@ class _RolledBackError(Exception):
 
 
 class Application:
-    """Enqueues emails as a shop's code does, in its own transactions.
+    """Enqueues emails like a shop's code, in the shop's own transactions.
 
-    It enqueues some emails twice, like an application that crashed after its commit and does not know whether it has
-    enqueued. It rolls back one transaction with its emails.
+    It enqueues some emails twice, like an application that crashed after a commit and does not know whether the commit
+    succeeded. It rolls back one transaction that enqueued emails.
 
     Attributes:
-        answers: The answer to each committed enqueue.
-        expected_outcomes: How the server answers to each enqueued email, by message key.
+        answers: The result of each committed enqueue.
+        expected_outcomes: How the server answers each enqueued email, by message key.
         repeated: How many emails were enqueued a second time.
         transactions: How many transactions were committed.
     """

@@ -4,11 +4,11 @@ In the folder:
     demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty
     log/          one log per process
     run/          the run directory of `dispatcher run`, with the in-flight ledgers
-    smtp/         the SMTP server's ledger, and `mail/` with one .eml file for each accepted email
+    smtp/         the SMTP server's list of accepted emails, and `mail/` with one .eml file for each of them
     servers/      the private servers, while the demo runs
 
-The demo must count only its own emails. So on servers that the environment names, it creates its own database and
-queues, and deletes them at the end.
+The demo must count only its own emails. So on servers that the environment variables set, the demo creates its own
+database and queues, and deletes them at the end.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NAMES: Final = {
     "DISPATCHER_DLQ": "email.dispatcher.demo.{}.dlq",
 }
 _LOCK: Final = "demo.lock"
-_REMEDY: Final = "Name another folder with --folder."
+_REMEDY: Final = "Set a different folder with --folder."
 
 
 @contextmanager
@@ -89,13 +89,13 @@ def _keep_logs(folder: Path) -> None:
 
 @contextmanager
 def demo_servers(folder: Path, progress: Progress) -> Iterator[dict[str, str]]:
-    """Settings for servers, a database and queues that only the demo uses, removed at the end of the block.
+    """Yields the settings of servers, a database and queues that only the demo uses.
 
-    Private servers also stop if this process dies.
+    All of these are removed at the end of the block. Private servers also stop if this process dies.
 
     Raises:
         ServerUnavailable: a server did not start.
-        DispatcherError: the demo could not create its database on the server that the environment names.
+        DispatcherError: the demo could not create its database on the server of DISPATCHER_DATABASE_URL.
     """
     with private_servers(folder, progress=progress) as servers, ExitStack() as stack:
         names = servers.environment()
@@ -135,13 +135,14 @@ def _own_database(database_url: str) -> Iterator[str]:
 def _demo_url(database_url: str) -> str:
     """The URL of the demo's database on the same server."""
     if "://" not in database_url:
-        return f"{database_url} dbname={_DATABASE}"  # of several dbname, libpq uses the last
+        return f"{database_url} dbname={_DATABASE}"  # if dbname occurs several times, libpq uses the last one
     return urlunsplit(urlsplit(database_url)._replace(path=f"/{_DATABASE}"))
 
 
 @contextmanager
 def _own_queues(amqp_url: str, ca_file: Path | None) -> Iterator[Mapping[str, str]]:
-    """Settings with unique names for exchange and queues, which `init` creates. Deletes them at the end."""
+    """Yields settings with unique names for the exchange and the queues, which `init` creates. Deletes these at the
+    end."""
     unique = secrets.token_hex(4)
     names = {variable: name.format(unique) for variable, name in _NAMES.items()}
     try:

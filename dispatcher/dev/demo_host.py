@@ -1,6 +1,7 @@
-"""The processes of a demo: servers, a local SMTP server and `dispatcher run`. All of them stop at its end.
+"""The processes of a demo: servers, a local SMTP server and `dispatcher run`. All of them stop when the demo
+ends.
 
-The processes are children of a keeper (see `keeper`), which stops them however this process ends.
+The parent of these processes is a keeper (see `keeper`), which stops them however this process ends.
 """
 
 from __future__ import annotations
@@ -30,21 +31,22 @@ from dispatcher.store.queries import schema
 RUN: Final = "run"
 SMTP: Final = "smtp"
 SMTP_LATENCY_MS: Final = 15
-"""Delay before the answer to an email: as long as a provider in the same country takes. Without a delay, no email would
-be on the wire when the worker is killed."""
+"""The delay before the answer to an email, similar to that of a provider in the same country. Without a delay, no email
+would be on the wire when the worker is killed."""
 READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # Small, so that both workers get emails in a small demo. Still far more than there are connections.
+    # Small, so that both workers get emails even in a small demo, but far more than the number of connections.
     "DISPATCHER_PREFETCH": "64",
-    # Matters only if the in-flight ledger fails, by which the relay recovers a killed worker's emails at once.
+    # Has an effect only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's emails
+    # immediately.
     "DISPATCHER_LEASE_SECONDS": "20",
     "DISPATCHER_HANG_SECONDS": "10",
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",
     "DISPATCHER_DRAIN_SECONDS": "20",
     "DISPATCHER_LOG_FORMAT": "json",
-    # This machine's own dispatcher may use the port.
+    # A dispatcher that already runs on this machine may use the port.
     "DISPATCHER_METRICS_ADDRESS": "off",
 }
 _LAST_LINES: Final = 12
@@ -72,7 +74,7 @@ class DemoHost:
 
     @property
     def ledger(self) -> Path:
-        """The SMTP server's ledger."""
+        """The file in which the SMTP server records accepted emails."""
         return self.folder / SMTP / "ledger.jsonl"
 
     @property
@@ -173,7 +175,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
         processes.spawn_keeper(os.getpid())
         try:
             port = _start_smtp(processes)
-            progress(f"a local SMTP server listens on port {port} and records deliveries in its ledger")
+            progress(f"a local SMTP server listens on port {port} and records deliveries")
             ours = {
                 "DISPATCHER_DATABASE_SCHEMA": schema(),  # the same as this process uses
                 "DISPATCHER_SMTP_URL": f"smtp://127.0.0.1:{port}?tls=none",
@@ -186,7 +188,7 @@ def open_demo_host(folder: Path, *, workers: int, progress: Progress) -> Iterato
 
 
 def _foreign_environment() -> dict[str, str]:
-    """This process's environment without our settings: the demo must not use the settings of this machine."""
+    """This process's environment without the dispatcher's settings, so that the demo does not use this machine's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
 
 
@@ -219,7 +221,8 @@ def _program(command: str) -> list[str]:
 
 def _plan(folder: Path, name: str, argv: Sequence[str], environment: Mapping[str, str], stop: list[str]) -> Plan:
     log = str(folder / "log" / f"{name}.log")
-    # If the keeper is killed, SIGTERM lets the run drain and reap its children. The SMTP server exits at once.
+    # If the keeper is killed, the kernel sends SIGTERM. Then the run drains and reaps its children, and the SMTP server
+    # exits immediately.
     return Plan(argv=list(argv), env=dict(environment), cwd=str(folder), log=log, stop=stop, orphaned="SIGTERM")
 
 

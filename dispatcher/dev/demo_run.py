@@ -52,13 +52,13 @@ class DemoOptions(NamedTuple):
 
 
 class DemoProgress(NamedTuple):
-    """How far the demo is.
+    """The demo's progress.
 
     Attributes:
         emails: How many emails the demo will enqueue.
-        enqueued: How many it has enqueued.
+        enqueued: How many emails it has enqueued.
         counts: The enqueued emails by status.
-        seconds: Since the first enqueue.
+        seconds: The time since the first enqueue.
     """
 
     emails: int
@@ -84,12 +84,12 @@ class ProgressDisplay(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The worker that was killed, and the recovery of its emails, from the relay's log.
+    """The worker that was killed, and the recovery of that worker's emails, from the relay's log.
 
     Attributes:
-        worker: Its slot, such as `w0`.
+        worker: The worker's slot, such as `w0`.
         finished: How many emails were finished when the worker was killed.
-        released: Leases that the relay returned at once, because the email was not on the wire.
+        released: Leases that the relay released immediately, because the email was not on the wire.
         recorded: Answers that the relay recorded from the in-flight ledger.
         uncertain: Emails that were on the wire without an answer.
     """
@@ -106,13 +106,13 @@ class Report:
     """The result of a demo.
 
     Attributes:
-        pending: Emails that are pending or sending.
-        delivered: Different emails in the SMTP server's ledger.
-        held_delivered: How many delivered emails are held.
+        pending: Emails with the status `pending` or `sending`.
+        delivered: Distinct emails that the SMTP server accepted.
+        held_delivered: How many delivered emails have the status `held`.
         duplicates: Acceptances beyond each email's first.
-        lost: Emails without a row, not in a final status, or `sent` and not in the ledger.
+        lost: Emails without a row, emails in no final status, and `sent` emails that the SMTP server did not accept.
         dlq: Messages on the DLQ.
-        known: Second enqueues that returned the first one's email.
+        known: Repeated enqueues that returned the email of the first enqueue.
         rolled_back: Emails whose transaction was rolled back.
         poison: Messages on the send queue that are not pointers to emails.
         retried: Emails that the server deferred at least once.
@@ -120,7 +120,7 @@ class Report:
         killed: None if no worker was killed.
         seconds: From the first enqueue until no email was pending.
         smtp_latency_ms: How long the SMTP server waits before it answers.
-        folder: The folder with logs, mail and ledger.
+        folder: The folder with the logs, the mail and the SMTP server's records.
         differences: Descriptions of everything that violates the promise.
     """
 
@@ -150,7 +150,7 @@ class Report:
 
     @property
     def balances(self) -> bool:
-        """Whether there are no differences."""
+        """Whether `differences` is empty."""
         return not self.differences
 
     @property
@@ -159,7 +159,7 @@ class Report:
         return self.emails / self.seconds if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """The output of `--json`; scripts rely on its form."""
+        """The output of `--json`. Scripts rely on these fields."""
         rounded = {"seconds": round(self.seconds, 2), "emails_per_second": round(self.emails_per_second, 1)}
         return {**asdict(self), **rounded, "folder": str(self.folder), "balances": self.balances}
 
@@ -220,7 +220,7 @@ class _DemoRun:
             self._faults.append(f"`dispatcher run` exited with code {code} instead of 0")
         try:
             return self._report(seconds)
-        except DispatcherError as error:  # a server is unreachable; the error includes the faults so far
+        except DispatcherError as error:  # a server is unreachable; the new error includes the faults so far
             raise DispatcherError("\n".join([*self._faults, str(error)])) from error
 
     def _check_progress(self) -> None:
@@ -250,7 +250,7 @@ class _DemoRun:
         return len(asyncio.run(_read_dlq(self._host.settings))) >= counts[Status.FAILED] + counts[Status.HELD] + 1
 
     def _is_stalled(self) -> bool:
-        """Whether the demo should stop waiting; notes the reason as a fault."""
+        """Whether the demo should stop waiting; records the reason as a fault."""
         longest_seconds = STALL_SECONDS * 2 + self._options.emails / SLOWEST_EMAILS_PER_SECOND
         if self._host.exit_report() is not None:
             why = "`dispatcher run` exited before SIGTERM"
@@ -334,7 +334,7 @@ class _DemoRun:
         )
 
     def _killed(self, events: Sequence[Mapping[str, Any]]) -> Kill | None:
-        """The recovery of the killed worker's emails, from the run's log; None if the log does not have it."""
+        """The recovery of the killed worker's emails, from the run's log; None if the log has no recovery."""
         for event in events:
             if event["event"] == "ledger.settled" and self._kill:
                 _, slot, pid, _ = event["worker"].split(":")  # host, slot, pid, random
@@ -345,7 +345,7 @@ class _DemoRun:
 
 
 def _dlq_entry(body: bytes) -> DlqEntry | None:
-    """A message of the DLQ as a dead letter; None if it is not one of ours."""
+    """A message on the DLQ, parsed as a dead letter; None if the dispatcher did not publish it."""
     try:
         found = decode(body)
     except InvalidPointer:

@@ -4,7 +4,7 @@ deploy/dispatcher.env            every setting, explained
 docs/metrics.md                  the table of metrics
 deploy/grafana-dashboard.json    a new panel for each metric that no panel and no alert rule uses
 
-An existing panel is never changed, so it may be edited by hand.
+The command never changes an existing panel, so you may edit panels by hand.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Api(Protocol):
 
         Args:
             culprits: Refused addresses, each with the provider's error code or text.
-            names: Whether the answer names the refused email.
+            names: Whether the answer identifies the refused email.
         """
         ...
 
@@ -131,7 +131,7 @@ class SendGrid:
         return answer(202, {"X-Message-Id": secrets.token_urlsafe(16)}, b"")
 
     def throttled(self, until: float) -> Reply:
-        """429 with the reset in whole epoch seconds."""
+        """429 with the time at which the limit resets, in whole seconds since 1970."""
         headers = {
             "X-RateLimit-Limit": "600",
             "X-RateLimit-Remaining": "0",
@@ -171,7 +171,7 @@ class Ses:
         return _json(200, {"MessageId": _message_id()})
 
     def throttled(self, until: float) -> Reply:  # noqa: ARG002
-        """429. SES's answer does not have the time of the limit's end."""
+        """429. SES's answer does not say when the limit ends."""
         return _aws(429, "TooManyRequestsException", "Maximum sending rate exceeded.")
 
     def unauthorized(self) -> Reply:
@@ -239,7 +239,7 @@ def _json(status: int, document: object) -> bytes:
 
 
 def sendgrid_error(status: int, message: str, field: str | None = None) -> Reply:
-    """A refusal in SendGrid's form."""
+    """A refusal in the form that SendGrid uses."""
     return Reply(status, _errors(message, field))
 
 

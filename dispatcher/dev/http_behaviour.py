@@ -14,8 +14,8 @@ import orjson
 class Fault(StrEnum):
     """A fault that the double injects instead of a normal answer.
 
-    With the first three, the double accepts nothing. With all others it has accepted the email (the ledger has it), so
-    a second attempt makes a duplicate.
+    With FORGET, CLOSE_UNREAD and RESET_UNREAD, the double accepts nothing. With every other fault, the double has
+    accepted the email and recorded it in the ledger, so a second attempt makes a duplicate.
     """
 
     FORGET = "forget"
@@ -34,7 +34,7 @@ class Fault(StrEnum):
     DRIP = "drip"
     """Send headers without end, one octet every 20 ms."""
     DRIP_BODY = "drip-body"
-    """Send the headers at once, then a body without end, one octet every 20 ms."""
+    """Send the headers in one write, then a body without end, one octet every 20 ms."""
     HALF = "half"
     """Send half of an answer's body, then close the connection."""
     HALF_HEAD = "half-head"
@@ -55,7 +55,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer to a request that the double does not accept.
+    """An answer by which the double does not accept the request.
 
     Attributes:
         body: Bytes, or a value to send as JSON.
@@ -68,16 +68,16 @@ class Reply:
 
 @dataclass(slots=True)
 class Behaviour:
-    """The server's behaviour, which may be changed while it runs.
+    """The server's behaviour, which may be changed while the server runs.
 
     Attributes:
         fault: What the server does instead of accepting and answering; None for normal answers.
         times: How many more requests get the fault; None for all.
         throttled_until: The server answers 429 until then, in seconds since 1970.
         latency_seconds: Delay before an answer.
-        key: The API key that SendGrid's requests need; None for any.
+        key: The API key that SendGrid's requests need; None if any key is accepted.
         culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).
-        names_culprits: Whether SendGrid's answer names the refused email of several.
+        names_culprits: Whether SendGrid's answer to a bulk call identifies the refused email.
     """
 
     fault: Fault | Reply | None = None
@@ -102,7 +102,7 @@ class Behaviour:
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
-        """Replaces the behaviour by that of a JSON object. Fields that the object does not have are reset.
+        """Sets the behaviour from a JSON object. Fields that the object does not have are reset.
 
         The fields are `act` or `reply` ({status, body, headers}), `times`, `throttle_seconds`, `latency_ms`, `culprits`
         and `names_culprits`.

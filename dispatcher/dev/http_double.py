@@ -1,4 +1,5 @@
-"""A local HTTPS server that stands in for SendGrid and SES. It records accepted emails in a ledger, delivers nothing.
+"""A local HTTPS server that stands in for SendGrid and SES. It records accepted emails and delivers
+nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
@@ -7,7 +8,7 @@ prints one line of JSON with its URL and paths, and runs until SIGTERM. It write
     ledger.jsonl      every email that it accepted (see `acceptance_ledger`)
     requests.jsonl    every request that it read, and the result
     wire.jsonl        with `--wire`: events of each request and connection (see `HttpDouble.record_event`)
-    ca.pem            with `--tls`: the certificate of its authority
+    ca.pem            with `--tls`: the certificate of the server's authority
 
 `PUT /double` changes its behaviour while it runs (see `http_behaviour.Behaviour.change`). `GET /double` returns counts.
 """
@@ -46,7 +47,7 @@ class HttpDouble:
         sessions: The open connections.
         connections: Number of connections since the start.
         begun: Requests to send whose headers were read, by path.
-        requests: Requests to send that were read completely, by email id: shows emails that were posted twice.
+        requests: How often each email was posted in a completely read request, by email id.
         received: The bodies of the accepted requests, if `keeps` is set.
     """
 
@@ -77,7 +78,7 @@ class HttpDouble:
 
     @property
     def ledger_path(self) -> Path:
-        """The path of the ledger."""
+        """The path of the file with one line for each accepted email."""
         return self._folder / "ledger.jsonl"
 
     @property
@@ -104,7 +105,7 @@ class HttpDouble:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
-        """The ledger so far."""
+        """All acceptances so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
@@ -134,22 +135,22 @@ class HttpDouble:
             self._wire = -1
 
     def drop_connections(self) -> None:
-        """Aborts every open connection, as a restarted server does."""
+        """Aborts every open connection, like a server that restarts."""
         for session in tuple(self.sessions):
             session.drop()
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
-        """Writes the accepted emails of a request to the ledger."""
+        """Records the accepted emails of a request."""
         self._accepted += len(mails)
         if self._keeps:
             self.received.append(request.document)
         assert self._ledger is not None
-        # The octets of a bulk call are divided among its emails.
+        # The octets of a bulk call are divided among the emails of the call.
         octets, at = request.octets // max(1, len(mails)), time.time()
         self._ledger.append(*(LedgerEntry(mail.email_id, len(mail.addresses), octets, at) for mail in mails))
 
     def record_request(self, request: Request, came: str) -> None:
-        """Records a completely read request: one line for each email, with the result (`came`)."""
+        """Records a completely read request: one line for each email, with the result in the field `came`."""
         at = time.time()
         lines = []
         for mail in request.mails:
@@ -195,7 +196,7 @@ def _appended(path: Path) -> int:
 async def running_double(
     folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[HttpDouble]:
-    """A double on this event loop, for tests. It keeps the received bodies in memory."""
+    """A double on this event loop, for tests, which keeps the received bodies in memory."""
     double = HttpDouble(folder, behaviour, tls=tls, keeps=True)
     await double.start()
     try:
@@ -238,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         arguments: Without the program's name; None for `sys.argv`.
     """
     parser = argparse.ArgumentParser("python -m dispatcher.dev.http_double", description="A local SendGrid and SES.")
-    parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the certificate")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the records and the certificate")
     parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
     parser.add_argument("--tls", action="store_true", help="use HTTPS, with a certificate of a new authority")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before an answer; default: 0")

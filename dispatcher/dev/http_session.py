@@ -1,6 +1,6 @@
 """The server's side of one HTTP/1.1 connection, with injected faults. See `http_double`.
 
-Built on httptools and an asyncio protocol: a web framework does not let us send incomplete or invalid answers.
+Uses httptools and an asyncio protocol, because a web framework does not let us send incomplete or invalid answers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class HttpRecords(Protocol):
     begun: Counter[str]
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
-        """Writes the accepted emails of a request to the ledger. Called before the answer is sent."""
+        """Records the accepted emails of a request. Called before the answer is sent."""
         ...
 
     def record_request(self, request: Request, came: str) -> None:
@@ -104,7 +104,7 @@ class HttpSession(asyncio.Protocol):
             self._authorization = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """Counts a request to send, and injects the faults that do not read its body."""
+        """Counts a request to send, and injects the faults that do not read the body."""
         self._method = self._parser.get_method().decode("ascii")
         self._api: Api | None = APIS.get(self._path) if self._method == "POST" else None
         if self._api is None:

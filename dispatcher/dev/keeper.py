@@ -8,8 +8,8 @@ It starts the processes that the files in FOLDER/plan describe, writes their pid
 
     SIGHUP              start every planned process that is not running
     SIGTERM, SIGINT     stop all processes, then exit
-    the owner exits     the same, however the owner died
-    SIGKILL             the kernel kills the servers (parent-death signal), and they their children
+    the owner exits     stop all processes, then exit; also if the owner was killed
+    SIGKILL             the kernel kills the servers (parent-death signal); the servers' children exit, too
 
 The keeper is a "child subreaper": orphaned descendants become its children, so it can stop them, too.
 """
@@ -30,8 +30,8 @@ from typing import NamedTuple, TypedDict
 WAKING = frozenset({signal.SIGHUP, signal.SIGTERM, signal.SIGINT, signal.SIGCHLD})
 OWNER_CHECK_SECONDS = 0.25
 STOP_SECONDS = 16.0  # a clean stop of RabbitMQ takes 6 s
-OWNED_STOP_SECONDS = 4.0  # the data is not needed any more
-ORPHAN_STOP_SECONDS = 0.5  # a server's helper processes notice by themselves that the server has exited
+OWNED_STOP_SECONDS = 4.0  # the data is no longer needed
+ORPHAN_STOP_SECONDS = 0.5  # helper processes exit by themselves when their server has exited
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -52,7 +52,8 @@ class Plan(TypedDict):
         env: The whole environment.
         cwd: The working directory.
         log: The file for stdout and stderr.
-        stop: Names of one or two signals that stop the process, the second if the first does not. SIGKILL is implied.
+        stop: The names of one or two signals. The second is sent if the first does not stop the process, and then
+            SIGKILL.
         orphaned: Name of the signal that the kernel sends to the process if the keeper is killed.
     """
 
@@ -69,7 +70,7 @@ class Record(TypedDict):
 
     Attributes:
         keeper: The keeper's identity.
-        owner: The identity of the owner, with whose exit the keeper stops; empty if it runs until SIGTERM.
+        owner: The owner's identity; the keeper stops when the owner exits. Empty if the keeper runs until SIGTERM.
         running: Identities of the running servers, by name.
         exited: Exit codes (negative: signal numbers) of the servers that exited, by name.
     """
@@ -81,7 +82,7 @@ class Record(TypedDict):
 
 
 def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None:
-    """The process with this pid; None if there is none. A zombie counts only with `even_a_zombie`."""
+    """The identity of the process with this pid; None if there is none. A zombie counts only with `even_a_zombie`."""
     fields = _stat(pid)
     if fields is None or (fields[0] in "ZX" and not even_a_zombie):
         return None
@@ -89,12 +90,12 @@ def identify(pid: int, *, even_a_zombie: bool = False) -> ProcessIdentity | None
 
 
 def is_alive(identity: ProcessIdentity) -> bool:
-    """Whether this process is still running (not another one with its pid)."""
+    """Whether this process is still running; a later process with the same pid does not count."""
     return identify(identity.pid) == identity
 
 
 def descendants(pid: int) -> list[int]:
-    """The pids of all descendants of a process, zombies included."""
+    """The pids of all descendants of a process, including zombies."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))) is not None:
@@ -137,7 +138,7 @@ def _boot_id() -> str:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Calls prctl(2) and ignores a failure: these options are not essential."""
+    """Calls prctl(2). Ignores a failure, because the options are not essential."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
@@ -194,7 +195,7 @@ class Keeper:
         self.identities[pid] = identify(pid) or ProcessIdentity(pid, "")
 
     def reap(self) -> bool:
-        """Reaps exited children, adopted orphans included; returns whether a server was among them."""
+        """Reaps exited children, including adopted orphans; returns whether a server was among them."""
         changed = False
         with contextlib.suppress(ChildProcessError):
             while True:
@@ -232,7 +233,7 @@ class Keeper:
             self.wait_until(lambda: not descendants(os.getpid()), 0.05)
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> None:
-        """Reaps children until the condition holds or the time is over."""
+        """Reaps children until the condition is true or the time is over."""
         deadline = time.monotonic() + seconds
         self.reap()
         while not done() and time.monotonic() < deadline:

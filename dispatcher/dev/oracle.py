@@ -1,6 +1,6 @@
-"""The oracle: judges the demo and the runs of tests/chaos by their records alone. Pure; uses no code of the product.
+"""The oracle: judges the demo and the runs of tests/chaos from records only. Pure; uses no code of the product.
 
-    answers       the answers to each producer, and the keys that it used
+    answers       the answers to each producer, and the keys that the producer used
     rows          the database, after all processes have finished
     attempts      the table of attempts
     dlq_entries   the DLQ
@@ -8,10 +8,10 @@
     wire          the provider's record of every request and connection
     disturbances  which process the adversary killed or froze, and when
 
-What must hold: for every answer to a producer there is an email, and one email per key. A `sent` email was accepted
-once, a `failed` one never, a `held` one at most once. Every failed or held email has a dead letter, and the DLQ has
-nothing else except injected garbage. With the policy `resend`, no email is held, and no email was accepted again more
-often than its outcome was unknown.
+The requirements: every answer to a producer has an email, and every key has one email. A `sent` email was accepted
+once, a `failed` email never, and a `held` email at most once. Every failed or held email has a dead letter, and the DLQ
+has no other messages except injected garbage. With the policy `resend`, no email is held. An email's repeated
+acceptances are at most as many as its unknown outcomes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ T = TypeVar("T", RecordedAttempt, Exchange)
 
 FINAL: Final = ("sent", "failed", "held")
 FAULT_SECONDS: Final = 30.0
-"""A fault can cause a lease to expire for this long: its own duration, the lease, and the grace of other hosts."""
+"""A fault can make a lease expire within this time: the fault's duration, plus the lease, plus other hosts' grace
+period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +73,17 @@ class DlqEntry:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Everything that is known from outside.
+    """All records of a run that come from outside the product's code.
 
     Attributes:
         policy: `hold` or `resend`.
         refused_keys: Keys of the emails that the provider always refuses; None if unknown.
         requested_keys: Every key that a producer has enqueued, answered or not.
-        expired_leases: How often each email was recovered from an expired lease, by the relay's log.
-        unknown_messages: Bodies on the DLQ that are not dead letters of ours.
+        expired_leases: How often each email was recovered from an expired lease, according to the relay's log.
+        unknown_messages: Bodies on the DLQ that are no dead letters of the dispatcher.
         garbage: Bodies that the adversary injected.
         waiting: Messages that are left on the send queue.
-        faults: Faults of the processes.
+        faults: Errors of the dispatcher's processes.
         unledgered: Held emails that were leased to a worker that died after its ledger was deleted.
         expired_at: When a relay recovered an expired lease of a host without a ledger.
         fault_times: When the adversary did something that can stop a worker from renewing its leases.
@@ -114,14 +115,15 @@ class Judgement:
 
     Attributes:
         counts: Emails by status.
-        lost: Emails without a row, not in a final status, or `sent` and never accepted.
+        lost: Emails without a row, emails in no final status, and `sent` emails that were never accepted.
         duplicates: Acceptances beyond each email's first.
         held_on_wire: Held emails whose request reached the provider and whose answer reached no worker.
-        held_at_edge: Held emails whose worker was killed or frozen in a moment that no ledger can distinguish.
+        held_at_edge: Held emails whose worker was killed or frozen in one of the moments that no ledger can distinguish
+            (see `wire`).
         held_without_ledger: Held emails of a worker whose ledger was deleted.
         held_unexplained: All other held emails.
         uncertain: Attempts and leases whose outcome is unknown.
-        violations: Everything that must not be, with examples; empty if there is nothing.
+        violations: Every violated requirement, with examples; empty if there are none.
     """
 
     counts: Mapping[str, int]
@@ -137,7 +139,7 @@ class Judgement:
 
     @property
     def is_good(self) -> bool:
-        """Whether there are no violations."""
+        """Whether `violations` is empty."""
         return not self.violations
 
 
@@ -171,7 +173,7 @@ def judge(records: Records) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A held email, with its explanation and the records about it."""
+    """A held email, with an explanation of why it is held, and the records about it."""
 
     email_id: UUID
     why: Explanation
@@ -181,7 +183,7 @@ class Held:
 
 
 def explain_held(records: Records) -> list[Held]:
-    """Each held email with its explanation."""
+    """All held emails, each with the explanation of why it is held."""
     attempts, exchanges = _by_email(records.attempts), _by_email(records.wire.exchanges)
     ids = [email_id for email_id, row in records.rows.items() if row.status == "held"]
     used: set[Fragment] = set()
@@ -191,7 +193,8 @@ def explain_held(records: Records) -> list[Held]:
 def _explained(
     email_id: UUID, own: Sequence[RecordedAttempt], seen: Sequence[Exchange], records: Records, used: set[Fragment]
 ) -> Held:
-    # A refusal that arrives after the recovery is recorded, and the email stays held: then no attempt is uncertain.
+    # If a refusal arrives after the recovery, the refusal is recorded and the email stays held. Then no attempt is
+    # uncertain.
     unknown = [each for each in own if each.outcome == "uncertain"] or own
     whys = {explain(each, requests_of(each, own, seen), records.wire, records.disturbances, used) for each in unknown}
     if email_id in records.unledgered:
@@ -206,7 +209,7 @@ def _follows_fault(at: float, records: Records) -> bool:
 
 
 def unknown_outcomes(records: Records) -> Counter[UUID]:
-    """How often each email's outcome was unknown: uncertain attempts plus expired leases."""
+    """How often each email's outcome was unknown: the number of uncertain attempts plus expired leases."""
     return Counter(each.email_id for each in records.attempts if each.outcome == "uncertain") + Counter(
         records.expired_leases
     )
@@ -277,8 +280,8 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
 def _is_true(entry: DlqEntry, records: Records) -> bool:
     """Whether a dead letter agrees with the database.
 
-    After the dead letter of a held email, evidence may show that the email was sent; or, if it was held because its
-    host had vanished, that it failed.
+    After the dead letter of a held email was published, evidence may show that the email was sent. If the email was
+    held because its host had vanished, evidence may also show that the email failed.
     """
     row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:

@@ -7,7 +7,8 @@ import socket
 
 LOOPBACK = "127.0.0.1"
 
-# Below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a port before it is used.
+# Below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a chosen port before a server
+# listens on the port.
 CHOICE = range(20_000, 32_000)
 
 
@@ -32,7 +33,7 @@ def accepts(port: int) -> bool:
 
 
 def choose(count: int) -> list[int]:
-    """Different free ports, chosen at random, so that two sets of servers that start at once rarely collide."""
+    """Distinct free ports, chosen at random, so that two sets of servers that start at the same time rarely collide."""
     chosen: list[int] = []
     for port in random.sample(CHOICE, len(CHOICE)):
         if len(chosen) == count:
@@ -43,7 +44,7 @@ def choose(count: int) -> list[int]:
 
 
 def keep_or_choose(earlier: list[int], count: int) -> list[int]:
-    """The earlier ports if all of them are free, so that URLs stay the same; otherwise new ports."""
+    """The earlier ports if all of them are free, so URLs stay the same; otherwise new ports."""
     if len(earlier) == count and all(map(is_free, earlier)):
         return earlier
     return choose(count)

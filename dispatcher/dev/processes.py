@@ -20,7 +20,7 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # a process that exits at once may never be listed as running
+LAUNCH_SECONDS = 2.0  # a process that exits immediately may never be listed as running
 LAUNCH_POLL_SECONDS = 0.005
 
 
@@ -59,7 +59,7 @@ class Processes:
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             setsid=True,
-            setsigmask=keeper.WAKING,  # blocked from the start: an early signal stays pending and does not kill it
+            setsigmask=keeper.WAKING,  # blocked from the start: an early signal must not kill the keeper
         )
         await_condition(
             lambda: (record := self.record()) is not None and record["keeper"][0] == pid,
@@ -69,7 +69,7 @@ class Processes:
         )
 
     def launch(self, name: str, plan: Plan) -> None:
-        """Starts a process through the keeper. If the process has exited, starts it again.
+        """Starts a process through the keeper; also restarts a process that has exited.
 
         Raises:
             ServerUnavailable: There is no keeper, or it has exited.
@@ -78,7 +78,7 @@ class Processes:
         if (identity := self.keeper()) is None:
             raise ServerUnavailable("the private servers were stopped during their start.")
         keeper.send(identity.pid, signal.SIGHUP)
-        # Until the process is listed, the record has the exit of the earlier one, which `exit_report` would return.
+        # Until the new process is listed, `exit_report` would return the exit of the earlier process.
         deadline = time.monotonic() + LAUNCH_SECONDS
         while name not in self.running() and time.monotonic() < deadline:
             time.sleep(LAUNCH_POLL_SECONDS)
@@ -142,13 +142,13 @@ class Processes:
 def await_condition(
     ready: Callable[[], bool], *, seconds: float, broken: Callable[[], str | None], what: str, log: Path | None = None
 ) -> None:
-    """Waits until a condition holds.
+    """Waits until a condition is true.
 
     Args:
         ready: The condition.
         seconds: The longest wait.
-        broken: Returns the reason if the condition can never hold, otherwise None.
-        what: What is awaited, for the error.
+        broken: Returns the reason if the condition can no longer become true, otherwise None.
+        what: The text for the error that says what was not ready.
         log: A log file whose end is added to the error.
 
     Raises:
@@ -189,7 +189,7 @@ def _await_exit(family: list[ProcessIdentity], seconds: float) -> None:
 
 
 def _kill(family: list[ProcessIdentity]) -> None:
-    """Kills the processes that are still running, and new children of theirs, and waits until they have exited."""
+    """Kills the processes that are still running and their new children; waits until all of these have exited."""
     while living := _family([identity for identity in family if keeper.is_alive(identity)]):
         for identity in living:
             keeper.send(identity.pid, signal.SIGKILL)

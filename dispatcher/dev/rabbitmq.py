@@ -1,6 +1,6 @@
 """A private RabbitMQ with its management plugin: one node, or a cluster of several, on the loopback interface.
 
-Finds the programs, configures and starts the nodes. They use a private epmd (Erlang's port mapper).
+Finds the programs, and configures and starts the nodes. The nodes use a private epmd (Erlang's port mapper).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ USER = "dispatcher"
 VHOST = "/"
 READY_SECONDS = 120.0
 REMEDY = (
-    "Check the network, install RabbitMQ (apt-get install rabbitmq-server), or name a server in DISPATCHER_AMQP_URL."
+    "Check the network, install RabbitMQ (apt-get install rabbitmq-server), or set DISPATCHER_AMQP_URL to a server."
 )
 ERLANG_PACKAGES = r"rabbitmq-server|erlang-\S+"
 
-# By default, idle schedulers spin, which would take a core from a benchmark on the same machine.
+# By default, Erlang's idle schedulers spin, which would take a core from a benchmark on the same machine.
 ERLANG_ARGUMENTS = "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
 # After about this long, the nodes of a cluster treat a frozen node as down. The default is 60 s.
 NET_TICK_SECONDS = 10
@@ -50,7 +50,7 @@ class RabbitBinaries:
         scripts: The folder of the original `rabbitmq-server`, not of a distribution's wrapper, which needs root.
         erlang: The folder of `erl` and `epmd`.
         libraries: Folders for LD_LIBRARY_PATH.
-        source: Where the programs come from, as text for the user.
+        source: The origin of the programs, as text for the user.
     """
 
     scripts: Path
@@ -60,7 +60,7 @@ class RabbitBinaries:
 
     @property
     def version(self) -> str:
-        """RabbitMQ's version, from its folder's name; empty if the name has none."""
+        """RabbitMQ's version, from its folder's name; empty if the folder's name has no version."""
         found = re.search(r"rabbitmq_server-([\d.]+)", str(self.scripts))
         return found.group(1) if found else ""
 
@@ -107,11 +107,12 @@ def start(
     Args:
         processes: The server folder's processes.
         progress: Called with one line of text for each step.
-        disposable: Whether the data may be lost at the stop. The nodes are then killed: a clean stop takes 6 s.
+        disposable: Whether the data may be lost when the nodes stop. If so, the nodes are killed, because a clean stop
+            takes 6 s.
         nodes: The number of nodes. Several nodes form a cluster with `pause_minority`.
 
     Returns:
-        The access to each node, and the source of the programs as text.
+        The access to each node, and the origin of the programs as text.
 
     Raises:
         ServerUnavailable: The programs cannot be found or downloaded, or do not work on this system.
@@ -134,7 +135,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """The installed programs, otherwise Debian's, downloaded. DISPATCHER_DEV_RABBITMQ forces one of the two."""
+    """The installed programs, or else downloaded ones from Debian. DISPATCHER_DEV_RABBITMQ forces one of the two."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(f"DISPATCHER_DEV_RABBITMQ is {forced!r}.", remedy='Set it to "installed" or "debian".')
@@ -165,7 +166,7 @@ def real_scripts(folder: Path) -> Path | None:
 
 
 def is_ready(access: RabbitAccess) -> bool:
-    """Whether the node accepts AMQP clients, by a connection and by the management API."""
+    """Whether the node accepts AMQP connections, and the management API says so, too."""
     listening = f"/api/health/checks/port-listener/{access.amqp_port}"
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 
@@ -181,7 +182,7 @@ def _has_joined(access: RabbitAccess, nodes: int) -> bool:
 
 
 def patch_root(script: Path, root: Path) -> None:
-    """Sets Erlang's folder in one of its start scripts: Debian's build expects /usr/lib/erlang."""
+    """Sets Erlang's folder in one of Erlang's start scripts, because Debian's build expects /usr/lib/erlang."""
     text = script.read_text()
     quoted = "'" + str(root).replace("'", "'\\''") + "'"
     script.write_text(re.sub(r"ROOTDIR=/\S+", lambda _: f"ROOTDIR={quoted}", text))
@@ -193,7 +194,7 @@ def _answers(access: RabbitAccess, path: str) -> bool:
 
 
 def ask(access: RabbitAccess, path: str) -> tuple[int, Any]:
-    """The status and the JSON that the management API answers; 0 and None if it does not answer."""
+    """The status and the JSON of the management API's answer; 0 and None if there is no answer."""
     connection = http.client.HTTPConnection(ports.LOOPBACK, access.management_port, timeout=5)
     credentials = base64.b64encode(f"{USER}:{access.password}".encode()).decode()
     try:
@@ -280,7 +281,8 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _epmd_plan(folder: Path, binaries: RabbitBinaries, access: RabbitAccess) -> Plan:
-    """The keeper's plan for epmd. Without it, the node starts an epmd that keeps running and serves other nodes."""
+    """The keeper's plan for epmd. Without this epmd, the node starts one that keeps running and also serves other
+    nodes."""
     environment = _environment(binaries, folder, access)
     return Plan(
         argv=[str(binaries.erlang / "epmd"), "-address", ports.LOOPBACK, "-port", str(access.epmd_port)],
@@ -297,8 +299,8 @@ def _plan(
 ) -> Plan:
     """The keeper's plan for a node.
 
-    The script is started by a relative name from its own folder, because it fails if its path has a space. With
-    RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
+    The script is started by a relative name from the script's own folder, because it fails if its path has a space.
+    With RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
     """
     home = folder / name
     arguments = ERLANG_ARGUMENTS if nodes == 1 else f"{ERLANG_ARGUMENTS} {CLUSTER_ARGUMENTS}"

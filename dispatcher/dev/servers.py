@@ -5,7 +5,7 @@
 
     start(folder, owner_pid=None, …)              # `dispatcher dev up`: the servers run until `stop(folder)`
 
-A server that the environment names is used, and none is started in its place.
+If the environment variables set a server, that server is used, and no private one is started for it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Servers:
         management_url: RabbitMQ's management API, without `/api`.
         folder: The server folder, an absolute path.
         owned: Whether the servers exit with their owner.
-        postgres_source: Where PostgreSQL comes from, as text.
-        rabbitmq_source: Where RabbitMQ comes from, as text.
+        postgres_source: The origin of PostgreSQL, as text.
+        rabbitmq_source: The origin of RabbitMQ, as text.
     """
 
     database_url: str
@@ -75,7 +75,8 @@ class ServersStatus:
 
     @property
     def running(self) -> bool:
-        """Whether every private server of the folder is running. True if the environment names both servers."""
+        """Whether every private server of the folder is running. True if the environment variables set
+        both servers."""
         if self.servers is None:
             return False
         wanted = set()
@@ -93,19 +94,19 @@ def start(
     owner_pid: int | None,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Servers:
-    """Starts the servers and waits until they are ready. Running servers without an owner are returned unchanged.
+    """Starts the servers and waits until they are ready. If servers without an owner are running, returns those.
 
     Args:
         folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.
         progress: Called with one line of text for each step; may be called from another thread.
-        owner_pid: The process with whose exit the servers stop, however it dies. None: the servers run until `stop`.
-        postgres_settings: Settings for a private PostgreSQL, in addition to ours.
+        owner_pid: When this process exits, even by a crash, the servers stop. None: the servers run until `stop`.
+        postgres_settings: Settings for a private PostgreSQL, in addition to `postgres.SETTINGS`.
 
     Raises:
         ServerUnavailable: A server did not start, or the servers belong to another owner. No process is left running.
     """
     folder = folder.absolute()
-    cache.make_writable(folder, "Name another folder for the private servers.")
+    cache.make_writable(folder, "Set a different folder for the private servers.")
     processes = Processes(folder)
     with cache.locked(folder / "start.lock"):
         found = status(folder)
@@ -149,7 +150,7 @@ def private_servers(
     *,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Servers]:
-    """Servers that stop at the end of the block, also if this process is killed.
+    """Servers that stop at the end of the block, and also if this process is killed.
 
     Raises:
         ServerUnavailable: as for `start`.
@@ -164,7 +165,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Takes each server from the environment, or starts it. Both start at the same time."""
+    """Uses the servers that environment variables set, and starts the others, both at the same time."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):
@@ -222,14 +223,14 @@ def _management_url_of(amqp_url: str) -> str:
 
 
 def _named(variable: str, folder: Path) -> str | None:
-    """The URL in the environment; None if it is that of this folder's own server, set by an earlier `dev up`."""
+    """The URL in the environment variable; None if an earlier `dev up` set the variable to this folder's own server."""
     url = os.environ.get(variable)
     own = {postgres.known_url(folder), rabbitmq.known_url(folder)}
     return url if url and url not in own else None
 
 
 def _source(variable: str) -> str:
-    return f"named in {variable}"
+    return f"set in {variable}"
 
 
 def _is_named(source: str) -> bool:
@@ -237,7 +238,7 @@ def _is_named(source: str) -> bool:
 
 
 def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
-    """Returns running servers, if neither they nor the caller have an owner."""
+    """Returns running servers if they have no owner and the caller requests servers without an owner."""
     if owner_pid is None and not servers.owned:
         return servers
     raise ServerUnavailable(

@@ -23,11 +23,11 @@ class Step(StrEnum):
     RSET = "rset"
     QUIT = "quit"
     BODY = "body"
-    """At the first octet of the content. No reply is due here, so only an `SmtpFault` is useful."""
+    """At the first octet of the content. The client expects no reply here, so only an `SmtpFault` is useful."""
     END = "end"
-    """At the final dot, in place of accepting: the ledger does not have the email."""
+    """At the final dot, before the email is accepted: the ledger does not have the email."""
     ANSWER = "answer"
-    """After accepting, in place of the answer: the ledger has the email."""
+    """After the email is accepted, instead of the answer: the ledger has the email."""
 
 
 class SmtpFault(StrEnum):
@@ -47,14 +47,14 @@ class SmtpFault(StrEnum):
 
 @dataclass(slots=True)
 class SmtpBehaviour:
-    """The server's behaviour, which may be changed while it runs.
+    """The server's behaviour, which may be changed while the server runs.
 
     Attributes:
-        script: By step, an `SmtpFault`, or a reply to send instead; CRLF separates the lines of a reply.
+        script: For each step, an `SmtpFault`, or the reply to send; CRLF separates the lines of a reply.
         times: How often the script applies; None for always.
         security: `none`, `starttls` or `tls`.
         tls: The server's TLS context; STARTTLS is not offered without it.
-        login: The user and password that MAIL needs; None if no login is needed.
+        login: The user and password without which MAIL is refused; None if no login is needed.
         login_methods: The methods that AUTH announces.
         most_sessions: Further connections are refused with 421; 0 for no limit.
         latency_seconds: Delay before the answer to an email.

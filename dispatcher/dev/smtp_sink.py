@@ -1,4 +1,4 @@
-"""A local SMTP server that records accepted emails in a ledger: for the demo, tests, benchmarks. It delivers nothing.
+"""A local SMTP server for the demo, tests and benchmarks. It records accepted emails in a ledger and delivers nothing.
 
     python -m dispatcher.dev.smtp_sink --folder FOLDER [--port 0] [--no-eml] [--wire] [--latency-ms 5] [--reply X=TEXT]
 
@@ -8,11 +8,11 @@ prints one line of JSON with its ports and paths, and runs until SIGTERM. It wri
     mail/<email id>.<n>.eml   the content of every accepted email
     wire.jsonl                with `--wire`: events of each email and connection (see `SmtpSink.record_event`)
 
-A line of JSON on the control port changes its behaviour while it runs (see `smtp_behaviour.SmtpBehaviour.change`); the
+A line of JSON on the control port changes the server's behaviour (see `smtp_behaviour.SmtpBehaviour.change`), and the
 server answers with a line. The reply to a recipient depends on the beginning of its address:
 
     refused…      550 5.1.1, always
-    greylisted…   451 4.7.1 the first time
+    greylisted…   451 4.7.1 the first time, then accepted
     slow…         accepted, late
     busy-…        450 4.2.1, always
     limited-…     450 4.7.1, always
@@ -86,7 +86,7 @@ class SmtpSink:
 
     @property
     def ledger_path(self) -> Path:
-        """The path of the ledger."""
+        """The path of the file with one line for each accepted email."""
         return self._folder / "ledger.jsonl"
 
     @property
@@ -108,7 +108,7 @@ class SmtpSink:
         return port
 
     def ledger(self) -> AcceptanceLedger:
-        """The ledger so far."""
+        """All acceptances so far."""
         return read_ledger(self.ledger_path)
 
     async def start(self, port: int = 0) -> None:
@@ -137,12 +137,12 @@ class SmtpSink:
             self._wire = -1
 
     def drop_connections(self) -> None:
-        """Aborts every open connection, as a restarted server does."""
+        """Aborts every open connection, like a server that restarts."""
         for session in tuple(self.sessions):
             session.drop()
 
     def accept(self, email: Received) -> str:
-        """Writes an email to the ledger, before the answer is sent; returns its queue id."""
+        """Writes an email to the ledger, before the answer is sent; returns the email's queue id."""
         email_id = email.email_id
         name = f"{email_id or 'unnamed'}.{next(self._numbers)}"
         if self._writes_eml:
@@ -246,7 +246,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--reply", action="append", default=[], metavar="STEP=TEXT", type=_scripted, help=(
         f"send this reply at a step ({', '.join(Step)}), or inject a fault ({', '.join(SmtpFault)})"
     ))  # fmt: skip
-    parser.add_argument("--login", metavar="USER:PASSWORD", help="the login that MAIL needs; default: none")
+    parser.add_argument("--login", metavar="USER:PASSWORD", help="the login that MAIL requires; default: none")
     parser.add_argument("--wire", action="store_true", help="record every email and connection in wire.jsonl")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)

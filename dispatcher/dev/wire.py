@@ -1,17 +1,18 @@
-"""Explains attempts with an unknown outcome, by the test server's record of requests and the adversary's of processes.
+"""Explains why an attempt's outcome is unknown, from the test server's record of requests and the adversary's diary.
 
 The explanations, in this order:
 
-    on the wire   The request reached the provider, and no complete answer reached a running worker. Or a part of the
+    on the wire   The request reached the provider, but no complete answer reached a running worker. Or a part of the
                   request had arrived when the worker was killed or frozen. Or the provider closed the connection while
                   the request was being sent.
     at the edge   The worker was killed or frozen in one of two moments that no ledger can distinguish: the slot says
                   *on the wire*, but the first octet was not sent; or the answer was read, but the slot does not say
                   *answered* yet.
     without a ledger   The email was leased to a worker that died after its ledger was deleted.
-    unexplained   None of these: the email was held, or sent again, without need.
+    unexplained   None of these applies: there was no reason to hold the email or to send it again.
 
-A host that was cut off from PostgreSQL is no explanation: when it is back, its ledger has the email's state.
+A host that could not reach PostgreSQL is no explanation: when it reaches PostgreSQL again, the host's in-flight ledger
+has the email's state.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any, Final
 from uuid import UUID
 
 EDGE_SECONDS: Final = 3.0
-"""How long a worker may need to process an answer: microseconds on an idle machine, seconds during a chaos run."""
+"""How long a worker may take to process an answer: microseconds on an idle machine, seconds during a chaos run."""
 CLOCK_SECONDS: Final = 0.01
 """Tolerance between the clock readings of two processes."""
 
@@ -35,7 +36,8 @@ class Exchange:
 
     Attributes:
         read_at: When the request had arrived completely.
-        answered_at: When the kernel took the whole answer while the connection was open; None if it never did.
+        answered_at: When the kernel took the whole answer while the connection was open; None if the kernel never took
+            all of it.
         was_read: Whether the client read the answer. A client that closes with unread octets resets the connection.
     """
 
@@ -60,7 +62,7 @@ class Wire:
     Attributes:
         exchanges: The requests that arrived completely.
         fragments: The requests that arrived in part.
-        closed_at: When the provider closed connections. A client may send its next request before it notices.
+        closed_at: When the provider closed connections. A client may send a request before it notices the close.
     """
 
     exchanges: Sequence[Exchange] = ()
@@ -79,7 +81,7 @@ class Disturbance:
     """A worker was killed, or frozen for a time.
 
     Attributes:
-        until: When the worker was resumed; infinity if it never was.
+        until: When the worker was resumed; infinity if it was never resumed.
     """
 
     pid: int
@@ -161,7 +163,7 @@ def explain(
     Args:
         seen: The requests of this attempt (`requests_of`).
         disturbances: The disturbances of all workers.
-        used: Fragments that already explain other attempts. The fragment that explains this one is added.
+        used: Fragments that already explain other attempts. The fragment that explains this attempt is added.
     """
     own = [each for each in disturbances if attempt.pid in (each.pid, None) and each.until > attempt.started_at]
     if any(_is_unanswered(each, own) for each in seen):
@@ -185,7 +187,7 @@ def _explain_unseen(
 
 
 def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Disturbance) -> bool:
-    """Whether a fragment began during this attempt and ended because of the disturbance."""
+    """Whether a fragment began during this attempt and was cut off by the disturbance."""
     begins_within = attempt.started_at - CLOCK_SECONDS <= fragment.began_at <= disturbance.since + EDGE_SECONDS
     return begins_within and fragment.ended_at >= disturbance.since
 
@@ -193,7 +195,7 @@ def _was_cut_off(fragment: Fragment, attempt: RecordedAttempt, disturbance: Dist
 def requests_of(
     attempt: RecordedAttempt, all_attempts: Iterable[RecordedAttempt], seen: Iterable[Exchange]
 ) -> list[Exchange]:
-    """The email's requests that arrived after this attempt began and before the next one began."""
+    """The email's requests that arrived after this attempt began and before the next attempt began."""
     later = [each.started_at for each in all_attempts if each.started_at > attempt.started_at]
     until = min(later, default=math.inf)
     return [each for each in seen if attempt.started_at - CLOCK_SECONDS <= each.read_at < until]

@@ -90,4 +90,4 @@ def test_status_after_up_shows_the_source_of_each_server(named: CommandLine) -> 
     ended = named("dev", "status")
 
     assert ended.code == 0
-    assert "named in DISPATCHER_AMQP_URL" in ended.stdout
+    assert "set in DISPATCHER_AMQP_URL" in ended.stdout
