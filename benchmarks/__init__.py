@@ -1,1 +1,1 @@
-"""Measurements of what a host can do. Every figure in the documentation names the command here that printed it."""
+"""Measurements of a host's performance. The documentation gives, for every figure, the command here that printed it."""

@@ -1,12 +1,12 @@
 """Bad recipients among good ones: `python benchmarks/bad_recipients.py --minutes 10 --rate 20 --bad 5`.
 
-Emails arrive at a steady rate. The SMTP double temporarily refuses some recipients at every attempt, each in one of six
-ways (see `dispatcher.dev.smtp_sink`). The bad emails must end as `failed` after their own attempts, and must not delay
-the good ones.
+Emails arrive at a steady rate. At every attempt, the SMTP double temporarily refuses some recipients, each in one of
+six ways (see `dispatcher.dev.smtp_sink`). The emails to these bad recipients must get the status `failed` after all
+attempts, and must not delay the good emails.
 
-It prints the good emails' latency from the commit of the enqueue to the double's acceptance, how the bad emails of each
-kind ended, and whether emails were lost or duplicated. Exit code 1: an email was lost, duplicated, held or left
-unfinished, a good one failed, a bad one did not, or the good ones' p99 exceeded `--p99-ms`.
+It prints the good emails' latency from the commit of the enqueue to the double's acceptance, the final status of the
+bad emails of each kind, and whether emails were lost or duplicated. Exit code 1: an email was lost, duplicated, held or
+left unfinished, a good email failed, a bad email did not fail, or the p99 of the good emails exceeded `--p99-ms`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from dispatcher.dev.servers import private_servers
 from dispatcher.store.connections import connected
 
 KINDS: Final = ("busy", "limited", "unverified", "full", "closing", "hurried")
-"""The double's replies to RCPT: 450 4.2.1, 450 4.7.1, 451 4.3.0, 452 4.2.2, 421 4.3.2, 421 4.7.28."""
+"""The kinds of bad recipients. The double's replies to RCPT are, in this order: 450 4.2.1, 450 4.7.1, 451 4.3.0, 452
+4.2.2, 421 4.3.2, 421 4.7.28."""
 BURST_KIND: Final = "unverified"
 DOMAINS: Final = tuple(f"{name}.example" for name in ("ash", "beech", "cedar", "elm", "fir", "larch", "oak", "pine"))
 START_SECONDS: Final = 60.0
@@ -51,8 +52,8 @@ class Arrival:
     """One enqueued email.
 
     Attributes:
-        kind: In which way its recipient is bad; None for a good one.
-        committed_at: When its enqueue was committed; Unix seconds.
+        kind: The kind of bad recipient; None for a good recipient.
+        committed_at: When the email's enqueue was committed; Unix seconds.
     """
 
     email_id: str
@@ -65,8 +66,8 @@ class Figures:
     """The result of a run.
 
     Attributes:
-        p50_ms: From commit to acceptance, of good emails.
-        bad: The bad emails by kind, each a count by status and number of attempts, such as `failed, 5 attempts`.
+        p50_ms: The median of good emails' latency, from commit to acceptance.
+        bad: For each kind, the number of bad emails by status and number of attempts, such as `failed, 5 attempts`.
         pauses: How often a worker stopped using the provider, by the logged reason.
     """
 
@@ -83,7 +84,7 @@ class Figures:
     held: int
 
     def is_fine(self, p99_ms: float) -> bool:
-        """Whether the bad emails failed by themselves, and the good ones were not delayed."""
+        """Whether all bad emails failed, and the good emails were not delayed."""
         wrong = self.good_not_sent + self.bad_not_failed + self.lost + self.duplicates + self.held
         return not wrong and self.p99_ms <= p99_ms
 
@@ -121,14 +122,14 @@ def _measure(scene: Stage, options: argparse.Namespace, console: Console) -> Fig
 
 
 def _warm_up(scene: Stage) -> None:
-    """Return once an email was sent: all parts have started."""
+    """Send an email, so that every part of the dispatcher has started."""
     with connected(scene.database_url) as connection:
         enqueue_many(connection, [_email(-1, None, random.Random(0))])
     wait_until(lambda: bool(scene.double.acceptances()), START_SECONDS)
 
 
 def _enqueue(database_url: str, options: argparse.Namespace, arrivals: list[Arrival]) -> None:
-    """Enqueue by the clock, one commit for all emails that are due; the burst comes first."""
+    """Enqueue by a schedule, with one commit for all emails that are due. The burst is enqueued first."""
     chance = random.Random(options.seed)
     stop, began_at, number = threading.Event(), time.monotonic(), 0
     with connected(database_url) as connection:
@@ -221,10 +222,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=21.0, metavar="N", help="emails per second; default: 21")
     parser.add_argument("--bad", type=float, default=5.0, metavar="N", help="percent with a bad recipient; default: 5")
     parser.add_argument("--burst", type=int, default=0, metavar="N", help=(
-        "so many bad emails, to domains of their own, arrive at once at the beginning; default: 0"
+        "number of bad emails, each to a separate domain, that arrive together at the beginning; default: 0"
     ))  # fmt: skip
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="of the recipients; default: 1")
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="random seed of the recipients; default: 1")
     parser.add_argument(
         "--p99-ms", type=float, default=2000.0, metavar="N", help="limit for the good emails; default: 2000"
     )

@@ -1,4 +1,4 @@
-"""The count of a run's emails: our tables compared with the provider's ledger."""
+"""Counts a run's emails: compares our tables with the provider's ledger."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from benchmarks.doubles import Acceptances
 
 @dataclass(frozen=True, slots=True)
 class Books:
-    """The count of one run.
+    """The numbers of emails of one run.
 
     Attributes:
-        lost: Sent by our tables but not in the provider's ledger, or not in our tables at all; None without a ledger.
-        duplicates: Acceptances beyond the first, by the provider's ledger; None without a ledger.
+        lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
+            our tables; None without a ledger.
+        duplicates: Acceptances after an email's first, from the provider's ledger; None without a ledger.
         last_sent_at: When the last email was recorded as sent; Unix seconds, by the database's clock.
     """
 
@@ -38,9 +39,9 @@ def read_books(connection: psycopg.Connection[Any], email_ids: Collection[str], 
     """Count these emails.
 
     Args:
-        accepted: The provider's acceptances; None if it keeps no ledger.
+        accepted: The provider's acceptances; None if the provider keeps no ledger.
     """
-    # Ids ascend with time, so PostgreSQL does not read the emails that were in the tables before.
+    # Ids ascend with time, so PostgreSQL does not read emails that were in the tables before the run.
     rows = connection.execute(
         "select email_id::text, status, extract(epoch from sent_at)::float8 from dispatcher.email_log "
         "where email_id >= %s",

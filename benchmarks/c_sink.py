@@ -1,4 +1,4 @@
-"""Postfix's smtp-sink, an SMTP server in C that accepts and discards; installed, or downloaded from Debian.
+"""Runs Postfix's smtp-sink, an SMTP server in C that accepts and discards emails; installed, or downloaded from Debian.
 
 It needs no root. It keeps no ledger, so lost and duplicate emails cannot be counted at the provider's side.
 """
@@ -25,7 +25,7 @@ REMEDY: Final = "Install Postfix, which contains smtp-sink (apt-get install post
 
 @contextmanager
 def running_c_sink(latency_ms: float = 0.0) -> Iterator[tuple[int, int]]:
-    """The process id and the port of a sink; stopped afterwards.
+    """Start a sink, and stop it after the block; yields its process id and its port.
 
     Raises:
         ServerUnavailable: smtp-sink is not available; or the latency is not a whole number of seconds.

@@ -1,9 +1,9 @@
-"""Measures one case of `run.py`: the throughput of a warmed-up `dispatcher run`, and the cost of each of its parts.
+"""Measures one case of `run.py`: the throughput of a warmed-up `dispatcher run`, and the cost of each part.
 
-A backlog (no rate): all emails are inserted in one transaction. The clock starts after its commit, so that publishing
-is measured and enqueueing is not, and stops at the last record. An open loop (a rate): emails arrive by a schedule (see
-`open_loop`), and each email's clock starts at its scheduled arrival. Acceptance is taken from the double's ledger, by
-this machine's clock.
+Without a rate, the case is a backlog: all emails are inserted in one transaction. The clock starts after the commit, so
+publishing is measured and enqueueing is not. It stops when the last email is recorded. With a rate, the case is an open
+loop: emails arrive by a schedule (see `open_loop`), and each email's clock starts at its scheduled arrival. The times
+of acceptance come from the double's ledger, by this machine's clock.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dispatcher.dev.servers import Servers, status
 from dispatcher.store.connections import connected
 
 WARM_UP_EMAILS: Final = 1000
-"""Per worker, and never more than are measured."""
+"""The number of warm-up emails per worker; never more than the measured emails."""
 SAMPLE_SECONDS: Final = 0.5
 BUSY_DOUBLE: Final = 0.85
-"""From this share of one core on, a single-process double may be the bottleneck."""
+"""If the double uses at least this share of one core, its single process may be the bottleneck."""
 
 _Connection = psycopg.Connection[Any]
 
@@ -53,10 +53,11 @@ class Figures:
         seconds: From the backlog's commit (in an open loop: the first arrival) to the last record.
         latency_ms: Percentiles from enqueue to accepted: from the backlog's commit, or from an email's scheduled
             arrival.
-        from_commit_ms: The same from each email's own commit, in an open loop.
-        cpu_us: CPU per email by process; `machine` is the total of all processes.
-        pss_mb: The median worker's memory at the end.
-        in_flight_share: The leased share of the prefetch windows while there was a backlog; the median of the samples.
+        from_commit_ms: The same percentiles, but from each email's own commit; only in an open loop.
+        cpu_us: CPU microseconds per email, by process; `machine` is the total of all processes.
+        pss_mb: The memory at the end, in MB; the median of the workers.
+        in_flight_share: Which share of the prefetch windows was leased while there was a backlog; the median of the
+            samples.
         double_busy: The share of one core that the double used.
         kills: How many workers were killed during the case.
     """
@@ -82,7 +83,8 @@ class Batch:
     """The enqueued emails.
 
     Attributes:
-        began_at: When each email's clock started, by id, Unix seconds; `committed_at`: when its commit was done.
+        began_at: When each email's clock started, by id, in Unix seconds.
+        committed_at: When each email's commit was done, by id, in Unix seconds.
     """
 
     began_at: Mapping[str, float]
@@ -91,11 +93,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Enqueueing:
-    """An enqueueing in progress.
+    """The enqueueing of a case, which may be in progress.
 
     Attributes:
         is_over: Whether all emails are enqueued.
-        batch: Returns the emails once it is over.
+        batch: Returns the emails once all are enqueued.
     """
 
     is_over: Callable[[], bool]
@@ -104,7 +106,7 @@ class Enqueueing:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """All meters at one instant."""
+    """The values of all meters at one instant."""
 
     instant: float
     cpu: Mapping[str, float]
@@ -112,7 +114,7 @@ class Reading:
 
 
 class MeasuredRun:
-    """A run that is being measured."""
+    """A `dispatcher run` that is being measured."""
 
     def __init__(self, servers: Servers, scene: Stage, run_pid: int, page: Page, connection: _Connection) -> None:
         self.scene = scene
@@ -133,7 +135,7 @@ class MeasuredRun:
         """Wait until this many emails are finished, in any status.
 
         Args:
-            enqueueing: While it is not over, an empty backlog does not count as finished.
+            enqueueing: Until it is over, an empty backlog does not count as finished.
 
         Raises:
             RuntimeError: There was no progress for half a minute.
@@ -170,14 +172,14 @@ def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Fi
             _warm_up(connection, case)
             measured_run = MeasuredRun(servers, scene, run_pid, page, connection)
             measured = _measured(measured_run)
-        # All processes have written their results; the double writes at intervals.
+        # After this time the double, which writes at intervals, has written all acceptances.
         time.sleep(2 * WRITE_SECONDS)
         return _with_books(measured, scene, connection)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """The measurements of a run."""
+    """The measurements of one run."""
 
     batch: Batch
     began: Reading
@@ -211,7 +213,7 @@ def _measured(measured_run: MeasuredRun) -> _Run:
 
 @contextmanager
 def _backlog(measured_run: MeasuredRun) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
-    """Enqueue all emails at once; the meters are read just before the commit that makes them visible."""
+    """Enqueue all emails in one transaction. The meters are read just before the commit makes the emails visible."""
     case = measured_run.scene.case
     waiting = drafts(case.emails, f"backlog-{secrets.token_hex(4)}", is_templated=case.is_templated)
     with measured_run.connection.transaction():
@@ -225,7 +227,7 @@ def _backlog(measured_run: MeasuredRun) -> Iterator[tuple[Enqueueing, Reading, W
 
 @contextmanager
 def _arriving(measured_run: MeasuredRun) -> Iterator[tuple[Enqueueing, Reading, WorkMeter]]:
-    """An open loop in a process of its own."""
+    """Enqueue in an open loop, in a separate process."""
     case = measured_run.scene.case
     command = [sys.executable, "-m", "benchmarks.open_loop", "--rate", str(case.rate), "--emails", str(case.emails)]
     command += ["--seed", str(secrets.randbelow(2**31)), *(["--templated"] if case.is_templated else [])]
@@ -318,7 +320,7 @@ def _clock_ahead(connection: _Connection) -> float:
 
 
 def server_pids(servers: Servers) -> dict[str, int]:
-    """The top processes of private servers; empty for given servers."""
+    """The top process of each private server; empty if the environment variables set the servers."""
     pids = status(servers.folder).pids
     names = {"postgres": "postgresql", "rabbitmq": "rabbitmq"}
     return {names[name]: pid for name, pid in pids.items() if name in names}

@@ -1,8 +1,8 @@
-"""CPU time and memory by process, from /proc before and after.
+"""Measures CPU time and memory by process, from /proc before and after a run.
 
-When a process exits and its parent has waited for it, its CPU time is added to the parent's, so a tree's sum stays
-complete: a killed worker's time appears in its parent. Kernel work for a process (system calls, loopback TCP) counts
-for that process. Work of kernel threads (writing dirty pages) is only in `machine`.
+When a process exits and its parent has waited for it, the kernel adds the process's CPU time to the parent's. So the
+sum of a process tree stays complete: a killed worker's time appears in the parent. Kernel work for a process (system
+calls, loopback TCP) counts for that process. The work of kernel threads (writing dirty pages) is only in `machine`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Seen:
     """A process as /proc/PID/stat shows it.
 
     Attributes:
-        seconds: Its own CPU time, and that of children that exited and were waited for.
+        seconds: The CPU time of the process, plus that of its children that exited and were waited for.
     """
 
     pid: int
@@ -33,14 +33,14 @@ class Seen:
 
 
 def read_stat(text: str) -> Seen:
-    """Parse a stat line (see proc_pid_stat(5)); the name in it may contain any character."""
+    """Parse a stat line (see proc_pid_stat(5)); the process's name may contain any character."""
     pid, _, rest = text.partition(" (")
     fields = rest.rpartition(") ")[2].split()
     return Seen(int(pid), int(fields[1]), sum(map(int, fields[11:15])) / _TICKS_PER_SECOND)
 
 
 def attribute(seen: Mapping[int, Seen], roots: Mapping[str, int], role_of: Callable[[int], str]) -> dict[str, float]:
-    """CPU seconds by name: the whole tree of each root; for the root `run`, its children by role.
+    """CPU seconds by name: the sum of each root's process tree; for the root `run`, the sum for each role of a child.
 
     Args:
         roots: The process at the top of each tree, by name.
@@ -78,12 +78,12 @@ def role_of(pid: int) -> str:
         title = (PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").strip("\0 ")
     except OSError:
         return "parent"
-    # A process that was just forked still has its parent's title.
+    # A process that was just forked still has the parent's title.
     return title.removeprefix("dispatcher: ").split(" ")[0] if title.startswith("dispatcher: ") else "parent"
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Whether a process is running; a zombie is not."""
     try:
         return bool((PROC / str(pid) / "cmdline").read_bytes())
     except OSError:
@@ -96,7 +96,7 @@ def pids_of_role(run_pid: int, role: str) -> list[int]:
 
 
 def pss_mb(pid: int) -> float | None:
-    """A process's memory in MB, with shared pages counted in part; None if the kernel does not report it."""
+    """A process's memory in MB, with shared pages counted in part; None if the kernel does not report the memory."""
     try:
         lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()
     except OSError:
@@ -106,7 +106,7 @@ def pss_mb(pid: int) -> float | None:
 
 
 def median_pss_mb(pids: list[int]) -> float | None:
-    """The median over processes."""
+    """The median memory of these processes, in MB; None if the kernel does not report the memory."""
     known = [mb for pid in pids if (mb := pss_mb(pid)) is not None]
     return statistics.median(known) if known else None
 

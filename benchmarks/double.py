@@ -3,9 +3,9 @@
     python -m benchmarks.double --folder FOLDER [--tls] [--latency-ms 50] [--port 0]
 
 It prints one line of JSON with its URL and paths, and runs until SIGTERM. Unlike `dispatcher.dev.http_double` it
-injects no faults: it accepts everything, at as little CPU as Python allows, so that the double itself is not measured.
-The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, `<email id> <unix seconds>`, in order of
-acceptance. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
+injects no faults: it accepts every email, with as little CPU as Python allows, so that the benchmark does not measure
+the double. The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, `<email id> <unix seconds>`, in
+order of acceptance. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NO_ID: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
 
 
 class Books:
-    """Accepted emails with their times; written to a file in batches."""
+    """The accepted emails with their times, written to a file in batches."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
@@ -74,7 +74,7 @@ class Session(asyncio.Protocol):
         self._data = bytearray()  # an email of 20 MiB arrives in hundreds of pieces
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport. asyncio calls this, after the TLS handshake."""
+        """Keep the transport. Called by asyncio after the TLS handshake."""
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
@@ -132,7 +132,7 @@ def _accepted_by_ses(email_ids: Sequence[bytes], *, is_bulk: bool) -> bytes:
 
 
 async def serve(folder: Path, port: int, tls: ssl.SSLContext | None, latency_seconds: float) -> None:
-    """Listen on the loopback until SIGTERM or SIGINT."""
+    """Listen on the loopback interface until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -158,7 +158,7 @@ async def serve(folder: Path, port: int, tls: ssl.SSLContext | None, latency_sec
 
 
 def read_acceptances(path: Path) -> dict[str, list[float]]:
-    """When each email was accepted, by its id, Unix seconds; an email with two times was accepted twice."""
+    """The times of acceptance by email id, in Unix seconds; an email with two times was accepted twice."""
     acceptances: dict[str, list[float]] = {}
     *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
     for line in lines:
@@ -170,8 +170,8 @@ def read_acceptances(path: Path) -> dict[str, list[float]]:
 def main() -> None:
     """The command line; returns after SIGTERM or SIGINT."""
     parser = argparse.ArgumentParser(prog="benchmarks/double.py", description="A lean local SendGrid and SES.")
-    parser.add_argument("--folder", type=Path, required=True, help="for the ledger and the certificate")
-    parser.add_argument("--port", type=int, default=0, help="0 (the default) selects a free port")
+    parser.add_argument("--folder", type=Path, required=True, help="folder for the ledger and the certificate")
+    parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) selects a free port")
     parser.add_argument("--tls", action="store_true", help="use HTTPS with a generated authority (ca.pem)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay before each response; default: 0")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")

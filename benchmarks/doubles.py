@@ -1,4 +1,5 @@
-"""The provider's side of a benchmark: each provider's double in a process of its own, and its acceptances."""
+"""The provider's side of a benchmark: starts each provider's double in a separate process, and reads the
+acceptances."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from dispatcher.dev.acceptance_ledger import read_ledger
 PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
 
 Acceptances = Mapping[str, Sequence[float]]
-"""When each email was accepted, in Unix seconds, by its id; an email with two times was accepted twice."""
+"""The times of acceptance by email id, in Unix seconds; an email with two times was accepted twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +27,11 @@ class Double:
     """A running double of a provider.
 
     Attributes:
-        pid: Its process; None if the provider is a folder.
+        pid: The double's process id; None if the provider is a folder.
         environment: The settings that make the product use it.
-        acceptances: Reads its ledger.
+        acceptances: Reads the double's ledger.
         ca_file: The authority to trust; None without TLS.
-        keeps_books: Whether it keeps a ledger; without one, `acceptances` is empty.
+        keeps_books: Whether the double keeps a ledger; without a ledger, `acceptances` returns nothing.
     """
 
     pid: int | None
@@ -42,7 +43,7 @@ class Double:
 
 @contextmanager
 def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink: str = "python") -> Iterator[Double]:
-    """A provider's double for the duration of the block; its ledger stays in the folder.
+    """Run a provider's double for the duration of the block. The ledger stays in the folder.
 
     Args:
         sink: For smtp: `python` is our sink with a ledger; `c` is Postfix's, without a ledger and cheaper.

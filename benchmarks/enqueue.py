@@ -1,9 +1,10 @@
-"""How many emails one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
+"""How many emails per second one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat
+3`.
 
-Five cases, interleaved over the repetitions, on the same private servers with full durability. 64 clients post single
-emails, with batching and without it (one statement per request, the same handler). 8 clients post batches of 100. One
-application enqueues with the library, with 1 and with 500 emails per transaction. PostgreSQL, RabbitMQ, the API and the
-clients share the machine; no worker runs. After each case, every accepted email must be in the database.
+There are five cases, which alternate over the repetitions, on the same private servers with full durability. 64 clients
+post single emails, with and without batching (one statement per request, the same handler). 8 clients post batches of
+100. One application enqueues with the library, with 1 and with 500 emails per transaction. PostgreSQL, RabbitMQ, the
+API and the clients share the machine; no worker runs. After each case, every accepted email must be in the database.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ class Shape:
     """The load of a case.
 
     Attributes:
-        clients: Of the API; 0 for the library.
+        clients: The number of the API's clients; 0 for the library.
         batch: Emails per request, or per transaction.
-        insert_batch: The most emails per statement of the API.
+        insert_batch: The maximum number of emails per statement of the API.
     """
 
     name: str
@@ -112,7 +113,7 @@ def _measure(servers: Servers, shape: Shape, seconds: float) -> dict[str, Any]:
 
 @contextmanager
 def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
-    """A database and queues for one case; yields their settings."""
+    """Create a database and queues for one case; yields the settings for them."""
     name = f"bench_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     asyncio.run(declare(servers.amqp_url, topology))
@@ -121,7 +122,7 @@ def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         with connected(database_url) as connection:
             migrate(connection)
-        # Writes the new database's dirty pages now, and not during the measurement.
+        # Write the new database's dirty pages now, so that PostgreSQL does not write them during the measurement.
         administration.execute("checkpoint")
         yield {
             **os.environ,
@@ -137,7 +138,7 @@ def _place(servers: Servers) -> Iterator[Mapping[str, str]]:
 
 @contextmanager
 def _api(environment: Mapping[str, str], shape: Shape) -> Iterator[tuple[int, Mapping[str, int]]]:
-    """The API's port and its process by name; empty for the library."""
+    """Run the API; yields its port, and its process id by name. For the library there is no process."""
     if not shape.clients:
         yield 0, {}
         return
@@ -195,7 +196,7 @@ def _options() -> argparse.Namespace:
     numbers = range(1, len(SHAPES) + 1)
     about = "; ".join(f"{number}: {shape.name}" for number, shape in zip(numbers, SHAPES, strict=True))
     parser.add_argument("--cases", type=int, nargs="+", choices=numbers, default=list(numbers), help=about)
-    parser.add_argument("--json", action="store_true", help="one line per case and repetition")
+    parser.add_argument("--json", action="store_true", help="print one line per case and repetition")
     return parser.parse_args()
 
 

@@ -14,12 +14,14 @@ from benchmarks.cpu import pids_of_role
 
 EVERY_SECONDS: Final = 2.0
 MOST_KILLS: Final = 20
-"""The parent restarts dead workers with growing delays; after more kills, those delays would dominate the result."""
+"""The maximum number of kills. The parent restarts dead workers with growing delays, which would otherwise dominate the
+result."""
 
 
 @contextmanager
 def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
-    """Kill a worker every 2 seconds during the block; yields the list to which their process ids are added."""
+    """Kill a worker every 2 seconds during the block; yields the list to which the killed workers' process ids are
+    added."""
     killed: list[int] = []
     stop = threading.Event()
 

@@ -13,7 +13,7 @@ PERCENTILES: Final = (50, 95, 99)
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """One figure over the repetitions of a case."""
+    """The lowest value, the median and the highest value of one figure over the repetitions of a case."""
 
     median: float
     lowest: float
@@ -21,7 +21,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Iterable[float]) -> Spread:
-        """The spread of at least one figure."""
+        """The spread of these figures. There must be at least one figure."""
         known = list(figures)
         return cls(statistics.median(known), min(known), max(known))
 
@@ -36,7 +36,7 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest figure that at least this percentage of the ordered figures does not exceed (nearest rank)."""
+    """The smallest figure such that at least this percentage of the ordered figures is not larger (nearest rank)."""
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
 
 
@@ -51,7 +51,7 @@ def per_email_us(before: Mapping[str, float], after: Mapping[str, float], emails
 
 
 def ideal_rate(rates_by_workers: Mapping[int, float], workers: int) -> float:
-    """The rate of this many workers if each were as fast as the workers of the smallest case."""
+    """The rate of this many workers if each worker were as fast as the workers of the case with the fewest workers."""
     fewest = min(rates_by_workers)
     return rates_by_workers[fewest] / fewest * workers
 

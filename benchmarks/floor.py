@@ -1,17 +1,17 @@
-"""The floor: the cost of an email if each unavoidable part is done alone, and how far the chain is above it.
+"""The floor: the cost of an email if each unavoidable part runs alone, and how much more the whole chain costs.
 
-The chain is measured first: `dispatcher run` with a backlog, as in run.py. Its batch sizes are taken from its own
-metrics. Then each part is done alone at these sizes with the same libraries, statements, servers and double: publish
-with confirms, consume and ack, lease, send, record. Chain and parts alternate over the repetitions; medians are shown.
+The chain is measured first: `dispatcher run` with a backlog, as in run.py. The chain's metrics show its batch sizes.
+Then each part runs alone at these sizes, with the same libraries, statements, servers and double: publish with
+confirms, consume and ack, lease, send, record. Chain and parts alternate over the repetitions; medians are shown.
 
-The overhead is given twice. By the clock: the elapsed time per email of the chain, compared with the sum of the parts,
-each done by one process. This determines emails per second; with one worker, both use the same cores and the same
-number of sending processes. By CPU: all of our processes, PostgreSQL and RabbitMQ, compared with the sum of the parts.
-This is the limit of a host, and parallel work does not reduce it.
+The overhead is given twice. By the clock: the chain's elapsed time per email, compared with the sum of the parts, each
+of which runs in one process. This determines emails per second; with one worker, chain and parts use the same cores and
+the same number of sending processes. By CPU: the CPU of all our processes, PostgreSQL and RabbitMQ, compared with the
+sum of the parts. This is the limit of a host, and parallel work does not reduce this overhead.
 
-Work takes more CPU beside other work, which evicts its data from the caches: the chain runs beside its servers and the
-double, a part alone beside one of them. So all parts are also done at the same time, by one process. Their extra cost
-above the floor is the machine's share of the overhead.
+A process takes more CPU while other processes evict its data from the caches. The chain runs next to all servers and
+the double, but a part alone runs next to one of these. So all parts are also run at the same time, by one process.
+The extra cost above the floor is then the machine's share of the overhead.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Turn:
     """One measurement of the chain, and of its parts at the chain's sizes.
 
     Attributes:
-        alone: Microseconds per email of each part: CPU by process, and elapsed time.
+        alone: For each part, microseconds per email: CPU by process, and elapsed time.
         together: The same for all parts at the same time.
     """
 
@@ -86,7 +86,7 @@ class Turn:
 
     @property
     def floor_us(self) -> dict[str, float]:
-        """The sum of the parts, in the same form."""
+        """The sum of the parts, in the same form as `chain_us`."""
         return {name: sum(part[name] for part in self.alone.values()) for name in _FIGURES}
 
 
@@ -125,7 +125,7 @@ def _turns(options: argparse.Namespace, console: Console) -> tuple[list[Turn], d
     ):
         facts = {**machine(), **versions(servers)}
         if missing := set(SERVERS) - server_pids(servers).keys():
-            raise RuntimeError(f"the CPU of {' and '.join(sorted(missing))} is known of private servers alone")
+            raise RuntimeError(f"the CPU of {' and '.join(sorted(missing))} can be measured only for private servers")
         task = bar.add_task("chain and parts in turns", total=options.repeat)
         turns = []
         for number in range(options.repeat):
@@ -175,7 +175,7 @@ def _enqueue(places: Places, emails: int) -> None:
 
 
 def overhead_by_cpu(chain_us: Mapping[str, float], floor_us: Mapping[str, float]) -> float:
-    """The chain's extra CPU as a share of the floor's; without the double's."""
+    """The chain's extra CPU as a share of the floor's CPU, both without the double's CPU."""
     return _sum(chain_us) / _sum(floor_us) - 1
 
 
@@ -227,8 +227,8 @@ def _verdict(turns: Sequence[Turn]) -> Iterator[str]:
     yield f"{turns[0].chain.case.workers} workers, {rate:,.0f} emails/s."
     sizes = turns[-1].sizes
     yield (
-        f"Batches as in the chain: {sizes.lease_batch} leased, {sizes.record_batch} recorded and acked at once, "
-        f"prefetch {sizes.prefetch}, {sizes.bundle} to a message; {sizes.in_flight} requests at once."
+        f"Batches as in the chain: {sizes.lease_batch} leased, {sizes.record_batch} recorded and acked together, "
+        f"prefetch {sizes.prefetch}, {sizes.bundle} to a message; {sizes.in_flight} concurrent requests."
     )
 
 
@@ -257,14 +257,12 @@ def _options() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="per repetition; default: 10000")
-    parser.add_argument("--workers", type=int, default=2, metavar="N", help="of the chain; default: 2")
+    parser.add_argument("--workers", type=int, default=2, metavar="N", help="workers of the chain; default: 2")
     parser.add_argument("--prefetch", type=int, metavar="N", help="default: the product's")
-    parser.add_argument(
-        "--bundle", type=int, default=1, metavar="N", help="emails that a message points to; default: 1"
-    )
+    parser.add_argument("--bundle", type=int, default=1, metavar="N", help="emails per message; default: 1")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write floor.jsonl and floor.txt there")
-    parser.add_argument("--json", action="store_true", help="a line of JSON per turn, and no table")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per turn, and no table")
     options = parser.parse_args()
     if min(options.emails, options.workers, options.repeat, options.bundle) < 1:
         parser.error("--emails, --workers, --repeat and --bundle must be whole numbers of at least 1")

@@ -1,6 +1,6 @@
-"""Each unavoidable part of an email's way: pika, psycopg and the HTTP client, without our own code around them.
+"""Runs each unavoidable part of sending an email with pika, psycopg and the HTTP client, without our other code.
 
-The statements are the product's, at the batch sizes that the chain used. Everything that turns the parts into a program
+The statements are the product's, at the batch sizes that the chain used. All code that turns the parts into a program
 is left out on purpose: tasks, the in-flight ledger, decisions, logs, metrics, checks.
 """
 
@@ -33,19 +33,19 @@ from dispatcher.transport.http import HttpTransport
 
 PARTS: Final = ("publish", "consume", "lease", "send", "record")
 ELAPSED: Final = "elapsed"
-"""The key of a part's elapsed time, beside its CPU times."""
+"""The key of a part's elapsed time, next to the keys of the CPU times."""
 PUBLISH_BATCH: Final = 500
-"""The same as the relay's."""
+"""The same batch size as the relay's."""
 DEADLINE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that the chain used, so that the parts use the same.
+    """The batch sizes that the chain used, which the parts use, too.
 
     Attributes:
         in_flight: Concurrent requests to the provider.
-        bundle: Emails that a message points to.
+        bundle: Emails per message.
     """
 
     prefetch: int
@@ -60,7 +60,7 @@ class Places:
     """The addresses of the servers.
 
     Attributes:
-        roots: The top processes of their trees, for their CPU.
+        roots: The top process of each server's process tree, to measure the CPU.
     """
 
     database_url: str
@@ -73,19 +73,20 @@ class Places:
 
 
 class Gate(Protocol):
-    """Delays each part until it may begin, and measures it. Connecting and preparing come before the gate."""
+    """Delays each part until the part may begin, and measures it. A part connects and prepares before it opens the
+    gate."""
 
     def open(self, part: str, emails: int) -> AbstractAsyncContextManager[None]:
-        """The block does a part for this many emails."""
+        """Measure the block, which runs a part for this many emails."""
         ...
 
 
 class Alone:
-    """Runs the parts one after the other and measures each.
+    """Runs the parts one after the other, and measures each part.
 
     Attributes:
-        by_part: Microseconds per email by part: the CPU by process (`client` does the part), and the elapsed time
-            (`ELAPSED`).
+        by_part: For each part, microseconds per email: the CPU by process (`client` runs the part), and the elapsed
+            time (`ELAPSED`).
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -101,10 +102,10 @@ class Alone:
 
 
 class Together:
-    """Runs all parts at the same time and measures them as one.
+    """Runs all parts at the same time, and measures the parts as one.
 
     Attributes:
-        costs: In the form of one part, each part having handled the same number of emails.
+        costs: The sum of the parts, in the form of a single part's cost; every part handles the same number of emails.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -117,7 +118,7 @@ class Together:
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
         """See `Gate.open`."""
-        # One part reads the meters without yielding to the event loop, so the others do not run at that moment.
+        # One part reads the meters without yielding to the event loop, so no other part runs at that moment.
         if await self._begin.wait() == 0:
             self._began = _Meters.read(self._roots)
         yield
@@ -126,7 +127,7 @@ class Together:
 
 
 class _Free:
-    """No delay and no measurement."""
+    """A gate that neither delays nor measures."""
 
     @asynccontextmanager
     async def open(self, part: str, emails: int) -> AsyncIterator[None]:  # noqa: ARG002
@@ -135,7 +136,7 @@ class _Free:
 
 @dataclass(frozen=True, slots=True)
 class _Meters:
-    """The resources used up to an instant, in seconds."""
+    """The CPU and elapsed time up to an instant, in seconds."""
 
     servers: Mapping[str, float]
     client: float
@@ -146,7 +147,7 @@ class _Meters:
         return cls(cpu.read_cpu(roots), time.process_time(), time.monotonic())
 
     def since(self, roots: Mapping[str, int], emails: int) -> dict[str, float]:
-        """The resources used since then, in microseconds per email."""
+        """The CPU and elapsed time since that instant, in microseconds per email."""
         now = _Meters.read(roots)
         used = per_email_us(self.servers, now.servers, emails)
         client, elapsed = (seconds / emails * 1e6 for seconds in (now.client - self.client, now.instant - self.instant))
@@ -154,7 +155,7 @@ class _Meters:
 
 
 async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, dict[str, float]]:
-    """The cost of each part, for emails that are enqueued, due and not leased."""
+    """Measure the cost of each part. The emails must be enqueued, due and not leased."""
     gate = Alone(places.roots)
     async with _connected(places) as database:
         keys = await _publish(places, sizes, database, emails, gate)
@@ -168,12 +169,12 @@ async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, 
 async def measure_together(
     places: Places, other: Places, sizes: Sizes, emails: int, enqueue: Callable[[], object]
 ) -> dict[str, float]:
-    """The cost of all parts at the same time in one process, each with its own emails.
+    """Measure the cost of all parts, which run at the same time in one process, each with its own emails.
 
     Args:
-        places: Its emails are enqueued and due.
-        other: Another database and queue, empty.
-        enqueue: Enqueues as many emails in the other database.
+        places: A database whose emails are enqueued and due, and a queue.
+        other: A second, empty database, and a second, empty queue.
+        enqueue: Enqueues the same number of emails in the second database.
     """
     gate = Together(places.roots)
     async with (
@@ -206,7 +207,7 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
 
 
 async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
-    """Find due emails and publish them with confirms; the leases clear the due marks."""
+    """Find due emails and publish them with confirms. The due marks are cleared later, by the leases."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
@@ -236,14 +237,14 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
-    """The next batch after the known emails, the last of which is due since `since`."""
+    """The next batch of due emails after the known ones; the last known email became due at `since`."""
     parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
     rows = await _fetch(database, "find_publish_due", parameters)
     return [row for row in rows if row[0] not in known]
 
 
 class _Confirms:
-    """Waits for RabbitMQ's confirms, which may cover many messages at once and arrive in any order."""
+    """Waits for RabbitMQ's confirms. A confirm may cover many messages, and confirms may arrive in any order."""
 
     def __init__(self) -> None:
         self._last = 0
@@ -270,7 +271,7 @@ class _Confirms:
 
 
 async def _consume(places: Places, sizes: Sizes, emails: int, gate: Gate) -> None:
-    """Take every message; ack as many at once as the chain records at once."""
+    """Receive every message; each ack covers as many messages as one record statement of the chain."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         await channel.call(channel.raw.basic_qos, prefetch_count=sizes.prefetch)
@@ -308,7 +309,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
 
 
 async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate) -> None:
-    """Send the smallest equivalent document over the product's own HTTP connections."""
+    """Send the smallest equivalent request over the product's own HTTP connections."""
     transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
     loop = asyncio.get_running_loop()
     url = f"{places.sendgrid_url}/v3/mail/send"

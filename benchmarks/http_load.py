@@ -1,7 +1,8 @@
-"""Clients of the HTTP API in a process of their own: `python benchmarks/http_load.py --port 8025 --clients 64`.
+"""Runs clients of the HTTP API in a separate process: `python benchmarks/http_load.py --port 8025 --clients 64`.
 
-Each client keeps one connection and posts the next request as soon as the last response arrives. It implements only the
-HTTP that it needs, so that the clients themselves are not measured; `cpu_share` shows how busy they were.
+Each client keeps one connection and posts the next request as soon as the last response arrives. A client
+implements only the HTTP that it needs, so that the benchmark does not measure the clients. `cpu_share` shows how busy
+the clients were.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ class Load:
     """The state that all clients share.
 
     Attributes:
-        batch: Emails per request; 1 posts to `/v1/emails`.
-        seconds: The duration of each request.
+        batch: Emails per request; if 1, the clients post to `/v1/emails`.
+        seconds: The duration of each request so far.
     """
 
     name: str
@@ -88,7 +89,7 @@ class Client(asyncio.Protocol):
         self._post()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The connection has closed, from either side."""
+        """The connection has closed, from either end."""
         if not self.done.done():
             self.done.set_result(None)
 
@@ -116,7 +117,7 @@ async def _run(options: argparse.Namespace) -> dict[str, float]:
 
 
 def load_result(answers: list[float], seconds: float, batch: int, *, refused: int) -> dict[str, float]:
-    """The result of a load from the duration of each request; `cpu_share` is this process's own."""
+    """The result of a load, from the duration of each request; `cpu_share` is this process's share of one core."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     ordered = sorted(answers)
     return {

@@ -1,4 +1,4 @@
-"""A burst of large attachments: the peak memory of a worker, and the latency of small emails during the burst.
+"""Measures a worker's peak memory, and the latency of small emails, during a burst of large attachments.
 
     python benchmarks/large_emails.py                                            200 emails of 20 MiB, 5,000 small ones
     python benchmarks/large_emails.py --provider smtp
@@ -6,9 +6,9 @@
 
 `dispatcher run` and private PostgreSQL and RabbitMQ servers are real. The provider's double reads every octet and keeps
 a ledger. Large emails are enqueued one after the other, as fast as PostgreSQL accepts them. Small emails arrive at a
-constant rate. A small email's latency is the time from the return of its commit to the provider's acceptance, by one
-clock. A worker's peak is the kernel's VmHWM. It is read for every process that was a worker; more such processes than
-workers means that some died.
+constant rate. A small email's latency is the time from the end of its commit to the provider's acceptance, by one
+clock. A worker's peak is the kernel's VmHWM, read for every process that was a worker. If there are more such processes
+than workers, some workers died.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Outcome:
 
     Attributes:
         peaks_mb: The peak of each process that was a worker, in MB.
-        p50_seconds: Of small emails, from commit to acceptance.
+        p50_seconds: The median latency of small emails, from commit to acceptance.
         seconds: From the first commit to the last record.
     """
 
@@ -95,7 +95,7 @@ class Peaks:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Sample for the duration of the block."""
+        """Sample the workers' memory for the duration of the block."""
         self._thread.start()
         try:
             yield
@@ -123,14 +123,14 @@ class Producers:
         self._faults: list[BaseException] = []
 
     def warm_up(self) -> None:
-        """Wait until an email was sent, so that all parts of `dispatcher run` work."""
+        """Send an email and wait until it was sent: then all parts of `dispatcher run` work."""
         with connected(self._url) as connection:
             (first,) = drafts(1, "warm-up")
             enqueue(connection, first)
             wait_until(lambda: _finished(connection) == 1, START_SECONDS)
 
     def run(self) -> None:
-        """Return when everything is enqueued."""
+        """Enqueue all emails."""
         threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._all_large, self._all_small)]
         for thread in threads:
             thread.start()
@@ -249,12 +249,14 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--provider", choices=["sendgrid", "ses", "smtp"], default="sendgrid")
     parser.add_argument("--large", type=int, default=200, help="how many large emails (200)")
-    parser.add_argument("--mib", type=float, default=20.0, help="the attachment of each, in MiB (20)")
+    parser.add_argument("--mib", type=float, default=20.0, help="the attachment of each large email, in MiB (20)")
     parser.add_argument("--small", type=int, default=5000, help="how many small emails (5000)")
     parser.add_argument("--rate", type=float, default=100.0, help="small emails per second (100)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--memory-mb", type=int, help="DISPATCHER_WORKER_MEMORY_MB; default: the product's")
-    parser.add_argument("--address-space-mb", type=int, help="limit of each process of `dispatcher run`; default: none")
+    parser.add_argument(
+        "--address-space-mb", type=int, help="limit for each process of `dispatcher run`; default: none"
+    )
     parser.add_argument("--patience-seconds", type=float, default=600.0, help="time limit after the last commit (600)")
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
     return parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 """The cost of the in-flight ledger per email: `python benchmarks/ledger.py`.
 
 Shows the median over repetitions of each write for one email: rendering, on the wire, the answer, and clearing the
-slot. Fails if one write takes 5 µs or more.
+slot. Fails if any write takes 5 µs or more.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_MICROSECONDS: Final = 5.0
 
 
 def main() -> int:
-    """Print a line per write; return 1 if one write is too expensive."""
+    """Print a line per write; return 1 if any write takes too long."""
     argparse.ArgumentParser(prog="benchmarks/ledger.py", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as folder:
         ledger = Ledger(Path(folder), worker="host:w0:17:cafe", slot="host:w0", slots=EMAILS)

@@ -1,8 +1,8 @@
-"""An application that enqueues with the library, as a process: `python benchmarks/library_load.py --batch 500`.
+"""Runs an application that enqueues with the library: `python benchmarks/library_load.py --batch 500`.
 
-One connection, one transaction after the other, each with one email (`enqueue`) or with many (`enqueue_many`). Each
-commit waits for the disk. The emails are validated again for each transaction, as in an application. Needs
-DISPATCHER_DATABASE_URL.
+It uses one connection and one transaction after the other. Each transaction has one email (`enqueue`) or many emails
+(`enqueue_many`), and each commit waits for the disk. The emails are validated again for each transaction, as in an
+application. DISPATCHER_DATABASE_URL must be set.
 """
 
 from __future__ import annotations

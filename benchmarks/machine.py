@@ -1,4 +1,4 @@
-"""The machine, the versions and the commit that belong to every figure."""
+"""Describes the machine, the versions and the commit, without which no figure is complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dispatcher.dev.servers import Servers
 
 @cache
 def machine() -> dict[str, object]:
-    """The machine, Python and the commit; `+` after the commit if the tree was modified."""
+    """The machine, Python and the commit, with `+` after the commit if the working tree was modified."""
     return {
         "commit": _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else ""),
         "cpu": _cpu_model(),

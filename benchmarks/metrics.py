@@ -1,11 +1,11 @@
-"""The cost of metrics: the same case with and without them, in pairs, one right after the other.
+"""The cost of metrics: runs the same case with and without metrics, in pairs, one run right after the other.
 
-With metrics on, /metrics is scraped ten times as often as Prometheus does. The order within a pair alternates, so that
-a drift favours neither side.
+With metrics on, /metrics is scraped ten times as often as by Prometheus. The order within a pair alternates, so that a
+drift of the machine favours neither side.
 
-Two figures: emails per second, and the CPU per email of our processes (parent, workers, relay and the scraped monitor;
-start and end included). The CPU varies far less on a machine with other work or a slow disk, and on a busy machine it
-determines the rate. Quote medians with their quartiles, commit and machine.
+There are two figures: emails per second, and the CPU per email of our processes (parent, workers, relay and the scraped
+monitor, including start and end). The CPU varies far less on a machine with other work or a slow disk. On a busy
+machine, the CPU determines the rate. Quote medians with their quartiles, the commit and the machine.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Run:
     """One run of a pair.
 
     Attributes:
-        cpu_us: Per email, of `dispatcher run` with all of its processes.
+        cpu_us: CPU microseconds per email, of all processes of `dispatcher run`.
     """
 
     emails_per_second: float
@@ -103,7 +103,7 @@ def _measure_pair(servers: Servers, case: Case, folder: Path, number: int) -> tu
 
 
 def _children_cpu_seconds() -> float:
-    """The CPU of every child process that has exited, including its own children."""
+    """The CPU of all child processes that have exited, including their children."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

@@ -1,7 +1,8 @@
-"""The cost of counting alone: `python benchmarks/metrics_alone.py`; CPU time, the least of many runs, on any machine.
+"""The CPU cost of metrics without the rest of the chain: `python benchmarks/metrics_alone.py`, on any machine.
 
-It counts what a worker counts for a batch of emails into real files, and renders the page for a scrape from them. The
-paired runs of `benchmarks/metrics.py` measure the same in the whole chain, on a machine without other work.
+It updates a worker's counters for a batch of emails, in real files, and renders the page for a scrape from these files.
+The result is the lowest CPU time of many runs. The paired runs of `benchmarks/metrics.py` measure the same cost in the
+whole chain, and need a machine without other work.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ SLOTS: Final = 4
 
 
 def main() -> None:
-    """The command line; it takes nothing but --help."""
+    """The command line, whose only option is --help."""
     argparse.ArgumentParser(prog="benchmarks/metrics_alone.py", description=__doc__).parse_args()
     with tempfile.TemporaryDirectory(prefix="dispatcher-benchmark-") as name:
         folder = Path(name)
@@ -39,7 +40,7 @@ def main() -> None:
             batch = _batch(size)
             times = EMAILS_PER_ROUND // size
             seconds = _least_seconds(lambda batch=batch, times=times: _count(batch, times))  # type: ignore[misc]
-            print(f"counting, {size:3} emails at once: {seconds * 1e6 / EMAILS_PER_ROUND:5.2f} us of CPU per email")
+            print(f"counting, batch size {size:3}: {seconds * 1e6 / EMAILS_PER_ROUND:5.2f} us of CPU per email")
         for path in folder.glob("*_w0.*"):
             for slot in range(1, SLOTS):
                 shutil.copy(path, path.with_name(path.name.replace("_w0.", f"_w{slot}.")))
@@ -55,7 +56,7 @@ def _count(batch: Any, times: int) -> None:
 
 
 def _batch(size: int) -> list[Any]:
-    """The counted part of what a worker has just recorded."""
+    """The parts of a worker's recorded results that the metrics count."""
     now = datetime.now(UTC)
     return [
         SimpleNamespace(

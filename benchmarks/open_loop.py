@@ -1,9 +1,9 @@
-"""Emails that arrive by a schedule, at any load: `python -m benchmarks.open_loop --rate 500 --emails 5000`.
+"""Enqueues emails by a schedule, at any load: `python -m benchmarks.open_loop --rate 500 --emails 5000`.
 
 An open loop: the arrival times are drawn in advance (Poisson arrivals), and an email's clock starts at its scheduled
 arrival, not when it is enqueued. So no slow part can hide its own delay (no coordinated omission). Emails that arrive
-during a commit are enqueued by the next one, as in the HTTP API. Prints a line per email: its id, its scheduled
-arrival, and the end of its commit, in Unix seconds.
+during a commit are enqueued by the next commit, as in the HTTP API. Prints a line for each email: the id, the scheduled
+arrival, and the end of the commit, in Unix seconds.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
 
 
 def read_arrivals(text: str) -> Mapping[str, tuple[float, float]]:
-    """The scheduled arrival and the end of the commit of each email, by its id."""
+    """The scheduled arrival and the end of the commit for each email id."""
     rows = (line.split(" ") for line in text.splitlines())
     return {email_id: (float(scheduled), float(committed)) for email_id, scheduled, committed in rows}
 
 
 def main() -> None:
-    """The command line; the environment names the database."""
+    """The command line. DISPATCHER_DATABASE_URL sets the database."""
     parser = argparse.ArgumentParser(prog="benchmarks/open_loop.py", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rate", type=float, required=True, help="emails per second, on average")
     parser.add_argument("--emails", type=int, required=True, help="number of emails")
-    parser.add_argument("--seed", type=int, default=1, help="of the schedule; default: 1")
-    parser.add_argument("--templated", action="store_true", help="emails with a provider's template")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the schedule; default: 1")
+    parser.add_argument("--templated", action="store_true", help="enqueue emails with a provider's template")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     sys.stdout.write("\n".join(_enqueued(options)))

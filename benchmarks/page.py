@@ -17,7 +17,7 @@ READY_SECONDS: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The address of the metrics of a `dispatcher run`."""
+    """The metrics page of a `dispatcher run`."""
 
     port: int
 
@@ -27,7 +27,7 @@ class Page:
         return {"DISPATCHER_METRICS_ADDRESS": f"127.0.0.1:{self.port}"}
 
     def read(self) -> dict[str, float]:
-        """The sum over all labels of each sample, by sample name; of histograms the sums and counts.
+        """The sum of each sample over all labels, by sample name; for histograms, the sums and the counts.
 
         Raises:
             OSError: The page cannot be read.

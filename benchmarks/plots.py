@@ -20,7 +20,7 @@ DOTS_PER_INCH: Final = 150
 
 
 def draw(records: Sequence[Record], folder: Path) -> list[Path]:
-    """Draw all plots for which there are figures; return the files."""
+    """Draw every plot for which there are figures; return the files."""
     import matplotlib as mpl
 
     mpl.use("Agg")  # no screen is needed

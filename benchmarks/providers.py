@@ -1,9 +1,10 @@
-"""The throughput of an adapter and its CPU per email, compared with the vendor's client.
+"""Compares an adapter with the vendor's client: throughput, and CPU per email.
 
-One process sends with a fixed number of emails in flight, without a database or a broker: the adapter alone, over TLS,
-to the HTTP double in its own process on the same machine. The vendor's client gets as many threads as the adapter has
-emails in flight, and trusts the system's authorities in addition to the double's, as in production. CPU is the
-measuring process's, with all its threads. The double's CPU is shown separately, because it shares the cores.
+One process sends with a fixed number of emails in flight, without a database or a broker. The adapter sends over TLS to
+the HTTP double, which runs in its own process on the same machine. The vendor's client gets as many threads as the
+adapter has emails in flight, and trusts the system's authorities in addition to the double's, as in production. The CPU
+is that of the measuring process with all its threads. The double's CPU is shown separately, because the double uses the
+same cores.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import sendgrid  # noqa: F401 - the adapter imports it when it is created, which must not count for an email
+import sendgrid  # noqa: F401 - otherwise the adapter would import it during the measurement
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -66,9 +67,9 @@ class Measured:
     """One measurement of one client.
 
     Attributes:
-        cpu_microseconds: Of this process, per email.
-        double_microseconds: Of the double, per email.
-        repeated: Acceptances beyond the first, by the ledger.
+        cpu_microseconds: The CPU of this process, per email.
+        double_microseconds: The CPU of the double, per email.
+        repeated: Acceptances after an email's first, from the ledger.
         missing: Emails that are not in the ledger.
     """
 
@@ -92,7 +93,7 @@ def main() -> None:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=len(CLIENTS) * options.repeat)
         for _ in range(options.repeat):
-            # The clients alternate, so that a slow minute of the machine affects both.
+            # The two clients alternate, so that a slow minute of the machine affects both of them.
             for client in CLIENTS:
                 bar.update(task, description=client)
                 with _running_double(options.latency_ms) as double:
@@ -245,10 +246,14 @@ def _median(results: Iterable[Measured], client: str, figure: str) -> float:
 def _options() -> Any:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/providers.py", description=summary, epilog=details)
-    parser.add_argument("--emails", type=int, default=10_000, metavar="N", help="for the adapter; default: 10000")
-    parser.add_argument("--stock-emails", type=int, default=500, metavar="N", help="for the vendor's; default: 500")
+    parser.add_argument(
+        "--emails", type=int, default=10_000, metavar="N", help="emails for the adapter; default: 10000"
+    )
+    parser.add_argument(
+        "--stock-emails", type=int, default=500, metavar="N", help="emails for the vendor's client; default: 500"
+    )
     parser.add_argument("--in-flight", type=int, default=64, metavar="N", help="concurrent emails; default: 64")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the double; default: 0")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="latency of the double; default: 0")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
     parser.add_argument("--json", action="store_true", help="print one line of JSON per client and repetition")
     return parser.parse_args()

@@ -1,7 +1,7 @@
-"""How exactly a ceiling holds over two hosts: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
+"""How exactly two hosts together keep a maximum rate: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
 
-Two `dispatcher run` with their own run directories (two workers and one) send to one SMTP double under one
-`DISPATCHER_SMTP_MAX_PER_SECOND`. The rate is counted second by second from the double's ledger.
+Two `dispatcher run`, one with two workers and one with one worker, have separate run directories. They send to one SMTP
+double with the same `DISPATCHER_SMTP_MAX_PER_SECOND`. The benchmark counts each second's emails in the double's ledger.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ def comparison(before: Sequence[Record], after: Sequence[Record]) -> RenderableT
 
 
 def cpu_of(*parts: str) -> Figure:
-    """CPU microseconds per email of these processes together."""
+    """The figure for the CPU microseconds per email of these processes together."""
     return lambda record: sum(record["cpu_us"].get(part, 0.0) for part in parts)
 
 
@@ -64,7 +64,7 @@ def _overlap(was: Spread, is_now: Spread, repetitions: int) -> str:
 
 
 def _compared(*, is_open_loop: bool) -> dict[str, Figure]:
-    # In a backlog, an email's latency is its position, so it depends on the backlog's size.
+    # In a backlog, an email's latency is given by its position, so the latency depends on the backlog's size.
     latencies: dict[str, Figure] = {f"{name} ms": _latency_of(name) for name in _LATENCIES} if is_open_loop else {}
     return {
         "emails/s": lambda record: record["emails_per_second"],
@@ -103,7 +103,7 @@ def _of_ideal(kind: Kind, rate: float, cases: dict[Kind, list[Record]]) -> str:
 
 
 def rates_by_workers(kind: Kind, cases: dict[Kind, list[Record]]) -> dict[int, float]:
-    """The median rates of the cases that differ from this one only in the number of workers."""
+    """The median rate by number of workers, of all cases that otherwise equal this one."""
     alike = {k: records for k, records in cases.items() if {**dict(k), "workers": 0} == {**dict(kind), "workers": 0}}
     return {dict(k)["workers"]: Spread.of(r["emails_per_second"] for r in rs).median for k, rs in alike.items()}
 

@@ -1,4 +1,4 @@
-"""A run's results in a folder: `run.jsonl` with one line per case and repetition, and the functions that read it."""
+"""Writes and reads a run's results: the file `run.jsonl`, with one line per case and repetition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.figures import Spread
 NAME: Final = "run.jsonl"
 
 Record = Mapping[str, Any]
-"""One line: the fields of `Figures`, and the machine."""
+"""One line of the file: the fields of `Figures`, and the machine."""
 Kind = tuple[tuple[str, Any], ...]
 """The identity of a case, equal for its repetitions in this and other runs."""
 
@@ -33,13 +33,13 @@ def read_records(folder: Path) -> list[Record]:
     """The results of an earlier run in a folder.
 
     Raises:
-        ValueError: The folder holds no results; the text is for the user.
+        ValueError: The folder contains no results; the text is for the user.
     """
     path = folder / NAME
     try:
         return [json.loads(line) for line in path.read_text().splitlines()]
     except OSError:
-        raise ValueError(f"{path} cannot be read: name a folder that an earlier run wrote with --out") from None
+        raise ValueError(f"{path} cannot be read: give a folder that an earlier run wrote with --out") from None
     except ValueError:
         raise ValueError(f"{path} does not contain results of benchmarks/run.py") from None
 

@@ -1,4 +1,5 @@
-"""One measured case: its own database and queues, the real `dispatcher run`, and a provider's double with a ledger."""
+"""Sets up one measured case: its database and queues, a real `dispatcher run`, and a provider's double with a
+ledger."""
 
 from __future__ import annotations
 
@@ -38,17 +39,17 @@ PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is measured.
+    """One measured case.
 
     Attributes:
-        prefetch: None for the product's default.
+        prefetch: The prefetch window; None for the product's default.
         latency_ms: How long the provider's double waits before it answers.
         rate: Scheduled arrivals per second; None if all emails are enqueued before the start.
         has_faults: Workers are killed during the case.
         preload: The number of finished emails already in the tables.
         sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp only.
         is_templated: The emails use a provider's template, with data.
-        settings: Further settings of the product: variables and values.
+        settings: Further settings of the product, as environment variables.
     """
 
     provider: str
@@ -69,10 +70,12 @@ class Measured:
     """The result of a case.
 
     Attributes:
-        seconds: From the first attempt's start to the last one's record.
-        enqueue_per_second: Of the library, with some hundreds of emails per statement, before the run.
-        lost: Sent by our tables but not in the provider's ledger; or not in our tables at all.
-        duplicates: Acceptances beyond the first, by the provider's ledger.
+        seconds: From the start of the first attempt until the last email is recorded.
+        enqueue_per_second: The rate at which the library enqueued the emails before the run, with some hundreds of
+            emails per statement.
+        lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
+            our tables.
+        duplicates: Acceptances after an email's first, from the provider's ledger.
     """
 
     case: Case
@@ -88,11 +91,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A case with everything that `dispatcher run` needs, and its emails enqueued.
+    """A case whose emails are enqueued, with everything that `dispatcher run` needs.
 
     Attributes:
         ids: Every email's id.
-        enqueue_per_second: Of the library, with some hundreds of emails per statement.
+        enqueue_per_second: The library's rate, with some hundreds of emails per statement.
     """
 
     case: Case
@@ -105,7 +108,7 @@ class Stage:
 
     @contextmanager
     def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
-        """A `dispatcher run` with its own run directory, drained at the end; yields its process id."""
+        """Start a `dispatcher run` with its own run directory, which drains at the end; yields its process id."""
         environment = {**self.environment, "DISPATCHER_RUN_DIR": str(self.folder / name), **settings}
         with _running(environment, self.folder / f"{name}.log") as pid:
             yield pid
@@ -113,7 +116,7 @@ class Stage:
 
 @contextmanager
 def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
-    """A database, queues and a provider's double for one case, its emails enqueued; removed afterwards."""
+    """Create a database, queues and a provider's double for one case, enqueue its emails, and remove all afterwards."""
     with database(servers) as database_url, bare_stage(servers, case, folder, database_url) as scene:
         ids, enqueue_per_second = _enqueue(database_url, case.emails)
         yield replace(scene, ids=frozenset(ids), enqueue_per_second=enqueue_per_second)
@@ -121,7 +124,7 @@ def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
 
 @contextmanager
 def bare_stage(servers: Servers, case: Case, folder: Path, database_url: str) -> Iterator[Stage]:
-    """Queues and a provider's double for one case on an existing database; nothing is enqueued."""
+    """Create queues and a provider's double for one case, on an existing database. Enqueues nothing."""
     folder.mkdir(parents=True)
     with (
         running_double(case.provider, folder, case.latency_ms, sink=case.sink) as double,
@@ -184,7 +187,7 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> None:
 
 @contextmanager
 def database(servers: Servers) -> Iterator[str]:
-    """A new database with our tables; dropped afterwards."""
+    """Create a database with our tables, and drop it afterwards; yields its URL."""
     name = f"bench_{secrets.token_hex(4)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -199,7 +202,7 @@ def database(servers: Servers) -> Iterator[str]:
 
 @contextmanager
 def passing_topology(servers: Servers) -> Iterator[Topology]:
-    """A new exchange and queues; deleted afterwards."""
+    """Create an exchange and queues, and delete them afterwards; yields their names."""
     name = f"bench.{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq")
     asyncio.run(declare(servers.amqp_url, topology))
@@ -218,7 +221,7 @@ async def _delete(servers: Servers, topology: Topology) -> None:
 
 
 def drafts(emails: int, prefix: str = "receipt", *, is_templated: bool = False) -> list[Email]:
-    """Emails as a shop sends them; the prefix makes their keys unique."""
+    """Emails like those of a shop. The prefix makes the message keys unique."""
     draft = _templated if is_templated else _written
     return [draft(number, f"{prefix}-{number}") for number in range(emails)]
 
@@ -260,7 +263,7 @@ def _running(environment: Mapping[str, str], log_path: Path) -> Iterator[int]:
             env=environment,
             stdout=log,
             stderr=log,
-            # The benchmark handles a terminal's Ctrl-C and stops this process in order.
+            # Ctrl-C in the terminal reaches only the benchmark, which then stops this process cleanly.
             process_group=0,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - it only makes a system call
         )

@@ -1,13 +1,13 @@
-"""What this machine can send: throughput by number of workers, latency, and the cost of each part per email.
+"""Measures what this machine can send: throughput by number of workers, latency, and the CPU of each part per email.
 
 Every case has its own queues and database on the same servers. Durability, attempt rows, metrics and logs are on, as in
-production. `dispatcher run` is started and warmed up first. Then either a backlog is committed at once and the clock
-runs until the last email is recorded, or (--rate) emails arrive by a schedule. The repetitions of the cases are
-interleaved, because a machine's speed changes within minutes; medians and ranges are shown. The provider's double
-counts what it accepted, so every result includes lost, duplicate and held emails.
+production. `dispatcher run` is started and warmed up first. Then either a backlog is committed in one transaction, and
+the clock runs until the last email is recorded; or, with --rate, emails arrive by a schedule. The repetitions of the
+cases are interleaved, because a machine's speed changes within minutes; medians and ranges are shown. The provider's
+double counts what it accepted, so every result includes lost, duplicate and held emails.
 
-Servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
-DISPATCHER_RABBITMQ_MANAGEMENT_URL are set. The CPU of such given servers cannot be measured.
+The servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
+DISPATCHER_RABBITMQ_MANAGEMENT_URL are set. The CPU of servers that these variables set cannot be measured.
 
 examples:
   benchmarks/run.py --workers 1,2,4 --out benchmarks/results/sendgrid
@@ -15,7 +15,7 @@ examples:
   benchmarks/run.py --workers 1,2 --latency-ms 50                a slow provider
   benchmarks/run.py --workers 2 --preload 0,1000000              the effect of a million emails in the tables
   benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    without and with bulk calls
-  benchmarks/run.py --workers 2 --faults                         the same while workers get SIGKILL
+  benchmarks/run.py --workers 2 --faults                         workers get SIGKILL during the run
   benchmarks/run.py --provider smtp --sink c                     against Postfix's smtp-sink, in C
   benchmarks/run.py --compare before after                       compares two runs that --out has written
 """
@@ -57,7 +57,7 @@ MISUSED: Final = 2
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 TRIAL_EMAILS: Final = 2000
-"""Per worker, for the trial that finds the number of emails for --duration."""
+"""The number of emails per worker in the trial run, from which --duration derives the number of emails."""
 OPEN_LOOP_SECONDS: Final = 15.0
 WIDTH: Final = 150
 
@@ -168,7 +168,7 @@ class Bench:
         return dataclasses.replace(case, rate=round(rate, 1), emails=max(1, round(rate * seconds)))
 
     def _lasting(self, case: Case, seconds: float) -> Case:
-        """The case with as many emails as take about this long; a trial finds the number."""
+        """The case with as many emails as this duration needs. A trial run determines the number."""
         self.bar.update(self._task, description="trial to find the number of emails")
         trial = self._measured(dataclasses.replace(case, emails=TRIAL_EMAILS * case.workers, has_faults=False))
         return dataclasses.replace(case, emails=round(trial.emails_per_second * seconds))
@@ -189,7 +189,8 @@ class Bench:
             return measure(self._servers, case, Path(name) / "case", url)
 
     def _preloaded_url(self, emails: int) -> str:
-        """A database with this many finished emails; filled once, and shared by the cases that need it."""
+        """The URL of a database with this many finished emails. It is filled once, and shared by the cases that need
+        it."""
         if emails not in self._preloaded:
             url = self._kept.enter_context(database(self._servers))
             self._console.log(f"filling the tables with {emails:,} finished emails")
@@ -252,7 +253,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_argument_group("the load")
     load.add_argument("--workers", type=_numbers, default=[1, 2], metavar="N,…", help="default: 1,2")
     load.add_argument("--emails", type=_number, default=20_000, metavar="N", help="per case; default: 20000")
-    load.add_argument("--duration", type=_amount, metavar="S", help="instead: emails for about S seconds")
+    load.add_argument(
+        "--duration", type=_amount, metavar="S", help="instead of --emails: as many as take about S seconds"
+    )
     load.add_argument("--rate", type=_rate, metavar="R", help="arrivals per second, or 30%% of the measured capacity")
     load.add_argument(
         "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails already in the tables"
@@ -261,27 +264,27 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load.add_argument("--faults", action="store_true", help="kill a worker every 2 seconds, at most 20 times")
     setting = parser.add_argument_group("the dispatcher and its provider")
     setting.add_argument("--provider", type=_providers, default=["sendgrid"], metavar="NAME,…", help=_PROVIDER_HELP)
-    setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="of the provider's double")
+    setting.add_argument("--latency-ms", type=float, default=0.0, metavar="L", help="latency of the provider's double")
     setting.add_argument("--prefetch", type=_numbers, default=[None], metavar="N,…", help="default: the product's")
     setting.add_argument("--set", type=_setting, action="append", default=[], metavar="NAME=V,…", help=_SET_HELP)
     setting.add_argument("--sink", choices=("python", "c"), default="python", help=_SINK_HELP)
     output = parser.add_argument_group("the results")
-    output.add_argument("--repeat", type=_number, default=3, metavar="N", help="of every case; default: 3")
+    output.add_argument("--repeat", type=_number, default=3, metavar="N", help="repetitions of every case; default: 3")
     output.add_argument("--out", type=Path, metavar="DIR", help="write run.jsonl, tables.txt and plots there")
     output.add_argument("--compare", type=Path, nargs="+", default=[], metavar="DIR", help=_COMPARE_HELP)
-    output.add_argument("--json", action="store_true", help="a line of JSON per case and repetition, no tables")
+    output.add_argument("--json", action="store_true", help="print one line of JSON per case and repetition, no tables")
     options = parser.parse_args(arguments)
     if len(options.compare) > 2:
         parser.error("argument --compare: takes one folder or two")
     if options.sink == "c" and "smtp" not in options.provider:
         parser.error("argument --sink: the C sink is an SMTP server: add --provider smtp")
     if options.latency_ms and "capture" in options.provider:
-        parser.error("argument --latency-ms: capture writes files; name another provider")
+        parser.error("argument --latency-ms: capture writes files and has no latency; use a different provider")
     return options
 
 
 _PROVIDER_HELP: Final = f"one or more of {', '.join(PROVIDERS)}; sendgrid and ses over HTTPS; default: sendgrid"
-_SET_HELP: Final = "a setting of the dispatcher; each of several values is a case of its own"
+_SET_HELP: Final = "a setting of the dispatcher; with several values, each value is a separate case"
 _SINK_HELP: Final = "for smtp: our sink with a ledger (default), or Postfix's smtp-sink in C without one"
 _COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs, compare those and measure nothing"
 

@@ -1,13 +1,13 @@
-"""Several hosts: `python benchmarks/scale.py --hosts 1,2,4 --emails 20000`, and the death of one host.
+"""Measures several hosts, and the death of one host: `python benchmarks/scale.py --hosts 1,2,4 --emails 20000`.
 
 A host is a `dispatcher run` with its own name and run directory. All hosts share one PostgreSQL, one RabbitMQ and,
-here, the cores of one machine. So the result is not the speed of two machines but the cost of sharing. Each number of
-hosts is compared with one host that has as many workers. The output is emails per second, each host's share, and the
-lost, duplicate and held emails.
+here, the cores of one machine. So the result is the cost of sharing, not the speed of several machines. Each number of
+hosts is compared with one host that has the same total number of workers. The output is emails per second, each host's
+share, and the lost, duplicate and held emails.
 
-With `--kill`, all processes of one of two hosts get SIGKILL at once in the middle of the run: once without a return,
-and once with a restart in the same run directory. The output is what it had under lease, what became of those emails,
-and how long that took.
+With `--kill`, all processes of one of two hosts get SIGKILL at the same time in the middle of the run. In one case the
+host does not restart; in a second case it restarts in the same run directory. The output is the number of emails that
+the host had leased, the final status of these emails, and the time until all emails were finished.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class Shared:
     """The joint result of several hosts.
 
     Attributes:
-        emails_per_second: While all of them worked; so are the shares.
-        shares: Of the emails, by host, in percent.
-        lost: Not in our tables, or sent by our tables but not in the provider's ledger.
+        emails_per_second: The rate while all hosts worked.
+        shares: Each host's share of the emails while all hosts worked, in percent.
+        lost: Emails that are not in our tables, and emails that our tables have as sent but the provider's ledger does
+            not have.
     """
 
     hosts: int
@@ -67,8 +68,8 @@ class Death:
 
     Attributes:
         returns: Whether the host was restarted in its run directory.
-        leased: Emails that it had under lease when it died.
-        on_wire: Of these, the emails that the provider had accepted before our tables recorded it.
+        leased: Emails that the host had leased when it died.
+        on_wire: Those of the leased emails that the provider had accepted but our tables had not recorded.
         settled_seconds: From the kill until no email was pending or sending.
     """
 
@@ -145,7 +146,7 @@ def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns
         killed_at = time.monotonic()
         leased = _leased_by(scene, _name(1))
         known = {email_id for email_id, instants in scene.double.acceptances().items() if instants}
-        console.log(f"{_name(1)} is dead; it had {len(leased)} emails under lease")
+        console.log(f"{_name(1)} is dead; it had leased {len(leased)} emails")
         if returns:
             stack.enter_context(scene.running(_name(1), {**lease, "DISPATCHER_HOST_NAME": _name(1)}))
         wait_until(lambda: not _unfinished(scene), DONE_SECONDS)
@@ -157,7 +158,7 @@ def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns
 
 @contextmanager
 def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A host that will be killed and need not end in order."""
+    """Run a host that will be killed, and that may exit with an error."""
     environment = {**scene.environment, "DISPATCHER_RUN_DIR": str(scene.folder / _name(1)), **settings}
     with (scene.folder / f"{_name(1)}-first.log").open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
@@ -170,7 +171,7 @@ def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen
 
 
 def _kill(everybody: Sequence[Member], parent: int) -> None:
-    """Kill all processes of a host at once, before any of them can react."""
+    """Kill all processes of a host before any process can react."""
     os.kill(parent, signal.SIGSTOP)
     for member in everybody:
         if member.parent == parent:
@@ -202,7 +203,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
     return {str(email_id) for (email_id,) in rows}
 
 
-# From the first attempt of the last host to start: before that, the others had the backlog for themselves.
+# Counts from the first attempt of the host that started last: before, the other hosts shared the whole backlog.
 _TOGETHER = """
 with attempts as (
     select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt
@@ -274,7 +275,7 @@ def _table_of_deaths(found: Sequence[Death]) -> Table:
     for each in found:
         shown.add_column("the host restarts" if each.returns else "the host never returns", justify="right")
     rows: dict[str, list[object]] = {
-        "emails under its leases": [each.leased for each in found],
+        "emails that it had leased": [each.leased for each in found],
         "of these, accepted but not recorded": [each.on_wire for each in found],
         "seconds until all were settled": [f"{each.settled_seconds:.1f}" for each in found],
         "lease, seconds": [each.lease_seconds for each in found],
@@ -293,15 +294,15 @@ def _options() -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/scale.py", description=summary, epilog=details)
     parser.add_argument("--hosts", type=_numbers, default=[1, 2, 4], metavar="N,…", help="default: 1,2,4")
-    parser.add_argument("--workers", type=int, default=1, metavar="N", help="of each host; default: 1")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="workers of each host; default: 1")
     parser.add_argument("--emails", type=int, default=20_000, metavar="N", help="per case; default: 20000")
     parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid", help="default: sendgrid")
-    parser.add_argument("--latency-ms", type=float, default=0.0, help="of the provider's double; default: 0")
+    parser.add_argument("--latency-ms", type=float, default=0.0, help="latency of the provider's double; default: 0")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--kill", action="store_true", help="instead: kill one of two hosts in the middle")
+    parser.add_argument("--kill", action="store_true", help="instead, kill one of two hosts in the middle of the run")
     parser.add_argument("--lease-seconds", type=int, default=10, metavar="S", help="with --kill; default: 10")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write scale.jsonl there")
-    parser.add_argument("--json", action="store_true", help="one line per case and repetition")
+    parser.add_argument("--json", action="store_true", help="print one line per case and repetition")
     return parser.parse_args()
 
 

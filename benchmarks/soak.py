@@ -1,12 +1,12 @@
 """An hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
 
 Emails arrive at a steady rate, in an open loop, while memory, file descriptors, threads, tables, latency and queues are
-sampled. At the end each series gets a robust line and a verdict: flat, or its growth per hour. The line uses the second
-half of the run, because memory first grows into its working set; for latency, all but the first tenth. Every email is
-tagged as a one-time code, so that its content is deleted within a minute after it was sent, and what retention leaves
-behind becomes visible. The tables that keep a row per email are judged by their bytes per email. Two yardsticks measure
-the speed of the machine itself, at hashing and at a commit: they show when the machine and not the product became
-slower.
+sampled. At the end the program fits a robust line to each series, and gives a verdict: flat, or the growth per hour.
+The line uses the second half of the run, because memory first grows to the size of the working set. For latency, it
+uses all samples except the first tenth. Every email is tagged as a one-time code, so that its content is deleted within
+a minute after it was sent: then the run shows whether deleting content leaves growing tables behind. The tables that
+keep a row per email are judged by their bytes per email. Two yardsticks measure the speed of the machine itself, with a
+hash and with a commit: they show if the machine, and not the product, became slower.
 
 The folder gets `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
 ends the run early, with a verdict on the samples so far. Exit code 1: a series grows, or an email is lost, duplicated,
@@ -54,7 +54,7 @@ from dispatcher.store.connections import connected
 from dispatcher.store.counts import count_emails
 
 DOUBLE_WRITES_SECONDS = 1.0
-"""Within this time, the provider's double has written all its acceptances to its ledger."""
+"""Within this time, the provider's double has written all acceptances to its ledger."""
 FINISH_SECONDS = 90.0
 """The time limit for the last emails after the arrivals have ended."""
 
@@ -123,7 +123,7 @@ def _watch(
                 **yardsticks(connection),
                 **table_vitals(connection),
                 **email_vitals(connection),
-                # Only until a second ago, because emails are recorded some milliseconds after they were accepted.
+                # Leave out the last second, because emails are recorded some milliseconds after they were accepted.
                 **latency_vitals(connection, seen_at - 1, now - 1),
                 **queue_vitals(management, queues),
             }
@@ -141,7 +141,7 @@ def _watch(
 
 
 def _await_the_last(database_url: str) -> int:
-    """Wait until no email is pending or sending; return how many still are at the time limit."""
+    """Wait until no email is pending or sending; return how many emails still are when the time limit is reached."""
     deadline = time.monotonic() + FINISH_SECONDS
     with connected(database_url) as connection:
         while True:
@@ -182,7 +182,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/soak.py", description=summary, epilog=details)
     parser.add_argument("--minutes", type=float, default=60.0, metavar="M", help="default: 60")
     parser.add_argument("--rate", type=float, default=40.0, metavar="R", help="emails per second; default: 40")
-    parser.add_argument("--burst", type=int, default=1, metavar="N", help="emails that arrive at once; default: 1")
+    parser.add_argument("--burst", type=int, default=1, metavar="N", help="emails that arrive together; default: 1")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")
     parser.add_argument("--provider", choices=PROVIDERS, default="sendgrid")
     parser.add_argument("--every", type=float, default=10.0, metavar="S", help="seconds between samples; default: 10")

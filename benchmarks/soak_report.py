@@ -18,11 +18,12 @@ Sample = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class SoakBooks:
-    """The count of all emails, by our tables and by the provider's ledger.
+    """The numbers of emails, from our tables and from the provider's ledger.
 
     Attributes:
-        lost: Enqueued but not in our tables, or sent by our tables but not in the provider's ledger.
-        duplicates: Acceptances beyond the first, by the provider's ledger.
+        lost: Enqueued emails that are not in our tables, and emails that our tables have as sent but the provider's
+            ledger does not have.
+        duplicates: Acceptances after an email's first, from the provider's ledger.
         unfinished: Pending or sending at the end.
     """
 
@@ -47,7 +48,7 @@ _BY_ENDING: Final = {
     "rss_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "descriptors": Tolerance(1.0),
     "threads": Tolerance(1.0),
-    # These have no working set: their value after some minutes should still hold an hour later.
+    # Latencies have no working set: the value after some minutes should still be the same an hour later.
     "p50_ms": Tolerance(1.0, 0.1, settles=0.1),
     "cpu_ms": Tolerance(0.2, 0.05, settles=0.1),
     "commit_ms": Tolerance(0.1, 0.05, settles=0.1),
@@ -61,8 +62,8 @@ _BY_ENDING: Final = {
 }
 _GOOD_TO_GROW: Final = ("hot_ratio",)
 _YARDSTICKS: Final = "yardstick."
-"""The machine's own series. They are never a failure; they show how much of a latency change the machine may have
-caused."""
+"""The prefix of the series that measure the machine itself. These series are never a failure. They show how much of a
+change in latency the machine may have caused."""
 _PANELS: Final = (
     ("Memory of a process (PSS, MB)", "pss_bytes", 1 / _MEBI),
     ("File descriptors", "descriptors", 1.0),

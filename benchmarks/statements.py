@@ -1,7 +1,7 @@
-"""PostgreSQL's work per email: statements and WAL.
+"""Measures PostgreSQL's work per email: statements and WAL.
 
-pg_stat_statements counts the statements. Private servers load it; without it there is no figure. WAL is everything that
-the whole server wrote, including full page images after checkpoints.
+pg_stat_statements counts the statements. Private servers load this extension; without it, there is no
+figure. The WAL is that of the whole server, including full page images after checkpoints.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class Statement:
     """One of the most expensive statements.
 
     Attributes:
-        text: Its beginning.
-        calls: Per email, like the other figures.
+        text: The beginning of the statement.
+        calls: The number of calls per email. All figures are per email.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Work:
     """PostgreSQL's work per email.
 
     Attributes:
-        statements: None without pg_stat_statements; includes BEGIN and COMMIT.
+        statements: The number of statements, including BEGIN and COMMIT; None without pg_stat_statements.
         top: The most expensive statements, descending.
     """
 
@@ -50,12 +50,12 @@ class Work:
 
 
 class WorkMeter:
-    """Counts from its creation on."""
+    """Counts PostgreSQL's work from the creation of this object on."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
         """
         Args:
-            connection: To the case's database, in autocommit mode.
+            connection: A connection to the case's database, in autocommit mode.
         """
         self._connection = connection
         self._counts_statements = _can_count(connection)
@@ -66,7 +66,7 @@ class WorkMeter:
         self._began_at = _wal_position(connection)
 
     def read(self, emails: int) -> Work:
-        """The work since the creation, per email."""
+        """The work per email since this object was created."""
         wal_bytes = (_wal_position(self._connection) - self._began_at) / emails
         if not self._counts_statements:
             return Work(wal_bytes, None, None, ())

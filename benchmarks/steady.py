@@ -1,7 +1,7 @@
-"""Emails that arrive at a steady rate, independently of their processing: an open loop.
+"""Enqueues emails at a steady rate, independently of how fast they are sent: an open loop.
 
-An application that waits for its last email before it enqueues the next one hides every delay. This one does not wait:
-emails that are late are enqueued at once, with everything else that is due.
+An application that enqueues an email only after the previous email was sent would hide every delay. This application
+does not wait: it enqueues late emails immediately, together with all other emails that are due.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class Arrivals:
 
     Attributes:
         ids: The enqueued emails, in order.
-        worst_lateness_seconds: The longest wait of an email for this process since the caller last reset it to 0.
-        fault: The error that ended it early; None so far.
+        worst_lateness_seconds: The longest time from an email's scheduled arrival to its enqueue. The caller may reset
+            it to 0.
+        fault: The error that ended the arrivals early; None if there was no error.
     """
 
     def __init__(self, database_url: str, rate: float, *, burst: int = 1, tags: Sequence[str] = ()) -> None:
         """
         Args:
             rate: Emails per second.
-            burst: Emails that arrive at once, in one statement.
+            burst: The number of emails that arrive together, in one statement.
             tags: The tags of every email.
         """
         self.ids: list[UUID] = []
@@ -68,7 +69,7 @@ class Arrivals:
                         self._note_lateness(began_at + len(self.ids) / self._rate)
                         self.ids += [answer.email_id for answer in enqueue_many(connection, drafts)]
                     self._stop.wait(began_at + due / self._rate - time.monotonic())
-        except Exception as error:  # noqa: BLE001 - the edge of a thread: whoever looks at it raises
+        except Exception as error:  # noqa: BLE001 - the edge of a thread: the main thread raises it
             self.fault = error
 
     def _note_lateness(self, was_due_at: float) -> None:

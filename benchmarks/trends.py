@@ -1,8 +1,8 @@
 """Whether a series of measurements stays constant: a robust line through it, and a verdict.
 
 The line is the Theil-Sen estimator: the median of the slopes between all pairs of points. Up to a quarter of outliers
-does not change it. Its interval is Kendall's, at 95 %. Neighbouring samples are similar, so the interval is too narrow
-rather than too wide.
+does not change it. Its interval is Kendall's, at 95 %. Successive samples are similar, so the real interval
+is wider than the computed one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from enum import StrEnum
 from typing import Final
 
 MOST_POINTS: Final = 400
-"""More points are thinned out: the slopes between all pairs of some thousands take minutes."""
+"""If there are more points, only some are used: computing the slopes between all pairs of thousands of points takes
+minutes."""
 
 
 class Verdict(StrEnum):
@@ -35,7 +36,7 @@ class Trend:
     """The trend of a series after its settling time.
 
     Attributes:
-        median: The median of its values.
+        median: The median of the series' values.
         per_hour: The slope of the line.
         lowest: The lower end of the slope's interval; `highest` is the upper end.
         tolerance: The largest slope per hour, up or down, that counts as flat.
@@ -56,7 +57,7 @@ class Tolerance:
 
     Attributes:
         settles: The share of the run after which the series should be constant. Series that grow into a working set
-            take up to half of the run. A longer line is less affected by the machine's own changes.
+            take up to half of the run. The longer the line, the less do changes of the machine affect it.
     """
 
     amount: float

@@ -1,4 +1,4 @@
-"""Measurements of a running dispatcher and its servers at one instant: a flat mapping from names to figures.
+"""Measures a running dispatcher and its servers at one instant, as a flat mapping from names to figures.
 
 worker-0.pss_bytes   email_log.dead_rows   latency.p99_ms   queue.send_messages   wal_bytes …
 """
@@ -29,7 +29,7 @@ _YARD: Final = bytes(4 * _KIB * _KIB)
 _COMMITS: Final = 9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
-# Partitions are summed up per table. Dropped partitions disappear from the sums, as they do from the disk.
+# The query sums up the partitions of each table. Dropped partitions are no longer in the sums.
 _TABLES_NOW: Final = r"""
 select
     regexp_replace(relname, '_(p\d{8}|default)$', '') as name,
@@ -87,7 +87,7 @@ class Member:
 
 
 def members(of: int) -> list[Member]:
-    """The dispatchers that a process has started, with all of their processes; found by their titles."""
+    """All processes of the dispatchers that a process has started, found by the processes' titles."""
     by_parent: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (parent := _parent(place)) is not None:
@@ -114,7 +114,7 @@ def process_vitals(member: Member) -> dict[str, float]:
         return {}
     figures = {
         "rss_bytes": rollup["Rss"],
-        # PSS also changes when other processes share pages or stop sharing them. Private memory shows a leak.
+        # PSS also changes when other processes begin or stop sharing pages. Private memory shows a leak.
         "pss_bytes": rollup["Pss"],
         "private_bytes": rollup["Private_Dirty"],
         "descriptors": descriptors,
@@ -136,7 +136,10 @@ def table_vitals(connection: Connection[Any]) -> dict[str, float]:
 
 
 def latency_vitals(connection: Connection[Any], since: float, until: float) -> dict[str, float]:
-    """From enqueue to acceptance, for emails accepted between two instants; no percentiles if there were none."""
+    """Percentiles of the time from enqueue to acceptance, for emails accepted between two instants.
+
+    Without such emails, there are no percentiles.
+    """
     row = connection.execute(_LATENCY, {"since": since, "until": until}).fetchone()
     assert row is not None
     count, median, p99 = row
@@ -144,9 +147,10 @@ def latency_vitals(connection: Connection[Any], since: float, until: float) -> d
 
 
 def yardsticks(connection: Connection[Any]) -> dict[str, float]:
-    """How fast the machine itself is, without the product: the time to hash 4 MB, and the time of a commit.
+    """The speed of the machine without the product: the time to hash 4 MB, and the time of a commit.
 
-    If latency changes and these do not, the product caused it. If these change, everything changes.
+    If the latency changes and these times do not, the product caused the change. If these times change, the machine
+    became slower or faster.
     """
     began = time.perf_counter()
     hashlib.sha256(_YARD).digest()
@@ -154,7 +158,8 @@ def yardsticks(connection: Connection[Any]) -> dict[str, float]:
     commits = []
     for _ in range(_COMMITS):
         began = time.perf_counter()
-        connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")  # flushed, and writes to no table
+        # Waits for the disk like any commit, but writes to no table.
+        connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")
         commits.append(1000 * (time.perf_counter() - began))
     return {**figures, "yardstick.commit_ms": statistics.median(commits)}
 
@@ -167,9 +172,9 @@ def email_vitals(connection: Connection[Any]) -> dict[str, float]:
 
 
 def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, float]:
-    """Messages of each queue from the management API, which lags by up to five seconds.
+    """The number of messages of each queue, from the management API, whose figures are up to five seconds old.
 
-    A queue without an answer is left out.
+    Leaves out a queue for which the API does not answer.
 
     Args:
         queues: RabbitMQ's name of each queue, by our name.

@@ -166,7 +166,7 @@ def real_scripts(folder: Path) -> Path | None:
 
 
 def is_ready(access: RabbitAccess) -> bool:
-    """Whether the node accepts AMQP connections, and the management API says so, too."""
+    """Whether the node accepts AMQP clients, according to a connection test and the management API."""
     listening = f"/api/health/checks/port-listener/{access.amqp_port}"
     return ports.accepts(access.amqp_port) and all(_answers(access, path) for path in ("/api/overview", listening))
 

@@ -88,7 +88,7 @@ def test_written_results_are_read_back_unchanged(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_results_gives_a_readable_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="name a folder that an earlier run wrote with --out"):
+    with pytest.raises(ValueError, match="give a folder that an earlier run wrote with --out"):
         read_records(tmp_path)
     (tmp_path / "run.jsonl").write_text("no JSON")
     with pytest.raises(ValueError, match="does not contain results"):

@@ -63,7 +63,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
         (["--workers", "0"], "whole number of at least 1"),
         (["--rate", "0%"], "must be a number above 0"),
         (["--sink", "c"], "add --provider smtp"),
-        (["--compare", "/nowhere"], "name a folder that an earlier run wrote with --out"),
+        (["--compare", "/nowhere"], "give a folder that an earlier run wrote with --out"),
     ],
 )
 def test_an_invalid_option_is_reported_before_anything_starts(
