@@ -1,5 +1,6 @@
-"""The same job done by other task queues and a mail queue, as their users would write it, to compare with ours.
+"""The same job, done by other task queues and by a mail queue, to compare these peers with our dispatcher.
 
-`run.py` measures them and us in one run. Every peer has its own environment. The code for it is in the folder of its
-name and in `application.py`, which all peers share. That code imports nothing of ours.
+Each peer's code is written as its users would write it. `run.py` measures the peers and our dispatcher in one run.
+Every peer has its own environment. A peer's code is in the folder of its name and in `application.py`, which all peers
+share. This code does not import the dispatcher.
 """

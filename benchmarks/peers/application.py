@@ -1,7 +1,7 @@
-"""The code of an application that sends email through a task queue: its tables, its lease, its record.
+"""The code of an application that sends emails through a task queue: its tables, and how it leases and records emails.
 
-Runs in the peers' environments. Idempotency is the usual one of an application: a unique key at enqueue, and a lease
-that only one worker can hold at a time.
+The code runs in the peers' environments. It is idempotent in the way that is usual for applications: a unique key at
+enqueue, and a lease that only one worker can have at a time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ set status = 'sending', attempts = attempts + 1, lease_token = lease_token + 1,
 where email_id = %(email_id)s and status <> 'sent' and locked_until < clock_timestamp()
 returning email_id, message_key, sender, recipient, subject, body, lease_token
 """
-"""Loads and leases in one statement."""
+"""Leases an email and reads its content in one statement."""
 
 LOOK: Final = """
 select status, greatest(0, extract(epoch from locked_until - clock_timestamp()))::float8
@@ -95,11 +95,11 @@ set completed_at = clock_timestamp()
 from recorded
 where email_idempotency.message_key = recorded.message_key
 """
-"""Records in one statement, so that its commit takes no further round trip."""
+"""Records the email and completes its key in one statement, so that the commit takes no further round trip."""
 
 
 class Busy(Exception):
-    """Another worker holds the lease; if that worker died, the lease expires after this many seconds."""
+    """Another worker has the lease. If that worker died, the lease expires after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"leased for another {seconds:.1f} s")
@@ -119,7 +119,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """Read the environment that `run.py` sets."""
+    """Read the environment variables that `run.py` sets."""
     return Settings(
         database_url=os.environ["PEER_DATABASE_URL"],
         amqp_url=os.environ["PEER_AMQP_URL"],
@@ -191,10 +191,10 @@ def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
 
 
 def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) -> Email | None:
-    """Lease the email for this time; None if it was sent. Commits if the connection does so by itself.
+    """Lease the email for this time; None if the email was sent. Commits only if the connection is in autocommit mode.
 
     Raises:
-        Busy: Another worker holds the lease.
+        Busy: Another worker has the lease.
     """
     row = connection.execute(LEASE, {"email_id": email_id, "seconds": seconds}).fetchone()
     if row is not None:
@@ -206,7 +206,7 @@ def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) ->
 
 
 def record(connection: psycopg.Connection[Any], email: Email, provider_message_id: str) -> None:
-    """Record in one statement that the email was sent and its key is complete."""
+    """Record in one statement that the email was sent and that its key is complete."""
     connection.execute(RECORD_AND_COMPLETE, recorded(email, provider_message_id))
 
 

@@ -1,4 +1,4 @@
-"""One measured case of a peer: its own database and queue, its environment, its commands."""
+"""Runs one measured case of a peer, with its own database and queue, environment and commands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(
         knobs: Overrides the peer's best settings.
 
     Raises:
-        RuntimeError: It did not start, or was not done in time; the text ends with its log.
+        RuntimeError: The peer did not start, or did not finish in time; the text ends with the peer's log.
     """
     knobs = peer.knobs if knobs is None else knobs
     folder.mkdir(parents=True)
@@ -70,7 +70,7 @@ def measure(
 
 @contextmanager
 def _database(servers: Servers) -> Iterator[str]:
-    """An empty database; yields its URL.
+    """Create an empty database, and drop it afterwards; yields its URL.
 
     Raises:
         RuntimeError: The server's commits are not durable.
@@ -79,7 +79,9 @@ def _database(servers: Servers) -> Iterator[str]:
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         for setting in ("fsync", "synchronous_commit"):
             if administration.execute("select current_setting(%s)", [setting]).fetchone() != ("on",):
-                raise RuntimeError(f"PostgreSQL runs with {setting} off: nobody is measured like that")
+                raise RuntimeError(
+                    f"PostgreSQL runs with {setting} off, but every case is measured with durable commits"
+                )
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
         try:
             yield urlunsplit(urlsplit(servers.database_url)._replace(path=f"/{name}"))
@@ -92,15 +94,15 @@ def _environment(
 ) -> dict[str, str]:
     """The settings that the peers' code reads.
 
-    TLS trusts only the double's authority. That favours peers that load the authorities for each connection: a system
-    has a hundred and fifty.
+    TLS trusts only the double's authority. That favours peers that load all authorities for each connection: a usual
+    system has 150 authorities.
     """
     ca_file = str(double.ca_file)
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")},
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "ignore",
-        "TMPDIR": str(folder),  # contains django-post_office's lock, which concurrent cases must not share
+        "TMPDIR": str(folder),  # for django-post_office's lock file, which concurrent cases must not share
         "DJANGO_SETTINGS_MODULE": "benchmarks.peers.post_office.settings",
         "PEER_DATABASE_URL": database_url,
         "PEER_AMQP_URL": servers.amqp_url,

@@ -1,6 +1,6 @@
-"""Enqueues a peer's emails as its application would: `python -m benchmarks.peers.enqueue MODULE --emails N`.
+"""Enqueues a peer's emails as an application would: `python -m benchmarks.peers.enqueue MODULE --emails N`.
 
-Several threads represent an application's requests; each commits one email at a time. Prints one line of JSON.
+Several threads represent an application's requests; each thread commits one email at a time. Prints one line of JSON.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An environment for each peer with its pinned requirements, in the cache folder."""
+"""Creates a Python environment for each peer, with the peer's pinned requirements, in the cache folder."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def lock(upgrade: bool) -> None:
 def _install(folder: Path, requirements: Path) -> None:
     python = folder / "bin" / "python"
     uv = _uv()
-    # `obtain` renames the folder at the end. The interpreter is a link to the outside, so it keeps working. Scripts
-    # contain the folder's old path and would fail, so programs are started as modules.
+    # `obtain` renames the folder at the end. The interpreter still works, because it is a link to a file elsewhere. The
+    # environment's scripts contain the folder's old path and would fail, so programs are started as modules.
     _call([sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(folder)])
     if uv:
         _call([uv, "pip", "install", "--quiet", "--python", str(python), "--require-hashes", "-r", str(requirements)])
@@ -60,7 +60,7 @@ def _install(folder: Path, requirements: Path) -> None:
 
 
 def _uv() -> str | None:
-    """The uv that `./run` downloaded, if any."""
+    """The path of the uv that `./run` downloaded; None if it did not."""
     uv = cache.path_of("uv") / "bin" / "uv"
     return str(uv) if uv.is_file() else None
 

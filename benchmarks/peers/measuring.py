@@ -1,4 +1,4 @@
-"""One measured case: its programs, from the double's first acceptance to the last record."""
+"""Measures a case's programs, from the double's first acceptance until the last email is recorded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dispatcher.dev.servers import Servers, status
 START_SECONDS: Final = 30.0
 POLL_SECONDS: Final = 0.1
 BOOKS_POLL_SECONDS: Final = 0.5
-"""Counting 45,000 emails takes PostgreSQL 10 to 20 ms, which must not distort the result of the
-case with most emails."""
+"""PostgreSQL takes 10 to 20 ms to count 45,000 emails, which must not distort the result of the case with the most
+emails."""
 
 Books = Callable[[], tuple[int, float]]
-"""Returns how many emails are sent, by the database, and when the last one was recorded, in Unix seconds."""
+"""Returns the number of sent emails in the database, and when the last of them was recorded, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,10 @@ class Load:
     """The load of a case.
 
     Attributes:
-        emails: How many are enqueued before the workers start.
+        emails: The number of emails that are enqueued before the workers start.
         seconds: The time limit.
-        kill: SIGKILL the busiest worker when a third is accepted; emails left unfinished are then not an error.
+        kill: Send SIGKILL to the busiest worker when a third of the emails is accepted. Unfinished emails are then no
+            error.
     """
 
     emails: int
@@ -43,20 +44,22 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a case, a peer's or ours.
+    """The result of a peer's case or of ours.
 
     Attributes:
         knobs: The varied settings and their values.
-        emails_per_second: From the first acceptance to the last record.
-        steady_per_second: By the double's ledger alone, without the first and the last tenth, so without start-up.
-        enqueue_per_second: By eight threads, one email at a time; ours: by the library, some hundreds per statement.
-        cpu_microseconds: Per email, of all worker processes, from the first acceptance on.
-        servers_cpu_microseconds: The same of PostgreSQL, RabbitMQ and the double, if they are private servers.
+        emails_per_second: The rate from the first acceptance until the last email is recorded.
+        steady_per_second: The rate from the double's ledger only. It leaves out the first and the last tenth of the
+            acceptances, and thereby the start.
+        enqueue_per_second: Peers enqueue in eight threads, one email at a time. Our library enqueues some hundreds of
+            emails per statement.
+        cpu_microseconds: The CPU per email of all worker processes, from the first acceptance on.
+        servers_cpu_microseconds: The CPU per email of PostgreSQL, RabbitMQ and the double, if these are private.
         processes: The number of worker processes.
-        missing: Never accepted by the provider, by its ledger, and not held.
-        duplicates: Acceptances beyond the first, by the same ledger.
-        unrecorded: Accepted, but neither recorded as sent nor held.
-        held: Waiting for an operator, because the outcome is unknown; only ours has such emails.
+        missing: Emails that are not in the provider's ledger and not held.
+        duplicates: Acceptances after an email's first, from the same ledger.
+        unrecorded: Accepted emails that are neither recorded as sent nor held.
+        held: Emails that wait for an operator because the outcome is unknown. Only our dispatcher has such emails.
     """
 
     name: str
@@ -77,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The measurements while the programs ran."""
+    """The measurements from the time while the programs ran."""
 
     sent: int
     last_at: float
@@ -89,15 +92,15 @@ class Watched:
 def watch(
     programs: Programs, servers: Sequence[int], ledger: Path, books: Books, load: Load, dies_whole: bool = False
 ) -> Watched:
-    """Wait until everything is sent.
+    """Measure until all emails are sent.
 
     Args:
         servers: Processes whose CPU is measured in addition to the programs'.
-        ledger: The double's.
-        dies_whole: A kill hits a command with its children.
+        ledger: The path of the double's ledger.
+        dies_whole: A kill ends a command together with its children.
 
     Raises:
-        TimeoutError: Not everything was sent in time; the text says how much was.
+        TimeoutError: Not all emails were sent in time; the text says how many were sent.
     """
     if not _until(lambda: bool(read_acceptances(ledger)), programs, START_SECONDS):
         raise TimeoutError(f"sent nothing within {START_SECONDS:.0f} s")
@@ -120,13 +123,13 @@ def watch(
 
 
 def server_pids(servers: Servers, double_pid: int | None) -> list[int]:
-    """The processes of private servers and of the double; given servers are unknown."""
+    """The processes of private servers and of the double. Processes of other servers are unknown."""
     pids = [pid for name, pid in status(servers.folder).pids.items() if name != "keeper"]
     return [*pids, *([double_pid] if double_pid else [])]
 
 
 def ledger_of(folder: Path) -> Path:
-    """The ledger of a double that `running_double` runs in this folder."""
+    """The path of the ledger of a double that `running_double` runs in this folder."""
     return folder / "double" / "ledger.txt"
 
 
@@ -143,7 +146,7 @@ def result_of(
     """The result of a case.
 
     Args:
-        ids: Of every enqueued email.
+        ids: The ids of all enqueued emails.
     """
     instants = [instant for times in acceptances.values() for instant in times]
     return Measured(
@@ -165,7 +168,7 @@ def result_of(
 
 
 def steady_rate(instants: Sequence[float]) -> float:
-    """Events per second between the first and the last tenth of them."""
+    """Events per second, without the first and the last tenth of the events."""
     ordered = sorted(instants)
     tenth = len(ordered) // 10
     middle = ordered[tenth : len(ordered) - tenth]
@@ -173,17 +176,17 @@ def steady_rate(instants: Sequence[float]) -> float:
 
 
 def median_rate(results: Sequence[Measured]) -> float:
-    """Emails per second, over the repetitions."""
+    """The median of the emails per second over the repetitions."""
     return statistics.median(result.emails_per_second for result in results)
 
 
 def median_steady_rate(results: Sequence[Measured]) -> float:
-    """The same without start and end."""
+    """The median of the steady rates, which leave out the start and the end."""
     return statistics.median(result.steady_per_second for result in results)
 
 
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
-    """A `Books` function from a query for the two figures."""
+    """A `Books` function that gets the number and the time from this query."""
 
     def books() -> tuple[int, float]:
         row = connection.execute(query.encode()).fetchone()
@@ -198,7 +201,7 @@ def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> B
 def _until(
     condition: Callable[[], bool], programs: Programs, seconds: float, poll_seconds: float = POLL_SECONDS
 ) -> bool:
-    """Whether the condition was met in time; restarts programs that died meanwhile."""
+    """Whether the condition was met in time; restarts programs that die while it waits."""
     deadline = time.monotonic() + seconds
     while not condition():
         programs.restart_dead()

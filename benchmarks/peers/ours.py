@@ -1,8 +1,8 @@
 """Our dispatcher, measured like the peers: `dispatcher run` with two workers, attempt rows and metrics on.
 
-Four cases: with the defaults, as a new user runs it, and tuned, like the tuned peers. Each of the two once with the
-whole way in the measured time, from the due row to the record, and once `published`: the messages are on RabbitMQ
-before `dispatcher run` starts, like those of the peers with a broker.
+There are four cases: with the defaults, as a new user runs the dispatcher, and tuned, like the tuned peers. Each of
+these is measured in two ways. In the first, the measured time includes publishing. In the second, `published`, the
+messages are on RabbitMQ before `dispatcher run` starts, like the messages of the peers with a broker.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from dispatcher.dev.servers import Servers
 
 WORKERS: Final = 2
 TUNED: Final[Knobs] = {"bundle_emails": 16, "prefetch": 512}
-"""The tuned settings, defined only here; `--sweep --peers ours-tuned,ours-tuned-published` tries others."""
+"""The tuned settings, defined only here; `--sweep --peers ours-tuned,ours-tuned-published` tries different values."""
 SETTLED: Final = """
     select count(*), extract(epoch from max(sent_at))::float8
     from dispatcher.email_log
     where status in ('sent', 'held')
 """
-"""Held is final, too: after a kill, the email that was on the wire waits for an operator."""
+"""Counts held emails as finished: after a kill, an email that was on the wire waits for an operator."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """One way to measure ours.
+    """One way to measure our dispatcher.
 
     Attributes:
         is_published: The messages are on RabbitMQ before the clock starts.
-        knobs: Settings in lower case, without their prefix; the others have their defaults.
+        knobs: Settings, in lower case and without the prefix. All other settings have the default values.
         sweep: The values that `--sweep` tries.
     """
 
@@ -60,12 +60,12 @@ OURS: Final = (
     Ours("ours-tuned", is_published=False, knobs=TUNED, sweep=_SWEEP),
     Ours("ours-tuned-published", is_published=True, knobs=TUNED, sweep=_SWEEP),
 )
-"""In the order of the table."""
+"""The cases, in the order of the table."""
 NAMES: Final = tuple(case.name for case in OURS)
 
 
 def counterparts(*, tuned: bool) -> tuple[str, str]:
-    """The two cases of ours with which a stock or tuned peer is compared: unpublished and published."""
+    """The two cases of ours, without and with published messages, with which a stock or tuned peer is compared."""
     meanwhile, published = (case.name for case in OURS if bool(case.knobs) == tuned)
     return meanwhile, published
 
@@ -74,10 +74,10 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
     """Run one case.
 
     Args:
-        knobs: Overrides the case's.
+        knobs: Overrides the case's settings.
 
     Raises:
-        RuntimeError: It was not done in time, or the messages could not be published before.
+        RuntimeError: The run did not finish in time, or the messages could not be published before the start.
     """
     knobs = case.knobs if knobs is None else knobs
     settings = tuple((f"DISPATCHER_{name.upper()}", str(value)) for name, value in knobs.items())
@@ -107,6 +107,6 @@ def measure_ours(case: Ours, servers: Servers, folder: Path, load: Load, knobs: 
 
 
 def _in_effect(environment: Mapping[str, str]) -> Knobs:
-    """The knobs as the product reads them, including its defaults."""
+    """The knobs as the product reads them, including the defaults."""
     settings = config.load(environment)
     return {"workers": settings.workers, "bundle_emails": settings.bundle_emails, "prefetch": settings.prefetch}

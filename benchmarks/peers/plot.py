@@ -1,4 +1,4 @@
-"""The plot of a run: one bar per case with its range, and the ratio to the comparable case of ours."""
+"""Plots a run: one bar per case with its range, and the ratio to our comparable case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A peer's processes: started together, restarted when they die; measures their CPU, including children."""
+"""Runs a peer's processes: starts them together, restarts them when they die, and measures the CPU with all
+children."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ class Programs:
                 self._spawn(number)
 
     def restart_dead(self) -> bool:
-        """Restart commands that died; those that exited normally stay down. True while any command runs."""
+        """Restart commands that died, but not commands that exited normally. True while any command is running."""
         for number, code in self._reap():
             if code != 0:
                 self.restarts += 1
@@ -52,11 +53,12 @@ class Programs:
         return self._ended_cpu_seconds + cpu_seconds_of(self._running)
 
     def pids(self) -> list[int]:
-        """Every running process, the commands' own first."""
+        """The pids of all running processes; the commands' own processes come first."""
         return _with_children(self._running)
 
     def kill(self, *, whole: bool) -> None:
-        """SIGKILL the process that used most CPU; only children if there are any, because they do the work.
+        """Send SIGKILL to the process that used the most CPU. If there are children, only to a child: children do the
+        work.
 
         Args:
             whole: Kill a command with its children instead.
@@ -89,7 +91,7 @@ class Programs:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - nothing here has threads
             )
-        process.returncode = 0  # `_reap` waits for the process itself, to get its CPU time
+        process.returncode = 0  # `_reap` waits for the process, because only that returns its CPU time
         self._running[process.pid] = number
 
     def _reap(self) -> Iterator[tuple[int, int]]:
@@ -102,7 +104,7 @@ class Programs:
 
     def _signal(self, number: signal.Signals) -> None:
         for pid in self._running:
-            # Signal the whole group only with SIGKILL: a program stops its own children.
+            # Only SIGKILL goes to the whole group. After SIGTERM, a program stops its own children.
             if number is signal.SIGKILL:
                 os.killpg(pid, number)
             else:
@@ -111,7 +113,7 @@ class Programs:
 
 @contextmanager
 def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], log: Path) -> Iterator[Programs]:
-    """The commands, for the duration of the block."""
+    """Run the commands for the duration of the block."""
     programs = Programs(commands, environment, log)
     programs.start()
     try:
@@ -135,7 +137,7 @@ def _with_children(pids: Iterable[int]) -> list[int]:
 
 
 def _end_with_parent() -> None:
-    # If the benchmark is killed, its processes end, too.
+    # If the benchmark is killed, the peer's processes end, too.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

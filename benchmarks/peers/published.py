@@ -1,4 +1,4 @@
-"""Publishes our messages to RabbitMQ before the measurement, with the product's relay, in this process."""
+"""Publishes the dispatcher's messages before the measurement, with the product's relay, in this process."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def publish_all(environment: Mapping[str, str], emails: int) -> None:
     """Publish all due emails, so that no relay publishes them again.
 
     Args:
-        environment: Of `dispatcher run`.
-        emails: How many are due; the queue is empty.
+        environment: The environment of `dispatcher run`.
+        emails: The number of due emails. The queue must be empty.
 
     Raises:
-        RuntimeError: Not all were published in time, or not once each, or some are still due.
+        RuntimeError: Not every email was published exactly once in time, or some emails are still due.
     """
     settings = config.load(environment)
     try:
@@ -47,7 +47,7 @@ def publish_all(environment: Mapping[str, str], emails: int) -> None:
 
 
 class _CountingPublisher(Publisher):
-    """Counts the confirmed messages, and the emails that they point to."""
+    """Counts the confirmed messages, and the emails in these messages."""
 
     messages = 0
     emails = 0
@@ -61,10 +61,10 @@ class _CountingPublisher(Publisher):
 
 
 async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:
-    """Lead until the queue holds all messages, then stop in order, which clears the due marks.
+    """Run the relay as the leader until all messages are on the queue. Then stop it, which clears the due marks.
 
     Returns:
-        The publisher with its counts; the number of messages on the queue.
+        The publisher with its counts, and the number of messages on the queue.
     """
     publisher = _CountingPublisher(
         settings.amqp_url, settings.exchange, name="benchmark relay", ca_file=settings.ca_file

@@ -17,7 +17,7 @@ from benchmarks.peers.measuring import Measured, median_rate, median_steady_rate
 from benchmarks.peers.roster import PEERS, PROMISES, Peer
 
 Cases = Mapping[tuple[str, str], Sequence[Measured]]
-"""The repetitions of each case, by its name and a description of its knobs."""
+"""The repetitions of each case, by the case's name and a description of the case's knobs."""
 Rate = Callable[[Sequence[Measured]], float]
 
 WIDTH: Final = 170
@@ -40,7 +40,7 @@ def tables(cases: Cases) -> tuple[Table, ...]:
 
 
 def by_case(results: Iterable[Measured]) -> Cases:
-    """Results, grouped by case in order of first appearance."""
+    """Group results by case, in order of first appearance."""
     cases: dict[tuple[str, str], list[Measured]] = {}
     for result in results:
         cases.setdefault((result.name, described(result.knobs)), []).append(result)
@@ -53,7 +53,7 @@ def described(knobs: Mapping[str, object]) -> str:
 
 
 def speeds(cases: Cases) -> Table:
-    """The rate of each case, over all emails and without start and end; with the knobs if there are several."""
+    """The rate of each case, over all emails and without start and end. If there are several knobs, they are shown."""
 
     def row(results: Sequence[Measured]) -> list[str]:
         rates = [result.emails_per_second for result in results]
@@ -71,7 +71,7 @@ def speeds(cases: Cases) -> Table:
 
 
 def costs(cases: Cases) -> Table:
-    """The cost of an email in each case, and its lost and duplicate emails."""
+    """For each case: the CPU per email, and the missing, duplicate and held emails."""
 
     def row(results: Sequence[Measured]) -> list[str]:
         return [
@@ -97,9 +97,9 @@ def promises(cases: Cases) -> Table:
 
 
 def ratios(cases: Cases, results: Sequence[Measured], rate: Rate = median_rate) -> dict[str, float]:
-    """How many times as fast as this case its counterparts of ours are, by their names.
+    """The speed of our comparable cases as a multiple of this case's speed, by the names of our cases.
 
-    Counterparts that were not measured, or with several knobs, are left out. Our own cases have none.
+    Leaves out cases that were not measured, and cases with several knobs. Empty for our own cases.
     """
     beside: dict[str, float] = {}
     for counterpart in _counterparts(results[0].name):
@@ -110,7 +110,7 @@ def ratios(cases: Cases, results: Sequence[Measured], rate: Rate = median_rate) 
 
 
 def turns(cases: Cases, results: Sequence[Measured]) -> dict[str, tuple[float, float]]:
-    """As `ratios`, per repetition: the lowest and the highest; empty if there was one repetition."""
+    """The lowest and the highest ratio of single repetitions, as `ratios`; empty if there was only one repetition."""
     spread: dict[str, tuple[float, float]] = {}
     for counterpart in ratios(cases, results):
         (measured,) = (results for (name, _), results in cases.items() if name == counterpart)
@@ -127,7 +127,7 @@ def line(result: Measured, facts: Mapping[str, object]) -> str:
 
 
 def begin(folder: Path) -> None:
-    """Create an empty `peers.jsonl`, so that it contains one run only, like the plots beside it."""
+    """Create an empty `peers.jsonl`, so that the file contains one run only, like the plots in the same folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "peers.jsonl").write_bytes(b"")
 
@@ -142,7 +142,7 @@ def write_tables(folder: Path, cases: Cases, machine: str) -> None:
 
 
 def append(folder: Path, result: Measured, facts: Mapping[str, object]) -> None:
-    """Append a raw line to `peers.jsonl` at once, so that an interrupted run keeps its results."""
+    """Append a result to `peers.jsonl` immediately, so that an interrupted run keeps its results."""
     with (folder / "peers.jsonl").open("a") as file:
         file.write(line(result, facts))
 
@@ -154,7 +154,7 @@ def _table(
     row: Callable[[Sequence[Measured]], Iterable[str]],
     caption: str | None = None,
 ) -> Table:
-    """A row for each case; with its knobs if they differ."""
+    """A table with a row for each case; the row shows the knobs if they differ."""
     are_swept = len({name for name, _ in cases}) < len(cases)
     table = Table(title=title, caption=caption)
     table.add_column("case", no_wrap=True)
@@ -170,7 +170,7 @@ def _table(
 def _times_as_fast(
     cases: Cases, results: Sequence[Measured], rate: Rate, spread: Mapping[str, tuple[float, float]] | None = None
 ) -> list[str]:
-    """A cell for each counterpart, with the range of the repetitions if given."""
+    """A cell for each of our comparable cases, with the range of the repetitions if given."""
     beside = ratios(cases, results, rate)
     cells = {name: f"{times:.1f} ×" for name, times in beside.items()}
     for name, (lowest, highest) in (spread or {}).items():
@@ -179,7 +179,7 @@ def _times_as_fast(
 
 
 def _counterparts(name: str) -> tuple[str, ...]:
-    """The cases of ours with which a case is compared, in the order of the columns."""
+    """Our cases with which a case is compared, in the order of the columns."""
     return () if name in ours.NAMES else ours.counterparts(tuned=_peer(name).is_tuned)
 
 

@@ -1,4 +1,4 @@
-"""The measured peers: how each is started, and what each promises."""
+"""Lists the measured peers: how each peer is started, and what each promises."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ class Promise:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to do the job.
+    """One peer in one configuration.
 
     Attributes:
-        environment: The folder with its code and its requirements.
-        module: Has `enqueue`.
+        environment: The folder with the peer's code and requirements.
+        module: The module that has `enqueue`.
         programs: The worker commands, after `python -m`; `{module}` is the module, other braces are knobs.
-        emails: Per case: the number that keeps it busy for about six seconds at the machine's full speed.
-        tables: SQL that creates the application's tables; runs first.
+        emails: The number of emails per case, which keeps the peer busy for about six seconds at the machine's full
+            speed.
+        tables: SQL that creates the application's tables, before `prepare`.
         prepare: Commands that create the peer's own tables.
-        knobs: The settings that the sweep found best; in the environment as PEER_NAME.
+        knobs: The settings that the sweep found best; passed as environment variables PEER_NAME.
         sweep: The values that `--sweep` tries.
-        sent: How many emails it has sent, by its own tables, and when it recorded the last one.
-        dies_whole: Under kills, its command is killed with its children, which would otherwise continue without it.
+        sent: A query for the number of sent emails in the peer's own tables, and for when the last was recorded.
+        dies_whole: A kill ends the command together with its children, which would otherwise continue alone.
     """
 
     name: str
@@ -58,7 +59,8 @@ class Peer:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether it runs with the settings that a sweep found best, not with those of its first pages."""
+        """Whether the peer runs with the settings that a sweep found best, not with those of its documentation's first
+        pages."""
         return bool(self.knobs)
 
     def commands(self, knobs: Knobs) -> list[list[str]]:
@@ -103,7 +105,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
         "the application's own lease; django-post_office, README: MAX_RETRIES, RETRY_INTERVAL",
     ),
 }
-"""By environment; by name if a peer promises something else."""
+"""The promises by environment; by name for a peer whose promise differs from its environment's."""
 
 _CELERY: Final = (
     "celery -A {{module}} worker --loglevel WARNING --pool {{pool}} --concurrency {{concurrency}} --hostname {name}@%h"
@@ -122,7 +124,8 @@ def _leasing_knobs(processes: int, threads: int, batch: int) -> Knobs:
 
 
 def _celery_knobs(pool: str, concurrency: int, threads: int, prefetch_multiplier: int = 4) -> Knobs:
-    """For each of the two workers; with prefork, `concurrency` is the number of processes, with one thread each."""
+    """The knobs of each of the two workers. With prefork, `concurrency` is the number of processes, with one thread
+    each."""
     return {"pool": pool, "concurrency": concurrency, "threads": threads, "prefetch_multiplier": prefetch_multiplier}
 
 
@@ -237,4 +240,4 @@ PEERS: Final = (
         dies_whole=True,
     ),
 )  # fmt: skip
-"""In the order of the table."""
+"""The peers, in the order of the table."""

@@ -1,12 +1,13 @@
-"""Compares ours with other systems in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
+"""Compares our dispatcher with other systems in one run: `python benchmarks/peers/run.py --repeat 3 --out DIR`.
 
-Celery, dramatiq, procrastinate and django-post_office do the same job as their users would write it, stock and tuned,
-on the same private servers with the same durability, against the same provider's double over TLS. django-post_office
-takes no lease, so it is also measured with one. The cases alternate over the repetitions, so that a slow minute of the
-machine affects all of them. Each has enough emails for about six seconds; they are enqueued before the workers start.
-Stock peers are compared with ours at its defaults (`ours`), the others with ours tuned (`ours-tuned`). These two
-publish in the measured time. `ours-published`, `ours-tuned-published` and the peers with a broker have their messages
-on RabbitMQ before it. Each peer is installed once, into its own environment in the cache folder.
+Celery, dramatiq, procrastinate and django-post_office do the same job, stock and tuned, as their users would write it.
+They use the same private servers with the same durability, and send over TLS to the same provider's double.
+django-post_office takes no lease, so it is also measured with one. The cases alternate over the repetitions, so that a
+slow minute of the machine affects all cases. Each case has enough emails for about six seconds; they are enqueued
+before the workers start. Stock peers are compared with our dispatcher at its defaults (`ours`), all other peers with
+our tuned dispatcher (`ours-tuned`). `ours` and `ours-tuned` publish in the measured time. `ours-published`,
+`ours-tuned-published` and the peers with a broker have their messages on RabbitMQ before the measured time. Each peer
+is installed once, into its own environment in the cache folder.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from dispatcher.telemetry import log
 
 CASE_SECONDS: Final = 60.0
 CASE_SECONDS_UNDER_KILLS: Final = 40.0
-"""The time limit under kills, for emails that a peer never finishes."""
+"""The time limit with --kill, because a peer may never finish some emails."""
 _KNOWN: Final = (*NAMES, *(peer.name for peer in PEERS))
 _PEERS_HELP: Final = (
-    f"of {', '.join(_KNOWN)}; default: all. Where no case of ours is named, all of them are measured beside the peers, "
+    f"of {', '.join(_KNOWN)}; default: all. If no case of ours is chosen, all of ours are measured, too, "
     "except in a sweep"
 )
 
@@ -74,7 +75,7 @@ def _main(options: argparse.Namespace) -> None:
 
 
 Case = tuple[str, Callable[[Path], Measured]]
-"""A name, and the function that measures it in its own folder."""
+"""The name of a case, and the function that measures the case in its own folder."""
 
 
 def _all(options: argparse.Namespace, pythons: Mapping[str, Path], servers: Servers) -> list[Case]:
@@ -124,7 +125,7 @@ def _run(
 
 @contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[str], None]]:
-    """A progress bar; yields the function to call before each case."""
+    """Show a progress bar; yields the function to call before each case."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=total)
@@ -154,18 +155,26 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; `ours` and `peers` of the result are the cases themselves."""
+    """Parse the command line; in the result, `ours` and `peers` are the chosen cases."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
-    parser.add_argument("--emails", type=int, default=45_000, metavar="N", help="per case of ours; default: 45000")
-    parser.add_argument("--peer-share", type=float, default=1.0, metavar="F", help="factor for theirs; default: 1")
+    parser.add_argument(
+        "--emails", type=int, default=45_000, metavar="N", help="emails per case of ours; default: 45000"
+    )
+    parser.add_argument(
+        "--peer-share", type=float, default=1.0, metavar="F", help="factor for the peers' numbers of emails; default: 1"
+    )
     parser.add_argument("--peers", type=_names, default=list(_KNOWN), metavar="NAME,…", help=_PEERS_HELP)
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="for peers.jsonl, tables.txt, peers.png and peers.svg")
-    parser.add_argument("--json", action="store_true", help="one line per case and repetition instead of the table")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write peers.jsonl, tables.txt and plots there")
+    parser.add_argument(
+        "--json", action="store_true", help="print one line per case and repetition instead of the table"
+    )
     parser.add_argument("--without-ours", action="store_true", help="measure only the peers")
     parser.add_argument(
-        "--kill", action="store_true", help="SIGKILL the busiest worker of each when a third is accepted"
+        "--kill",
+        action="store_true",
+        help="SIGKILL the busiest worker of each case when a third of the emails is accepted",
     )
     parser.add_argument("--sweep", action="store_true", help="try several settings to find the best ones")
     parser.add_argument("--lock", action="store_true", help="write the peers' requirements.txt and exit")
@@ -176,7 +185,7 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> tuple[list[Ours], list[Peer]]:
-    """The named cases of ours and of the peers; if only peers are named, all of ours are added."""
+    """The chosen cases of ours and of the peers; if only peers are chosen, all of ours are added."""
     own = [case for case in OURS if case.name in options.peers]
     if not own and not options.sweep:
         own = list(OURS)

@@ -1,4 +1,5 @@
-"""SendGrid's API over persistent connections: the usual first step of a user who finds the package slow."""
+"""Sends through SendGrid's API over persistent connections, the usual first step of a user who finds the package
+slow."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from benchmarks.peers.application import Email, Settings
 
 
 class SendGrid:
-    """A client for all threads of a process; create it after a fork."""
+    """A client for all threads of a process. Create the client after the fork."""
 
     def __init__(self, settings: Settings, connections: int) -> None:
         self._url = f"{settings.sendgrid_host}/v3/mail/send"

@@ -1,4 +1,5 @@
-"""SendGrid's own package as in its README: a client per send, which opens a connection per send."""
+"""Sends with SendGrid's own package as in its README: a client for each email, which opens a connection for each
+email."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Celery: a task per email over RabbitMQ, acknowledged late."""
+"""Celery: one task per email over RabbitMQ, acknowledged after the task is done."""

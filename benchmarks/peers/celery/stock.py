@@ -1,4 +1,5 @@
-"""As in the first pages of the documentation, made safe: late acknowledgements, confirmed and persistent messages."""
+"""Celery as in the first pages of its documentation, but safe: late acknowledgements, confirmed and persistent
+messages."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def connect(**_: object) -> None:
 
 @app.task(bind=True, max_retries=None)
 def send_email(self: Task, email_id: str) -> None:
-    """Load, lease, send, record."""
+    """Load the email, lease it, send it, and record the outcome."""
     (connection,) = _connections
     try:
         with connection.transaction():

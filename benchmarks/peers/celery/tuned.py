@@ -1,6 +1,6 @@
-"""Tuned: persistent connections, fused statements, no second round trip for a commit, little logging.
+"""Celery, tuned: persistent connections, combined statements, no second round trip for a commit, little logging.
 
-The sweep varies the pool, the concurrency and the prefetch multiplier.
+`--sweep` varies the pool, the concurrency and the prefetch multiplier.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def sendgrid() -> SendGrid:
 
 @app.task(bind=True, max_retries=None)
 def send_email(self: Task, email_id: str) -> None:
-    """Lease with the content, send, record."""
+    """Lease the email and read its content in one statement, send it, and record the outcome."""
     try:
         with pool().connection() as connection:
             email = application.lease(connection, email_id, SETTINGS.lease_seconds)

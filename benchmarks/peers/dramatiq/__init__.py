@@ -1,1 +1,1 @@
-"""dramatiq: an actor per email over RabbitMQ, acknowledged when the actor is done."""
+"""dramatiq: one actor per email over RabbitMQ, acknowledged after the actor is done."""

@@ -1,4 +1,4 @@
-"""As in the documentation's user guide, with confirmed messages."""
+"""dramatiq as in its documentation's user guide, with confirmed messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def connect() -> psycopg.Connection:
 
 @dramatiq.actor(queue_name=SETTINGS.queue)
 def send_email(email_id: str) -> None:
-    """Load, lease, send, record."""
+    """Load the email, lease it, send it, and record the outcome."""
     connection = connect()
     try:
         with connection.transaction():

@@ -1,4 +1,4 @@
-"""Tuned: persistent connections, fused statements, no second round trip for a commit, no unnecessary middleware."""
+"""dramatiq, tuned: persistent connections, combined statements, no second round trip per commit, less middleware."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sendgrid() -> SendGrid:
 
 @dramatiq.actor(queue_name=SETTINGS.queue)
 def send_email(email_id: str) -> None:
-    """Lease with the content, send, record."""
+    """Lease the email and read its content in one statement, send it, and record the outcome."""
     try:
         with pool().connection() as connection:
             email = application.lease(connection, email_id, SETTINGS.lease_seconds)

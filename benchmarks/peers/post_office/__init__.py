@@ -1,4 +1,4 @@
-"""django-post_office: a table of queued emails, and a command that sends them, run repeatedly.
+"""django-post_office: a table of queued emails, and a command that is run repeatedly and sends the queued emails.
 
 django-anymail passes the emails to SendGrid.
 """

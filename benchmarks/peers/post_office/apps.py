@@ -8,7 +8,7 @@ from django.apps import AppConfig
 
 
 class Shop(AppConfig):
-    """Passes our id of each email to SendGrid; django-post_office stores it in a header."""
+    """Passes the application's id of each email to SendGrid. django-post_office stores the id in a header."""
 
     name = "benchmarks.peers.post_office"
     label = "peers_post_office"
@@ -22,5 +22,5 @@ class Shop(AppConfig):
 
 
 def name_email(message: Any, **_: object) -> None:
-    """Move the id from a header, which recipients would see, to SendGrid's custom arguments."""
+    """Move the id from the header, which recipients would see, to SendGrid's custom arguments."""
     message.metadata = {"email_id": message.extra_headers.pop("X-Email-Id")}

@@ -1,6 +1,6 @@
-"""The lease that django-post_office lacks: an application adds it so that only one worker sends each email.
+"""Adds a lease to django-post_office, as an application can, so that only one worker sends each email.
 
-The first lease of an email inserts its row, which later also holds its record.
+The first lease of an email inserts the email's row, which later also contains the record of the outcome.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ SENT: Final = "select count(completed_at), extract(epoch from max(completed_at))
 
 
 def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) -> int | None:
-    """The token of a lease for so long; None if the email was sent. Commits, where the connection does so by itself.
+    """Lease the email for this time; return the token, or None if the email was sent.
+
+    Commits only if the connection is in autocommit mode.
 
     Raises:
-        Busy: another worker has it.
+        Busy: Another worker has the lease.
     """
     row = connection.execute(LEASE, {"email_id": email_id, "seconds": seconds}).fetchone()
     if row is not None:
@@ -64,6 +66,6 @@ def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) ->
 
 
 def record(connection: psycopg.Connection[Any], email_id: str, lease_token: int, provider_message_id: str) -> None:
-    """Record that the email was sent, unless another worker holds the lease by now."""
+    """Record that the email was sent, unless another worker has leased the email since."""
     values = {"email_id": email_id, "lease_token": lease_token, "provider_message_id": provider_message_id}
     connection.execute(RECORD, values)

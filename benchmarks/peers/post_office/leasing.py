@@ -1,4 +1,4 @@
-"""The email backend that leases each email before sending it, and records it afterwards."""
+"""An email backend that leases each email before sending it, and records the outcome afterwards."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SETTINGS = application.settings()
 class EmailBackend(sendgrid.EmailBackend):
     """The tuned backend. post_office opens one per thread, and closes it with the batch.
 
-    Uses psycopg's own connection, which prepares its statements, like the other peers; Django's does not.
+    Uses a psycopg connection, like the other peers, because it prepares statements; Django's connection does not.
     """
 
     def open(self) -> bool:
-        """Connect to both; return whether that was necessary."""
+        """Connect to SendGrid and to PostgreSQL; return whether a new connection was necessary."""
         is_new: bool = super().open()
         if is_new:
             self._books = psycopg.connect(SETTINGS.database_url, autocommit=True)
@@ -32,10 +32,10 @@ class EmailBackend(sendgrid.EmailBackend):
         super().close()
 
     def _send(self, message: Any) -> bool:
-        """Lease, send, record; an email that was sent is sent already, which post_office then notes.
+        """Lease the email, send it, and record the outcome. Does not send an email again; post_office marks it as sent.
 
         Raises:
-            Busy: another has the lease; post_office tries again when it is over.
+            Busy: Another worker has the lease; post_office retries when that lease is over.
         """
         email_id = message.extra_headers["X-Email-Id"]
         lease_token = leases.lease(self._books, email_id, SETTINGS.lease_seconds)

@@ -1,4 +1,5 @@
-"""Django's settings: the defaults; with `PEER_TUNED` faster but not less safe; with `PEER_LEASING` also safer."""
+"""Django's settings: the defaults. `PEER_TUNED` makes them faster but not less safe; `PEER_LEASING` also makes them
+safer."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ if os.environ.get("PEER_TUNED"):
 if os.environ.get("PEER_LEASING"):
     POST_OFFICE |= {
         "BACKENDS": {"default": "benchmarks.peers.post_office.leasing.EmailBackend"},
-        # An email whose lease another worker holds is queued again until the lease ends.
+        # While another worker has an email's lease, the email is queued again until the lease ends.
         "RETRY_INTERVAL": timedelta(seconds=_settings.lease_seconds),
         "MAX_RETRIES": 1000,
     }

@@ -19,7 +19,7 @@ from benchmarks.peers.post_office.models import Idempotency
 
 
 def enqueue(_connection: Any, draft: Draft) -> None:
-    """Queue the email once per key; Django uses its own connection."""
+    """Queue the email once per key. Ignores the given connection, because Django uses its own."""
     email_id = uuid4()
     with transaction.atomic():
         _, is_new = Idempotency.objects.get_or_create(message_key=draft.message_key, defaults={"email_id": email_id})

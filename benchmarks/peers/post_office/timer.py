@@ -1,6 +1,7 @@
 """The equivalent of cron: `python -m benchmarks.peers.post_office.timer PROCESSES` sends queued emails every second.
 
-The command exits when nothing is due; emails to be retried wait for its next run. This program runs for ever.
+The command exits when no email is due. Emails that must be retried wait for the command's next run. This program runs
+until it gets a signal.
 """
 
 from __future__ import annotations

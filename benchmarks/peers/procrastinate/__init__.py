@@ -1,1 +1,1 @@
-"""procrastinate: jobs in PostgreSQL, fetched by one statement each."""
+"""procrastinate: jobs in PostgreSQL; a worker fetches each job by one statement."""

@@ -1,4 +1,4 @@
-"""As in the documentation's quickstart: plain functions, which the worker runs in threads."""
+"""procrastinate as in its documentation's quickstart: plain functions, which the worker runs in threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def connect() -> psycopg.Connection:
 
 @app.task(retry=RetryStrategy(wait=int(SETTINGS.lease_seconds), retry_exceptions={application.Busy}))
 def send_email(email_id: str) -> None:
-    """Load, lease, send, record."""
+    """Load the email, lease it, send it, and record the outcome."""
     connection = connect()
     with connection.transaction():
         email = application.lease(connection, email_id, SETTINGS.lease_seconds)
@@ -40,7 +40,7 @@ def send_email(email_id: str) -> None:
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """One transaction for the email and its job."""
+    """Enqueue the email and its job in one transaction."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
         if email_id is not None:

@@ -1,4 +1,4 @@
-"""Tuned: coroutines, a pooled HTTP session, fused statements, finished jobs deleted, uvloop."""
+"""procrastinate, tuned: coroutines, a pooled HTTP session, combined statements, finished jobs deleted, uvloop."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def opened() -> tuple[AsyncConnectionPool, aiohttp.ClientSession]:
 
 @app.task(retry=RetryStrategy(wait=int(SETTINGS.lease_seconds), retry_exceptions={application.Busy}))
 async def send_email(email_id: str) -> None:
-    """Lease with the content, send, record."""
+    """Lease the email and read its content in one statement, send it, and record the outcome."""
     pool, session = await opened()
     async with pool.connection() as connection:
         email = await lease(connection, email_id)
@@ -69,7 +69,7 @@ async def lease(connection: psycopg.AsyncConnection, email_id: str) -> applicati
 
 
 def enqueue(connection: psycopg.Connection, draft: application.Draft) -> None:
-    """One transaction for the email and its job."""
+    """Enqueue the email and its job in one transaction."""
     with connection.transaction():
         email_id = application.insert(connection, draft)
         if email_id is not None:
