@@ -1,4 +1,4 @@
-"""The comparison of two runs, and the tables of one run."""
+"""The report compares two runs, and shows the tables of one run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the floor: each part does its work for every email, with the product's statements."""
+"""Each part of the floor processes every email, with the product's statements."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison with other systems: what it counts and starts, and that each email is sent once."""
+"""The comparison with other systems counts and starts the right things, and each email is sent once."""
 
 from __future__ import annotations
 

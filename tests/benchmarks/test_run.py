@@ -1,4 +1,4 @@
-"""The capacity benchmark with few emails: its output, and that no email is lost or duplicated."""
+"""The capacity benchmark, run with few emails, prints its results and loses or duplicates no email."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
     record = json.loads(done.stdout)
     assert (record["books"]["sent"], record["books"]["lost"], record["books"]["duplicates"]) == (400, 0, 0)
     assert record["seconds"] > 2
-    # More than an idle run.
+    # An idle run would use less CPU.
     assert record["cpu_us"]["worker"] > 50
     assert 0 < record["from_commit_ms"]["p50"] <= record["latency_ms"]["p99"]
 

@@ -12,7 +12,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 @pytest.fixture
 def eventually() -> Eventually:
-    """Waits up to half a minute for a condition; then fails with the given text."""
+    """A function that waits up to half a minute for a condition, and then fails with the given text."""
 
     def wait(condition: Callable[[], bool], words: str) -> None:
         deadline = time.monotonic() + 30

@@ -1,4 +1,4 @@
-"""The demo's emails: the same for the same seed, with every kind of field and content."""
+"""The demo's emails are the same for the same seed, and use every kind of field and content."""
 
 from __future__ import annotations
 

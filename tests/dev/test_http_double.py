@@ -1,4 +1,4 @@
-"""The HTTP double: it writes accepted emails to its ledger before it answers, and injects faults."""
+"""The HTTP double writes accepted emails to its ledger before it answers, and injects faults."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ SES = "/v2/email/outbound-emails"
 
 
 def for_sendgrid(email_id: str, *, sandbox: bool = False) -> dict[str, Any]:
-    """A body for SendGrid with two recipients."""
+    """A request to SendGrid for an email with two recipients."""
     people = {"to": [{"email": "a@example.com"}], "cc": [{"email": "b@example.com"}]}
     arguments = {"custom_args": {"email_id": email_id}}
     return {"personalizations": [{**people, **arguments}], "mail_settings": {"sandbox_mode": {"enable": sandbox}}}
 
 
 def for_ses(email_id: str) -> dict[str, Any]:
-    """A body for SES."""
+    """A request to SES for an email."""
     return {
         "Destination": {"ToAddresses": ["a@example.com"]},
         "Content": {"Raw": {"Data": ""}},
@@ -163,7 +163,7 @@ async def test_invalid_http_closes_the_connection(double: HttpDouble) -> None:
 
 @asynccontextmanager
 async def double_process(folder: Path, *arguments: str) -> AsyncIterator[dict[str, Any]]:
-    """The line of JSON that a double in its own process prints at its start."""
+    """Run a double in its own process; yields the line of JSON that the double prints at its start."""
     command = (sys.executable, "-m", "dispatcher.dev.http_double", "--folder", str(folder), "--die-with-parent")
     process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None

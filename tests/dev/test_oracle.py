@@ -1,4 +1,4 @@
-"""The oracle on made-up records: it finds every kind of violation, and none in correct records."""
+"""The oracle finds every kind of violation in made-up records, and no violation in correct records."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_acceptance_beyond_the_first_is_a_duplicate() -> None:
 
 
 def resend(accepted: int, *, uncertain: int, expired_leases: int = 0) -> Records:
-    """The records of a sent email under resend, with these numbers of acceptances and unknown outcomes."""
+    """The records of a sent email with the policy `resend`, with these numbers of acceptances and unknown outcomes."""
     attempts = [attempt(SENT, "uncertain", number) for number in range(uncertain)]
     return Records(
         policy="resend",
@@ -132,7 +132,7 @@ def held(exchanges: list[Exchange], disturbances: list[Disturbance]) -> Records:
 
 
 def named(records: dict[str, Records]) -> pytest.MarkDecorator:
-    """One test case for each entry."""
+    """Parametrizes a test with these records, one test case for each name."""
     return pytest.mark.parametrize("records", records.values(), ids=records.keys())
 
 

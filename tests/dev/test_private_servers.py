@@ -1,4 +1,4 @@
-"""Private servers: start, reuse, stop, and the exit of their owner."""
+"""Private servers start, are reused, stop, and exit when their owner exits."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def quietly(_: str) -> None:
 
 @pytest.fixture
 def unnamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An environment without servers."""
+    """Unsets the environment variables that set servers."""
     for name in ("DISPATCHER_DATABASE_URL", "DISPATCHER_AMQP_URL", "DISPATCHER_RABBITMQ_MANAGEMENT_URL"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def broker_named(unnamed: None, servers: Servers, monkeypatch: pytest.MonkeyPatch) -> Servers:
-    """An environment with the RabbitMQ of the test run, so that a test starts only PostgreSQL, in one second."""
+    """Sets the variables of the test run's RabbitMQ, so that a test starts only PostgreSQL, which takes one second."""
     monkeypatch.setenv("DISPATCHER_AMQP_URL", servers.amqp_url)
     monkeypatch.setenv("DISPATCHER_RABBITMQ_MANAGEMENT_URL", servers.management_url)
     return servers
@@ -88,7 +88,8 @@ def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
         assert stop(tmp_path) == ["postgres"]
         assert stop(tmp_path) == []
 
-        # As in a shell that evaluated `dev up` before `dev down`: the URL is that of the folder's own server.
+        # A shell that evaluated the output of `dev up` still has the variable after `dev down`. Its URL is that of the
+        # folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
         second = start(tmp_path, progress=quietly, owner_pid=None)
 
@@ -171,7 +172,7 @@ def test_servers_of_a_killed_owner_do_not_block_the_next_start(tmp_path: Path, b
         killed.kill()
         killed.wait()
 
-        # Before the keeper has noticed the owner's exit: it checks four times a second.
+        # Starts before the keeper has noticed the owner's exit, for which the keeper checks four times a second.
         with private_servers(tmp_path) as servers:
             assert status(tmp_path).pids["keeper"]
             assert servers.owned
@@ -206,7 +207,7 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
 
 @contextmanager
 def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that owns the folder's servers, which are ready. It is killed at the end of the block."""
+    """Run a process that owns the folder's servers, until the servers are ready. Kill that process after the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -235,7 +236,7 @@ def _address(text: str) -> tuple[IPv4Address | IPv6Address, int]:
 
 
 def _name(pid: int) -> str:
-    """The process's name; empty if it has exited (RabbitMQ's disk monitor sometimes runs `df`)."""
+    """The process's name; empty if the process has exited, such as the `df` that RabbitMQ sometimes runs."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
@@ -247,6 +248,6 @@ def _sockets(pid: int) -> Iterator[str]:
     ignore_closed = contextlib.suppress(FileNotFoundError, ProcessLookupError)
     with ignore_closed:
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-            with ignore_closed:  # a socket that was closed since must not hide the others
+            with ignore_closed:  # a closed socket must not hide the open ones
                 if match := re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink())):
                     yield match.group(1)

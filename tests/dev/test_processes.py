@@ -1,4 +1,4 @@
-"""The keeper and its processes, with shell scripts in place of servers."""
+"""The keeper starts, watches and stops processes; shell scripts stand in for the servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Eventually = Callable[[Callable[[], bool], str], None]
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
-    """A folder with a keeper without an owner."""
+    """The processes of a folder whose keeper has no owner."""
     processes = Processes(tmp_path)
     processes.spawn_keeper(owner_pid=None)
     yield processes

@@ -1,4 +1,4 @@
-"""The SMTP double's wire record, and the changes through its control port."""
+"""The SMTP double records events of the wire, and its control port changes its behaviour."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour
     """The double's wire record of one connection.
 
     Args:
-        dialogue: What to send, and the octets to wait for. Empty: the connection's end. None: nothing.
+        dialogue: Pairs of what to send and which octets to wait for. If these are empty, wait for the connection's end;
+            if None, do not wait.
     """
     sink = SmtpSink(folder, behaviour, writes_eml=False, records_wire=True)
     await sink.start()

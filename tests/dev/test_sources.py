@@ -1,4 +1,4 @@
-"""Finding and downloading the servers' programs."""
+"""The servers' programs are found on the system, or downloaded."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from tests.model.search import search
 
 
 def main() -> int:
-    """Returns 0 if every guarantee holds; otherwise prints the shortest path that breaks one, and returns 1."""
+    """Returns 0 if no guarantee is broken; otherwise prints the shortest path to a broken guarantee, and returns 1."""
     options = _options()
     rules = [MUTANTS[options.mutant]] if options.mutant else [Rules(policy=policy) for policy in OnUncertain]
     return max([_report(each, options.faults) for each in rules])

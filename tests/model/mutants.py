@@ -1,4 +1,4 @@
-"""The protocol without one of its rules, with just enough faults to show why the rule is needed."""
+"""Mutants of the protocol. Each mutant lacks one rule, and has just enough faults to show why the rule is needed."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ MUTANTS |= {
     )
     for state, event in TRANSITIONS
 }
-"""One mutant per row of the product's table of email states: it lacks the row."""
+"""One mutant for each row of the product's table of email states. The mutant lacks that row."""

@@ -1,4 +1,4 @@
-"""The guarantees that must hold in every reachable state."""
+"""The guarantees, which no reachable state may break."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.model.state import Answer, DeadLetter, State, Worker
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The guarantee that this state breaks; None if all hold."""
+    """The guarantee that this state breaks; None if it breaks none."""
     row, accepted = state.row, state.accepted
     allowed = 1 + state.resent
     if any(worker.not_allowed for worker in state.workers):
@@ -21,7 +21,7 @@ def broken(state: State, rules: Rules) -> str | None:
     if row.status is Status.FAILED and accepted and rules.policy is OnUncertain.HOLD and not state.resent:
         return "failed, but accepted"
     if row.status is Status.HELD and not state.may_be_held:
-        return "held, but no ledger ever said that it was on the wire"
+        return "held, but no ledger ever had it as on the wire"
     if row.status is Status.PENDING and not _is_announced(state):
         return "pending, but neither due nor in a message"
     if row.status in (Status.FAILED, Status.HELD) and row.dead_letter is DeadLetter.NONE:

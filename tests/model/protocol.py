@@ -1,8 +1,8 @@
-"""Every step that the protocol, the servers, time and faults can take from a state.
+"""Computes all possible next steps from a state: of the protocol, the servers, time, and faults.
 
-Each step is one commit, one ledger write, or one message on a connection. Any other step may happen between two steps.
-So a stopped, frozen or slow process needs no separate treatment: it is an order of steps without that process. A step
-that changes the email's status names the transition in `dispatcher/domain/status.py`.
+Each step is one commit, one ledger write, or one message on a connection. Other steps may happen between any two
+steps. So a stopped, frozen or slow process needs no separate treatment: it takes no step while other processes take
+steps. A step that changes the email's status has the transition of `dispatcher/domain/status.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tests.model.state import (
 
 
 class Fault(Enum):
-    """The faults; each may occur any number of times."""
+    """The faults, which may each occur any number of times."""
 
     DEATH = "a worker's process dies"
     HOST = "a worker's host dies, and its ledger is lost"
@@ -50,23 +50,23 @@ class Fault(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The protocol's rules. A mutant switches one of them off.
+    """The protocol's rules. A mutant switches off one rule.
 
     Attributes:
-        policy: What to do if the outcome is unknown.
+        policy: What to do with an email whose outcome is unknown.
         faults: The faults that may occur.
         ledger: A worker writes its in-flight ledger.
-        tokens: Writes under a lost lease change nothing, except for an acceptance.
+        tokens: A write under a lost lease changes nothing, unless it records an acceptance.
         ack_after_commit: A message is acked after the commit; otherwise on delivery.
         slot_before_check: The slot is written before the lease is checked; otherwise after.
         fenced_settlement: The relay settles a lease only if it is unchanged; otherwise any expired lease of the token.
-        fenced_release: After a lost reply, a lease is released by its token and due again; otherwise by the worker's
-            name, and not due.
+        fenced_release: After a lost reply, a lease is released by its token, and the email becomes due again; otherwise
+            the lease is released by the worker's name, and the email does not become due.
         voids: The relay voids a live worker's leases before it reads the ledger.
-        own_name: The relay records a live worker's attempts under its own name; otherwise under the worker's.
-        confirms_recovery: An uncertain attempt that is recorded after recovery makes the recovery final.
-        fenced_undo: Recovery is undone only while the email is unchanged; otherwise whenever it is held.
-        table: The product's table of email states; a mutant lacks a row.
+        own_name: The relay records a live worker's attempts under the relay's name; otherwise under the worker's.
+        confirms_recovery: If an uncertain attempt is recorded after recovery, the recovery becomes final.
+        fenced_undo: Recovery is undone only if the email has not changed since; otherwise whenever the email is held.
+        table: The product's table of email states. A mutant lacks a row.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
@@ -84,7 +84,7 @@ class Rules:
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
-        """The same rules with these faults."""
+        """A copy of these rules with different faults."""
         return replace(self, faults=faults)
 
 
@@ -132,13 +132,13 @@ def _worker_is(state: State, i: int, **fields: Any) -> State:
 
 def _row_is(state: State, **fields: Any) -> State:
     row = state.row._replace(**fields)
-    # A row that becomes due after it was published stays due; a row that is no longer due needs no mark.
+    # If a row becomes due after it was published, it stays due. If a row is no longer due, no mark has to be cleared.
     marking = state.marking and "due" not in fields
     return state._replace(row=row, marking=marking)
 
 
 def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
-    """The row gets a new token: `owner` holds it, and every other token is old."""
+    """The row gets a new token, which only `owner` has. All other tokens are old."""
     workers = tuple(
         w._replace(
             owns=i == owner,
@@ -161,7 +161,7 @@ def _lease_prolonged(state: State, rules: Rules) -> State:
 
 
 def _closed(state: State, status: Status, **fields: Any) -> State:
-    """The lease ends with this status."""
+    """The lease ends, and the email gets this status."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
     fields = {"due": status is Status.PENDING, "in_doubt": False, **fields}
     state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
@@ -169,18 +169,18 @@ def _closed(state: State, status: Status, **fields: Any) -> State:
 
 
 def _recovery_is_final(state: State) -> State:
-    """An earlier recovery becomes final: no later record undoes it."""
+    """An earlier recovery becomes final: no later record undoes the recovery."""
     workers = tuple(worker._replace(recovered=False) for worker in state.workers)
     return _row_is(state, recovered_from=NOBODY)._replace(workers=workers, marking=state.marking)
 
 
 def _released(state: State, **fields: Any) -> State:
-    """The lease is released, and its attempt is not used."""
+    """The lease is released, and its attempt does not count."""
     return _closed(state, Status.PENDING, attempts=max(0, state.row.attempts - 1), **fields)
 
 
 def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[Status, Transition]:
-    """What an outcome leads to if no owner can retry (`domain/decision.py`, `store/results.py`)."""
+    """The email's new status for an outcome, if no owner can retry (`domain/decision.py`, `store/results.py`)."""
     has_attempts_left = attempt < MAX_ATTEMPTS
     match answer:
         case Answer.ACCEPTED:
@@ -206,7 +206,7 @@ def _recorded(
     owner: int | None = None,
     owner_recovered: bool = False,
 ) -> tuple[State, Transition | None]:
-    """The `record` statement; `owner` retries a deferral under its lease."""
+    """The `record` statement. After a deferral, `owner` retries under its lease."""
     row = state.row
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
         return _recorded_after_recovery(state, answer, attempt, rules)
@@ -227,7 +227,7 @@ def _recorded(
 def _recorded_after_recovery(
     state: State, answer: Answer, attempt: int, rules: Rules
 ) -> tuple[State, Transition | None]:
-    """The `record` statement for a lease that recovery took, while the email is unchanged since."""
+    """The `record` statement for a lease that recovery took, if the email has not changed since the recovery."""
     if answer is Answer.UNCERTAIN:
         return (_recovery_is_final(state) if rules.confirms_recovery else state), None
     status, _ = _decided(state, answer, attempt, rules)
@@ -245,36 +245,47 @@ def _undone(state: State) -> State:
 def _relay(state: State, rules: Rules) -> Iterator[Change]:
     row = state.row
     if row.due and not state.marking and _messages(state) < MAX_MESSAGES:
-        yield Change("relay: publishes its message", state._replace(messages=state.messages + 1, marking=True))
+        yield Change("relay: publishes the email's message", state._replace(messages=state.messages + 1, marking=True))
     if state.marking:
-        yield Change("relay: clears its due mark", _row_is(state, due=False))
+        yield Change("relay: clears the email's due mark", _row_is(state, due=False))
         yield Change("relay dies before it clears the due mark", state._replace(marking=False), fault=Fault.RELAY)
     if row.dead_letter is DeadLetter.DUE:
-        yield Change("relay: publishes its dead letter", _row_is(state, dead_letter=DeadLetter.PUBLISHED))
+        yield Change("relay: publishes the email's dead letter", _row_is(state, dead_letter=DeadLetter.PUBLISHED))
     if row.in_doubt:
         yield from _judges_in_doubt(state, rules)
     elif row.status is Status.PENDING and not row.due and state.messages == 0:
         yield Change(
-            "relay: its message is lost, due again",
+            "relay: finds the message lost, makes the email due again",
             _row_is(state, due=True),
             fault=None if state.purged else Fault.PURGE,
         )
     if row.status is Status.SENDING and row.expired:
         after, transition = _recovered_by_policy(state, rules)
         yield Change(
-            "relay: recovers it without a ledger", after, transition, fault=None if row.owner == GONE else Fault.RELAY
+            "relay: recovers the email without a ledger",
+            after,
+            transition,
+            fault=None if row.owner == GONE else Fault.RELAY,
         )
 
 
 def _judges_in_doubt(state: State, rules: Rules) -> Iterator[Change]:
-    """RabbitMQ has no message, and workers had one lease length to record their emails."""
+    """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy.
+
+    It waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still record
+    a result.
+    """
     if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
         return
     if rules.policy is OnUncertain.RESEND:
         after = _row_is(state, due=True, in_doubt=False)._replace(resent=state.resent + 1)
-        yield Change("relay: lost commits may have sent it, due again", after)
+        yield Change("relay: makes the email due again, which may have been sent before commits were lost", after)
     else:
-        yield Change("relay: lost commits may have sent it", _closed(state, Status.HELD), Transition.HOLD)
+        yield Change(
+            "relay: holds the email, which may have been sent before commits were lost",
+            _closed(state, Status.HELD),
+            Transition.HOLD,
+        )
 
 
 def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition | None]:
@@ -285,7 +296,7 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
-# Each host's relay: settles the ledgers of its live and dead workers.
+# Each host's relay records the ledgers of that host's live and dead workers, and ends their leases.
 
 
 def _settlement(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -309,7 +320,8 @@ def _settlement_is(state: State, i: int, settlement: LiveSettlement) -> State:
 
 
 def _settles_living(state: State, i: int, rules: Rules) -> Change:
-    """The steps: find, void, read, settle."""
+    """The relay finds an expired lease, voids the worker's leases, reads the ledger, and ends the lease: one step
+    each."""
     settlement, worker = state.settlements[i], state.workers[i]
     match settlement.stage:
         case Stage.FOUND:
@@ -337,14 +349,14 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
 
 
 def _settles_dead(state: State, i: int, rules: Rules) -> Change:
-    """First the sessions end, then the ledger is recorded, then the other leases are released."""
+    """First PostgreSQL sessions end, then the relay records the ledger, then it releases the remaining leases."""
     worker = state.workers[i]
     if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
         answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
         after, transition = _recorded(
             state, answer, worker.attempt, rules, owns=worker.owns, owner_recovered=worker.recovered
         )
-        text = f"relay: records what dead worker {i}'s ledger says: {_said(worker.slot)}"
+        text = f"relay: records the content of dead worker {i}'s ledger: {_said(worker.slot)}"
         return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
     fresh = _worker_is(state, i, **Worker()._asdict())
     if state.row.status is Status.SENDING and state.row.owner == i:
@@ -379,7 +391,7 @@ def _servers(state: State) -> Iterator[Change]:
         yield Change("the lease expires", _row_is(state, expired=True))
     if state.messages and _messages(state) < MAX_MESSAGES:
         after = state._replace(messages=state.messages + 1)
-        yield Change("RabbitMQ duplicates its message", after, fault=Fault.COPY)
+        yield Change("RabbitMQ duplicates the message", after, fault=Fault.COPY)
     if (state.messages or any(w.has_message for w in state.workers)) and not state.purged:
         workers = tuple(w._replace(has_message=False) for w in state.workers)
         after = state._replace(messages=0, purged=True, workers=workers)
@@ -387,7 +399,10 @@ def _servers(state: State) -> Iterator[Change]:
 
 
 def _promotion(state: State) -> Iterator[Change]:
-    """The email is as it was enqueued, and the relay has detected the promotion. The lease and its token are lost."""
+    """A standby is promoted: the email's row is again as it was enqueued, and the lease and its token are lost.
+
+    The relay has detected the promotion.
+    """
     if state.promoted:
         return
     workers = tuple(w._replace(owns=False, recovered=False, attempted=Answer.NONE) for w in state.workers)
@@ -405,7 +420,7 @@ def _operators(state: State) -> Iterator[Change]:
     if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0:
         after = _closed(state, Status.PENDING, attempts=0)
         after = after._replace(resent=state.resent + (state.row.status is Status.HELD))
-        yield Change("an operator replays it", after, Transition.REPLAY, fault=Fault.OPERATOR)
+        yield Change("an operator replays the email", after, Transition.REPLAY, fault=Fault.OPERATOR)
 
 
 # The worker.
@@ -428,7 +443,7 @@ def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _works(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """What a worker does with a leased email: each step is an event of the product's table."""
+    """The steps of a worker with a leased email. Each step is an event of the product's table."""
     worker = state.workers[i]
     if worker.email in _RENEWED:
         yield from _renews(state, i, rules)
@@ -466,7 +481,7 @@ _RENEWED: Final = frozenset(EmailState) - {
 
 
 def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) -> State:
-    """Applies events to the leased email by the table.
+    """Applies events to the leased email, as the table of states says.
 
     Several events are one step if nothing depends on what happens in between: an email that waits or is stopped only
     keeps its lease.
@@ -480,7 +495,7 @@ def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) 
 
 
 def _ends_early(state: State, i: int, rules: Rules, *before: EmailEvent) -> Iterator[Change]:
-    """The email is stopped, cannot be sent now, or is found to be impossible to send."""
+    """The email is stopped, or it cannot be sent now, or the adapter finds that it can never be sent."""
     stopped = (*before, EmailEvent.STOP)
     after = _on(state, i, *stopped, EmailEvent.RELEASE, rules=rules)
     yield Change(f"worker {i}: stops it, and releases it", after)
@@ -612,7 +627,7 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
     if worker.email is EmailState.IN_DOUBT:
         if worker.attempted is Answer.NONE:
-            # The same as if it had never tried.
+            # The same state as if the worker had never tried to record.
             again = _worker_is(state, i, email=EmailState.ANSWERED)
             yield Change(f"worker {i}: finds no record of its attempt", again)
         else:
@@ -633,7 +648,8 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """The slot is cleared and the message acked. A deferred email is retried under its lease, or released."""
+    """The worker clears the slot and acks the message. It retries a deferred email under the lease, or releases the
+    email."""
     worker = state.workers[i]
     cleared = _worker_is(state, i, outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
     text = f"worker {i}: clears its slot, acks"

@@ -16,7 +16,7 @@ INITIAL = State()
 
 @dataclass(frozen=True, slots=True)
 class Counterexample:
-    """The broken guarantee, and the shortest path to it."""
+    """A broken guarantee, and the shortest path to the state that breaks it."""
 
     promise: str
     trace: tuple[Change, ...]
@@ -32,10 +32,10 @@ class Found:
 
     Attributes:
         states: The number of states.
-        steps: The number of steps between them.
-        moves: Every status transition that a step made.
+        steps: The number of steps between these states.
+        moves: All status transitions that steps made.
         ends: The number of final states, by status.
-        counterexample: None if every guarantee holds in every state.
+        counterexample: The first broken guarantee; None if no state breaks a guarantee.
     """
 
     states: int
@@ -46,7 +46,7 @@ class Found:
 
 
 def search(rules: Rules, *, most_states: int | None = None) -> Found:
-    """Searches every reachable state, up to the first that breaks a guarantee.
+    """Searches every reachable state, and stops at the first state that breaks a guarantee.
 
     Args:
         most_states: Stop after this many states; the result then covers only these.
@@ -98,7 +98,7 @@ def _stuck(parents: dict[State, State | None], undisturbed: dict[State, list[Sta
 
 
 def _trace(parents: dict[State, State | None], last: State, rules: Rules) -> Iterator[Change]:
-    """The steps that lead to a state, with stable worker numbers."""
+    """The steps that lead to a state, in which each worker keeps its number."""
     path = [last]
     while (before := parents[path[-1]]) is not None:
         path.append(before)

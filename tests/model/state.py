@@ -1,7 +1,8 @@
 """The model's state, one immutable value: an email's row, its messages, two workers with ledgers, the relay's progress.
 
-Numbers that only grow are reduced to their meaning, so that the number of states is finite: a lease token to whether it
-is still the row's (`owns`), time to whether the lease has expired, a settlement to whether the lease is unchanged.
+The model has no numbers that only grow, so the number of states is finite. For a lease token, it stores whether the
+token is still the row's (`owns`); for the time, whether the lease has expired; for a settlement, whether the lease is
+unchanged.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ MAX_MESSAGES: Final = 2
 WORKERS: Final = (0, 1)
 NOBODY: Final = -1
 GONE: Final = 2
-"""`locked_by` names a worker whose host and ledger are lost."""
+"""The `locked_by` of a worker whose host and ledger are lost."""
 
 
 _NO_MATTER_IF_CONFIRMED: Final = frozenset(
     {EmailState.STOPPED, EmailState.ANSWERED, EmailState.IN_DOUBT, EmailState.REFUSED}
 )
-"""The next statement confirms the lease or ends it, so whether it was confirmed before makes no difference."""
+"""The states in which the next statement confirms or ends the lease. So it makes no difference whether the lease was
+confirmed before."""
 
 
 class Step(IntEnum):
@@ -41,7 +43,7 @@ class Step(IntEnum):
 
 
 class Answer(IntEnum):
-    """The content of a ledger slot or an attempt row, or the provider's coming answer."""
+    """An answer: in a ledger slot, in an attempt row, or the answer that the provider will give."""
 
     NONE = 0
     ON_THE_WIRE = auto()
@@ -58,7 +60,7 @@ class Stage(IntEnum):
     FOUND = auto()
     """PostgreSQL says that the lease has expired."""
     VOIDED = auto()
-    """Leases confirmed before are void in the worker's ledger."""
+    """The worker's ledger says that all leases confirmed earlier are void."""
     READ = auto()
 
 
@@ -84,14 +86,14 @@ class Worker(NamedTuple):
     Attributes:
         email: The email's state in the product's state machine.
         not_allowed: An event happened for which the table of transitions has no row.
-        outcome: The outcome of the current attempt, present or coming.
+        outcome: The outcome of the current attempt, even before the answer arrives.
         attempt: The number of the current attempt.
-        owns: The worker's lease token is the row's.
+        owns: The worker's lease token equals the row's.
         confirmed: The lease was confirmed after the relay last voided it. The model has no worker clock, because no
             guarantee depends on it.
-        has_message: The worker holds an unacked message.
+        has_message: The worker has a message that is not acked.
         slot: The email's ledger slot.
-        attempted: The outcome that `email_attempt` holds for this attempt in the worker's name.
+        attempted: The outcome of this attempt in `email_attempt`, under the worker's name.
         late: A statement that PostgreSQL may still execute.
         recovered: Recovery took the lease, and the email has not changed since.
     """
@@ -115,7 +117,7 @@ class LiveSettlement(NamedTuple):
 
     Attributes:
         stage: The last step.
-        slot: The ledger slot that it read.
+        slot: The ledger slot that the relay read.
         attempt: The number of the attempt in that slot.
         is_current: The lease still has the token and the end that the relay found.
     """
@@ -130,8 +132,9 @@ class Row(NamedTuple):
     """The email's row in `email_log`.
 
     Attributes:
-        recovered_from: The worker whose lease recovery took when it held the email, while the email is unchanged.
-        in_doubt: Published before a promotion that lost commits, and not leased since.
+        recovered_from: The worker from which recovery took the lease when recovery set the email to `held`. Cleared
+            when the email changes.
+        in_doubt: The email was published before a promotion that lost commits, and was not leased since.
     """
 
     status: Status = Status.PENDING
@@ -152,8 +155,8 @@ class State(NamedTuple):
         marking: The message is published, and the due mark is not cleared yet.
         purged: RabbitMQ has lost messages.
         accepted: How often the provider accepted the email.
-        resent: How often the email was sent again although it may have been accepted, by policy or by an operator.
-        may_be_held: A ledger has named the email, or it was recovered without a ledger, or commits were lost.
+        resent: How often the policy or an operator had the email sent again although it may have been accepted.
+        may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
     """
 
@@ -186,7 +189,7 @@ def canonical(state: State) -> State:
 
 
 def tidy(state: State) -> State:
-    """The same state without values that can no longer matter."""
+    """The same state without values that can no longer have an effect."""
     is_sending = state.row.status is Status.SENDING
     first, second = state.workers
     settlement, other = state.settlements
@@ -203,7 +206,7 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)  # recovered emails are found by its name
+            return Worker(step, late=worker.late)  # the worker's name finds recovered emails
         dead = worker._replace(email=EmailState.DONE, outcome=Answer.NONE)
         return dead._replace(owns=worker.owns and is_sending, confirmed=False)
     owns = worker.owns and is_sending

@@ -1,4 +1,4 @@
-"""The protocol keeps its guarantees in every reachable state, and needs each of its rules for that."""
+"""The protocol keeps its guarantees in every reachable state, and without any one rule it breaks a guarantee."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int 
 
 @pytest.fixture(scope="module")
 def all_found() -> list[Found]:
-    """Searches with some faults each. The slow test searches with all faults at once."""
+    """The results of searches that each allow only some faults. The slow test allows all faults together."""
     worlds = [
         (OnUncertain.HOLD, DEATHS),
         (OnUncertain.RESEND, LOST_OWNERS),

@@ -1,10 +1,10 @@
-"""Freezes workers at every step of the protocol, past their leases, and wakes them at random times.
+"""Freezes workers at every step of the protocol until their leases have expired, and wakes them at random times.
 
     python -m tests.steps.frozen --freezes 200 --seed 1
 
-Their leases are given to other workers meanwhile. After waking, they must send nothing twice and break nothing. The
-relay is frozen as well, between reading a live worker's ledger and its releases. Only emails that were on the wire at a
-freeze may be held.
+Meanwhile, other workers get the expired leases. After waking, a worker must send no email twice and break no guarantee.
+The relay is frozen, too, after it has read a live worker's ledger and before it releases leases. Only emails that were
+on the wire at a freeze may be held.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SHORTEST_SECONDS: Final = 0.8
 LONGEST_SECONDS: Final = 2.5
 WORKERS_PER_RELAY: Final = 12
 SECONDS_PER_FREEZE: Final = 10.0
-"""Far longer than needed."""
+"""The time limit for one freeze, far longer than needed."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Waker:
     woken: int = 0
 
     def look(self) -> bool:
-        """Wakes the processes that are due; returns True."""
+        """Wakes the processes whose time has come; returns True."""
         frozen = self.kill_plan.kills()
         for number in range(len(self._wake_at), len(frozen)):
             self._wake_at[number] = time.monotonic() + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)
@@ -63,7 +63,7 @@ class Waker:
 
 
 def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
-    """Runs until this number of processes were frozen and woken, then checks every email.
+    """Freezes and wakes this number of processes during a run, then checks every email.
 
     Raises:
         AssertionError: An email was lost, duplicated or needlessly held.
@@ -89,7 +89,7 @@ def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
     eventually(lambda: count_unfinished(host) == 0, "the end of all emails")
     stop(run)
     proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
-    # Evidence may have proved a held email as sent after its dead letter was published.
+    # Evidence may have shown that a held email was sent, after the email's dead letter was published.
     proof.assert_harmless()
     return proof
 

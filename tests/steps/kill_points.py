@@ -1,9 +1,9 @@
 """Kills or freezes processes at a given step of the protocol, with SIGKILL or SIGSTOP.
 
-`inject_faults` patches this process, in which `dispatcher run` is then started. Each relay and worker that it forks
-draws a target: a step, and how many times to pass it first. There it kills or freezes itself; a woken process draws
-another target. The product has no code for this. Just before, the process records the step, the emails at it, and the
-emails on the wire.
+`inject_faults` patches this process, in which `dispatcher run` then starts. Each relay and each worker draws a target:
+a step, and how many times to pass that step first. At the target, the process records the step, the step's emails and
+the emails on the wire, and then kills or freezes itself. A woken process draws a new target. The product has no code
+for this.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import orjson
 
 MAX_PASSES: Final = 3
 MAX_STATEMENT_SECONDS: Final = 0.003
-"""A kill during a statement comes within this time after the statement was sent."""
+"""The maximum delay of a kill after a statement was sent, if the kill must come during the statement."""
 
 
 class Step(StrEnum):
-    """Steps at which a process may be killed."""
+    """The steps at which a process may be killed or frozen."""
 
     BEFORE_LEASE = "before the lease"
     IN_LEASE = "while the lease is being committed"
@@ -61,7 +61,7 @@ RELAY_STEPS: Final = (
 )
 WORKER_STEPS: Final = tuple(step for step in Step if step not in {*RELAY_STEPS, Step.IN_RELEASE})
 ON_THE_WIRE: Final = frozenset({Step.BEFORE_BYTE, Step.AFTER_BYTE, Step.BEFORE_ANSWER})
-"""Steps after which the outcome of the email is uncertain."""
+"""The steps at which a kill makes the email's outcome uncertain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Kill:
     """A process that was killed or frozen.
 
     Attributes:
-        emails: The emails at the step.
-        on_the_wire: The emails that the ledger had as on the wire.
+        emails: The emails that the step was processing.
+        on_the_wire: The emails that were on the wire according to the ledger.
     """
 
     pid: int
@@ -83,7 +83,7 @@ class KillPlan:
     """The targets and the recorded kills of a run, in a folder that all processes share.
 
     Attributes:
-        signal: The signal that processes send themselves.
+        signal: The signal that a process sends to itself.
     """
 
     def __init__(self, folder: Path, seed: int, number: signal.Signals = signal.SIGKILL) -> None:
@@ -92,7 +92,7 @@ class KillPlan:
         self._seed = seed
 
     def allow(self, workers: int, relays: int) -> None:
-        """Sets how many workers and relays may be killed in total; none before the first call."""
+        """Sets how many workers and relays may be killed in total. Before the first call, none may be killed."""
         for role, count in (("worker", workers), ("relay", relays)):
             path = self.folder / f"{role}.allowed"
             path.with_suffix(".new").write_text(str(count))
@@ -101,7 +101,7 @@ class KillPlan:
     def kills(self) -> list[Kill]:
         """All kills so far, in order."""
         path = self.folder / "kills"
-        # A process may be writing the last line.
+        # The last line may be incomplete, because a process may be writing it.
         *whole, _unfinished = path.read_bytes().split(b"\n") if path.exists() else [b""]
         lines = [orjson.loads(line) for line in whole]
         return [
@@ -109,14 +109,14 @@ class KillPlan:
         ]
 
     def next_target(self, role: str, steps: tuple[Step, ...]) -> tuple[Step, random.Random] | None:
-        """The next target for this role; None while no more may be killed."""
+        """The next target for this role; None while no further process may be killed."""
         with (self.folder / f"{role}.drawn").open("ab") as drawn:
             fcntl.flock(drawn, fcntl.LOCK_EX)
-            number = drawn.seek(0, os.SEEK_END)  # other processes may have drawn since it was opened
+            number = drawn.seek(0, os.SEEK_END)  # other processes may have drawn since the file was opened
             if number >= int((self.folder / f"{role}.allowed").read_text()):
                 return None
             drawn.write(b".")
-        # All steps in turn, in a new random order for each turn.
+        # Every step once, then every step again in a new random order, and so on.
         turn, place = divmod(number, len(steps))
         order = random.Random(f"{self._seed} {role} {turn}").sample(steps, len(steps))
         return order[place], random.Random(f"{self._seed} {role} {number}")
@@ -134,10 +134,10 @@ def _ids(words: list[str]) -> frozenset[UUID]:
 
 
 class FaultInjector:
-    """One process's target.
+    """Kills or freezes this process at its target.
 
     Attributes:
-        role: Empty in a process that is never killed.
+        role: The process's role; empty in a process that is never killed.
     """
 
     def __init__(self, kill_plan: KillPlan) -> None:
@@ -150,7 +150,7 @@ class FaultInjector:
         self.on_the_wire: dict[int, UUID] = {}
 
     def enable(self, role: str, steps: tuple[Step, ...]) -> None:
-        """Lets this process be killed, at one of these steps."""
+        """Allows kills of this process, at these steps."""
         self.role, self._steps = role, steps
 
     def is_due(self, step: Step) -> bool:
@@ -177,7 +177,7 @@ class FaultInjector:
 
 
 def inject_faults(kill_plan: KillPlan) -> None:
-    """Patches this process and all processes that it forks."""
+    """Patches this process, and thereby all processes that it forks."""
     injector = FaultInjector(kill_plan)
     _restart_without_wait()
     _inject_into_ledger(injector)
@@ -186,7 +186,7 @@ def inject_faults(kill_plan: KillPlan) -> None:
 
 
 def _restart_without_wait() -> None:
-    """Makes the parent restart processes without a backoff."""
+    """Makes the parent restart processes without a delay."""
     from dispatcher.supervisor.restarts import Restarts
 
     Restarts.wait_seconds = property(lambda _: 0.0)  # type: ignore[method-assign, assignment]
@@ -213,7 +213,7 @@ def _inject_into_ledger(injector: FaultInjector) -> None:
         injector.on_the_wire[slot] = email_id
         injector.reach(Step.BEFORE_BYTE, [email_id])
         if injector.is_due(Step.AFTER_BYTE):
-            # The byte is sent in this turn of the event loop.
+            # The byte is sent in this iteration of the event loop.
             asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_BYTE, [email_id])
         return slot
 
@@ -255,7 +255,7 @@ def _inject_into_store(injector: FaultInjector) -> None:
         ours = await _interrupted(injector, Step.IN_RECORD, emails, lambda: record(self, results, *given, **named))
         injector.reach(Step.AFTER_RECORD, emails)
         if injector.is_due(Step.AFTER_ACK):
-            # The caller acks in the same turn of the event loop.
+            # The caller acks in the same iteration of the event loop.
             asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_ACK, emails)
         return ours
 

@@ -1,6 +1,6 @@
 """Runs `dispatcher run` with workers that die while they render one email: `python -m tests.steps.poison FILE`.
 
-FILE holds the email's id. The worker is killed without a message, as by a crash in native code or a lack of memory.
+FILE holds the email's id. The worker dies without a log message, as after a crash in native code or a lack of memory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dispatcher.transport import mime
 
 
 def inject_faults(poison: UUID) -> None:
-    """Patches this process and all processes that it forks."""
+    """Patches this process, and thereby all processes that it forks."""
     other_fields = vars(mime)["_other_fields"]
 
     def fields_or_death(email: object, domain: str) -> object:

@@ -1,6 +1,6 @@
 """Runs `dispatcher run` with injected kills: `python -m tests.steps.program FOLDER SEED SIGNAL`.
 
-`proof` and `frozen` start it as a separate program. Settings come from the environment, as usual.
+`proof` and `frozen` start this file as a separate program. Settings come from the environment, as usual.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
     python -m tests.steps.proof --kills 1000 --seed 1 [--policy resend]
 
-One `dispatcher run` runs all the time, while its processes are killed again and again (see `kill_points`). Emails are
-enqueued until the round has had all its kills; some recipients are rejected or greylisted. Then the dispatcher finishes
-all emails, and the counts must balance: nothing lost, nothing duplicated, and held only emails that were on the wire at
-a kill. Under policy `resend` nothing is held, and an email arrives again at most once per kill with it on the wire. A
-lease lasts 300 s, so no recovery had to wait for a lease to expire.
+One `dispatcher run` runs all the time, while its processes are killed again and again (see `kill_points`). In each
+round, emails are enqueued until all kills of the round have happened; some recipients are rejected or greylisted. Then
+the dispatcher finishes all emails, and every email is checked: none is lost or duplicated, and only emails that were on
+the wire at a kill are held. With the policy `resend`, no email is held, and an email arrives again at most once for
+each kill while it was on the wire. A lease lasts 300 s, so no recovery waits for a lease to expire.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ BACKLOG: Final = 60
 BATCH: Final = 40
 KILLS_PER_ROUND: Final = 50
 WORKERS_PER_RELAY: Final = 9
-"""A relay takes longer to restart, and nothing is settled without it."""
+"""How many workers are killed for each relay. A relay takes longer to restart, and no lease is recovered without a
+relay."""
 ROUND_SECONDS: Final = 120.0
 
 
@@ -60,7 +61,7 @@ class Proof:
 
     Attributes:
         kills: All kills, in order.
-        books: The final state of the tables, queues and the provider.
+        books: The final state of the tables, of the queues and of the provider's ledger.
         enqueued: All enqueued emails.
     """
 
@@ -77,11 +78,11 @@ class Proof:
 
     @property
     def needlessly_held(self) -> set[UUID]:
-        """Held emails that were on the wire at no kill."""
+        """Held emails that were not on the wire at any kill."""
         return set(self.books.by_status.get("held", ())) - self._doubt.keys()
 
     def held_by(self, step: Step) -> int:
-        """The number of held emails whose last kill on the wire was at this step."""
+        """The number of held emails for which the last kill, while they were on the wire, was at this step."""
         return sum(self._doubt.get(email_id) is step for email_id in self.books.by_status.get("held", ()))
 
     def count(self, step: Step) -> int:
@@ -89,23 +90,24 @@ class Proof:
         return sum(kill.step is step for kill in self.kills)
 
     def at(self, step: Step) -> frozenset[UUID]:
-        """The emails at the kills of this step."""
+        """The emails that this step was processing when a process was killed."""
         return frozenset().union(*(kill.emails for kill in self.kills if kill.step is step))
 
     @property
     def excess_duplicates(self) -> dict[UUID, int]:
-        """Emails that arrived more often than the policy allows, with their number of arrivals."""
+        """Emails that arrived more often than the policy allows, each with its number of arrivals."""
         doubts = Counter(email_id for kill in self.kills for email_id in kill.on_the_wire)
         allowed = doubts if self.policy is OnUncertain.RESEND else Counter()
         return {email_id: times for email_id, times in self.books.duplicates.items() if times > 1 + allowed[email_id]}
 
     def assert_balanced(self) -> None:
-        """Asserts the guarantees of the policy."""
+        """Asserts everything that the policy guarantees."""
         self.assert_harmless()
         assert not self.books.misannounced, f"with a dead letter, but alive: {self.books.misannounced}"
 
     def assert_harmless(self) -> None:
-        """As `assert_balanced`, but allows dead letters of emails that were proved sent since."""
+        """As `assert_balanced`, but allows the dead letter of an email for which later evidence showed that it was
+        sent."""
         assert not self.excess_duplicates, f"too often: {self.excess_duplicates}"
         replace(self.books, duplicates={}).assert_harmless()
         assert self.policy is OnUncertain.HOLD or not self.books.count("held"), self.books.by_status["held"]
@@ -116,10 +118,10 @@ class Proof:
 def prove(
     host: Host, *, kills: int, seed: int, policy: OnUncertain = OnUncertain.HOLD, say: Console | None = None
 ) -> Proof:
-    """Runs until this number of processes were killed, and checks every email after each round.
+    """Kills this number of processes during a run, and checks every email after each round.
 
     Args:
-        kills: At least one.
+        kills: The number of kills, at least 1.
 
     Raises:
         AssertionError: An email was lost, duplicated or needlessly held.
@@ -132,7 +134,7 @@ def prove(
     kill_plan.allow(0, 0)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGKILL"]
-    # An uncertain email without attempts left is held under either policy.
+    # With either policy, an uncertain email that has used up its attempts is held.
     attempts = {"MAX_ATTEMPTS": 100} if policy is OnUncertain.RESEND else {}
     run = host.program(argv, "run", env=host.environment(**SETTINGS, ON_UNCERTAIN=policy.value, **attempts))
     enqueued: set[UUID] = set()
@@ -155,7 +157,7 @@ def prove(
 
 
 def _feed(host: Host, kill_plan: KillPlan, kills: int, enqueued: set[UUID], numbers: Iterator[int]) -> None:
-    """Enqueues emails until this number of processes were killed."""
+    """Keeps enqueueing emails until this number of processes have been killed."""
 
     def all_are_dead() -> bool:
         return is_fed(host, enqueued, numbers) and len(kill_plan.kills()) >= kills
@@ -164,7 +166,7 @@ def _feed(host: Host, kill_plan: KillPlan, kills: int, enqueued: set[UUID], numb
 
 
 def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
-    """Enqueues emails if few are unfinished; returns True."""
+    """Enqueues more emails if few are unfinished; returns True."""
     if count_unfinished(host) < BACKLOG:
         enqueued.update(host.enqueue(_email(next(numbers)) for _ in range(BATCH)))
     return True
@@ -223,7 +225,7 @@ def table(proof: Proof) -> Table:
 
 @contextmanager
 def own_host(folder: Path) -> Iterator[Host]:
-    """A host with a separate database and queues, on private servers or on those that the environment names."""
+    """A host with a separate database and queues, on private servers or on those that the environment variables set."""
     name = f"steps_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     with (

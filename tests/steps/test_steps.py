@@ -1,4 +1,5 @@
-"""Kills and freezes at every step of the protocol: a few by default, many in the slow tests."""
+"""Workers and relays are killed and frozen at every step of the protocol: a few times by default, many in slow
+tests."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ def test_an_email_that_kills_its_worker_while_rendered_fails_and_stops_no_other(
     host.sink()
     argv = [sys.executable, "-m", "tests.steps.poison", str(host.folder / "poison")]
 
-    # One at a time, so that the worker has nothing else on the wire when it dies.
+    # One connection, so that the worker has no other email on the wire when it dies.
     run = host.program(argv, "run", env=host.environment(METRICS_ADDRESS="off", SMTP_CONNECTIONS=1))
     ids = host.enqueue(emails(200))
 
