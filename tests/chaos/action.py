@@ -1,4 +1,4 @@
-"""The type of the adversary's actions, and what several of them use."""
+"""The type of the adversary's actions, and the code that several actions share."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import psycopg
 from tests.chaos.stage import StormStage
 
 Action = Callable[[StormStage, Random], bool]
-"""Disturbs something; returns whether that was possible now."""
+"""Causes a fault; returns False if the fault is not possible now."""
 
 BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Error)
-"""Errors of a server that is just stopping."""
+"""The errors that a client gets from a server that is stopping."""
 
 
 def short_or_long(stage: StormStage, random: Random) -> float:
-    """Either a moment, or longer than a lease and the grace before other hosts recover it."""
+    """A time in seconds: either a moment, or longer than a lease plus the grace period before other hosts recover the
+    lease."""
     if random.random() < 0.5:
         return random.uniform(0.3, 2.0)
     return stage.lease_seconds * 1.5 + random.uniform(1.0, 4.0)

@@ -1,4 +1,4 @@
-"""The adversary's deck: every action by name."""
+"""Lists the adversary's actions by name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ from tests.chaos.stage import StormStage
 
 
 def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Action:
-    """The provider behaves like this for a while; see `dispatcher.dev.http_behaviour` and `smtp_behaviour`."""
+    """An action that sets the provider's behaviour for a while; see `dispatcher.dev.http_behaviour` and
+    `smtp_behaviour`."""
     behaviours = {"sendgrid": sendgrid, "smtp": smtp}
 
     def misbehave(stage: StormStage, random: Random) -> bool:
@@ -131,10 +132,10 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "provider 429": (provider(sendgrid={"throttle_seconds": 1.0}, smtp=_smtp(Step.MAIL, "450 4.7.28 unusual rate")), 1),
     "provider is late": (provider(sendgrid={"latency_ms": 1000}, smtp={"latency_ms": 1000}), 1),
 }
-"""Every action by name, with its count in the deck from which the adversary draws."""
+"""Every action by name, with the number of its cards in the deck from which the adversary draws."""
 
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer")
 """Actions that send SIGKILL to one of our processes."""
 
 GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker")
-"""Name prefixes of actions that do not keep a worker from renewing its leases."""
+"""The name prefixes of actions that do not prevent a worker from renewing its leases."""

@@ -1,8 +1,8 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
-For PostgreSQL this is also the HA manager, like Patroni in production: it fences a primary before it promotes the
-standby, rebuilds the old primary as a standby, and makes a standby synchronous once it streams. All methods block until
-they are done.
+For PostgreSQL, `Cluster` is also the HA manager, like Patroni in production. It fences a primary before it promotes the
+standby, rebuilds the old primary as a standby, and makes a standby synchronous once that standby streams. All methods
+block until they are done.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NODES: Final = 3
 MEMBERS: Final = ("postgres-1", "postgres-2")
 SETTINGS: Final = {
     "shared_buffers": "64MB",
-    "wal_keep_size": "1GB",  # a standby that was down for a while catches up from it
-    "wal_retrieve_retry_interval": "500ms",  # how long a standby may sleep before it notices its promotion
+    "wal_keep_size": "1GB",  # enough for a standby to catch up after it was down for a while
+    "wal_retrieve_retry_interval": "500ms",  # the longest time until a standby notices its promotion
 }
 BOOT_SECONDS: Final = 180.0
 LOOK_SECONDS: Final = 0.1
@@ -39,9 +39,9 @@ class Cluster:
     """The servers, by name: `rabbitmq-1` to `rabbitmq-3`, `postgres-1` and `postgres-2`.
 
     Attributes:
-        servers: The servers, with the URLs of all nodes and members.
-        primary: The member that accepts writes.
-        standby: The other member.
+        servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
+        primary: The name of the PostgreSQL server that accepts writes.
+        standby: The name of the PostgreSQL server that does not.
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
@@ -70,7 +70,7 @@ class Cluster:
     # Any server
 
     def freeze(self, name: str) -> None:
-        """Stop a server's processes until `thaw`; its connections stay open."""
+        """Freeze a server's processes until `thaw`. The server's connections stay open."""
         for pid in self._family(name):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -82,8 +82,9 @@ class Cluster:
                 os.kill(pid, signal.SIGCONT)
 
     def end(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
-        """End a server until `restart`. SIGKILL also ends its children and frozen processes."""
-        # Starting any server also starts all others that are in the plan.
+        """End a server, which stays down until `restart`. SIGKILL also ends the server's children and frozen
+        processes."""
+        # Starting any server also starts all other servers that have a plan file.
         path = self._processes.folder / "plan" / f"{name}.json"
         self._plans[name] = json.loads(path.read_text())
         path.unlink()
@@ -93,10 +94,10 @@ class Cluster:
                 os.kill(pid, number)
         gone = [identity for pid in family if (identity := keeper.identify(pid))]
         self._await(lambda: not any(map(keeper.is_alive, gone)), f"the end of {name}")
-        self._await(lambda: name not in self._processes.running(), f"the keeper's word of the end of {name}")
+        self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
 
     def restart(self, name: str) -> None:
-        """Start a server that was ended, with its data. Does not wait for it."""
+        """Start a server that was ended, with the data that it had. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
     # RabbitMQ
@@ -107,7 +108,7 @@ class Cluster:
         return next(name for name, access in self.nodes.items() if access.node == node)
 
     def await_nodes(self, count: int = NODES) -> None:
-        """Wait until this many nodes answer and know each other."""
+        """Wait until this many nodes answer and have joined one cluster."""
 
         def have_met() -> bool:
             return sum(rabbitmq.running_nodes(access) == count for access in self.nodes.values()) == count
@@ -115,7 +116,7 @@ class Cluster:
         self._await(have_met, f"{count} nodes of RabbitMQ", looks_every=0.5)
 
     def await_quorum(self) -> None:
-        """Wait until at least two nodes answer and know each other."""
+        """Wait until at least two nodes answer and have joined one cluster."""
 
         def is_quorum() -> bool:
             return any(rabbitmq.running_nodes(access) > NODES // 2 for access in self.nodes.values())
@@ -136,10 +137,10 @@ class Cluster:
     # PostgreSQL
 
     def promote(self) -> None:
-        """Promote the standby. The primary must be fenced: ended, and not to be restarted."""
+        """Promote the standby. The primary must be fenced: it has ended and will not be restarted as a primary."""
         assert self.primary not in self._processes.running(), "the primary is not fenced"
         with self._session(self.standby) as session:
-            # It has no standby yet. If one were configured as synchronous, commits would wait for it.
+            # The new primary has no standby yet. If its settings required one, commits would wait.
             session.execute("alter system set synchronous_standby_names = ''")
             session.execute("select pg_reload_conf()")
             session.execute("select pg_promote(wait => false)")
@@ -155,11 +156,11 @@ class Cluster:
         self.trust_standby()
 
     def distrust_standby(self) -> None:
-        """Stop waiting for the standby on commit; waiting commits complete."""
+        """Stop commits from waiting for the standby. Commits that are waiting complete."""
         self._set_synchronous("")
 
     def trust_standby(self) -> None:
-        """Make commits wait for the standby, once it streams."""
+        """Make commits wait for the standby, after the standby has begun to stream."""
         streams = "select count(*) = 1 from pg_stat_replication where state = 'streaming'"
         self._await(lambda: self._says(self.primary, streams), f"the stream to {self.standby}")
         self._set_synchronous(f'ANY 1 ("{self.standby}")')
@@ -196,7 +197,7 @@ class Cluster:
 
 @contextmanager
 def private_cluster(folder: Path, progress: Callable[[str], None]) -> Iterator[Cluster]:
-    """A cluster that ends with the block, or with this process if it is killed inside the block.
+    """Run a cluster for the block. If this process is killed inside the block, the cluster ends, too.
 
     Raises:
         ServerUnavailable: the servers cannot be started.

@@ -1,7 +1,8 @@
 """The adversary's actions on a cluster. Each returns when the cluster is complete again.
 
-Whatever an HA manager must detect first (an ended primary, a hung standby), it detects after `NOTICE_SECONDS`. An
-action that breaks RabbitMQ's quorum returns when the quorum was restored; until then no dispatcher can do anything.
+If an HA manager must first detect a fault (an ended primary, a hung standby), the action waits for `NOTICE_SECONDS`. An
+action that breaks RabbitMQ's quorum returns the time at which the quorum was restored; until then no dispatcher can
+publish or consume.
 """
 
 from __future__ import annotations
@@ -16,24 +17,25 @@ from tests.chaos.cluster import Cluster
 
 NOTICE_SECONDS: Final = 3.0
 FROZEN_SECONDS: Final = 25.0
-"""Longer than RabbitMQ takes to detect a frozen node (`net_ticktime`), and longer than our heartbeats."""
+"""How long a server is frozen: longer than RabbitMQ takes to detect a frozen node (`net_ticktime`), and longer than our
+heartbeat interval."""
 
 ClusterAction = Callable[[Cluster, str, Random], float | None]
-"""Takes the cluster and its send queue; returns when the quorum was restored, if it was lost."""
+"""Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if it was not lost."""
 
 
 def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to the node that leads the send queue."""
+    """Send SIGKILL to the node that leads the send queue."""
     _end_node(cluster, queue, cluster.leader_of(queue), signal.SIGKILL)
 
 
 def kill_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to another node."""
+    """Send SIGKILL to a node that does not lead the send queue."""
     _end_node(cluster, queue, _follower(cluster, queue, random), signal.SIGKILL)
 
 
 def restart_nodes(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGTERM to one node after the other, as an upgrade does; each is back before the next one stops."""
+    """Send SIGTERM to each node in turn, as an upgrade does. A node runs again before the next node stops."""
     for name in random.sample(list(cluster.nodes), len(cluster.nodes)):
         _end_node(cluster, queue, name, signal.SIGTERM)
 
@@ -46,17 +48,18 @@ def _end_node(cluster: Cluster, queue: str, name: str, number: signal.Signals) -
 
 
 def freeze_leader(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP and SIGCONT to the node that leads the send queue."""
+    """Freeze the node that leads the send queue, and thaw it."""
     _freeze_node(cluster, queue, cluster.leader_of(queue))
 
 
 def freeze_follower(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP and SIGCONT to another node."""
+    """Freeze a node that does not lead the send queue, and thaw it."""
     _freeze_node(cluster, queue, _follower(cluster, queue, random))
 
 
 def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
-    """The other nodes remove it meanwhile. It does not notice, and stays partitioned until it is restarted."""
+    """Freeze, thaw and restart a node. Meanwhile the other nodes remove the frozen node, which does not notice and
+    stays partitioned until it is restarted."""
     cluster.freeze(name)
     time.sleep(FROZEN_SECONDS)
     cluster.thaw(name)
@@ -65,7 +68,7 @@ def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
 
 
 def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
-    """SIGKILL to two of three nodes, then a restart."""
+    """Send SIGKILL to two of three nodes, and restart both."""
     names = random.sample(list(cluster.nodes), 2)
     for name in names:
         cluster.end(name)
@@ -79,7 +82,7 @@ def lose_quorum(cluster: Cluster, queue: str, random: Random) -> float:
 
 
 def kill_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to the primary. The standby is promoted, and the old primary becomes its standby."""
+    """Send SIGKILL to the primary. The standby is promoted, and the old primary becomes the new standby."""
     cluster.end(cluster.primary)
     time.sleep(NOTICE_SECONDS)
     cluster.promote()
@@ -87,7 +90,7 @@ def kill_primary(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def freeze_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP to the primary. It is fenced with SIGKILL, then as in `kill_primary`."""
+    """Freeze the primary, and fence it with SIGKILL. Then continue as in `kill_primary`."""
     cluster.freeze(cluster.primary)
     time.sleep(NOTICE_SECONDS)
     cluster.end(cluster.primary)
@@ -96,21 +99,22 @@ def freeze_primary(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def stall_primary(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGSTOP to the primary, and SIGCONT before the standby is promoted."""
+    """Freeze the primary, and thaw it before the standby is promoted."""
     cluster.freeze(cluster.primary)
     time.sleep(random.uniform(1, 2 * NOTICE_SECONDS))
     cluster.thaw(cluster.primary)
 
 
 def switch_over(cluster: Cluster, queue: str, random: Random) -> None:
-    """The primary shuts down cleanly and the standby is promoted, as in an upgrade."""
+    """Shut down the primary cleanly and promote the standby, as in an upgrade."""
     cluster.end(cluster.primary, signal.SIGINT)
     cluster.promote()
     cluster.rebuild_standby()
 
 
 def kill_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """SIGKILL to the standby. Commits hang until they stop waiting for it; then it restarts and catches up."""
+    """Send SIGKILL to the standby. Commits hang until the primary no longer waits for the standby, which then
+    restarts."""
     cluster.end(cluster.standby)
     time.sleep(NOTICE_SECONDS)
     cluster.distrust_standby()
@@ -120,7 +124,7 @@ def kill_standby(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def freeze_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """As `kill_standby`, with SIGSTOP and SIGCONT."""
+    """Freeze and thaw the standby, otherwise as `kill_standby`."""
     cluster.freeze(cluster.standby)
     time.sleep(NOTICE_SECONDS)
     cluster.distrust_standby()

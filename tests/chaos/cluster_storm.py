@@ -25,9 +25,10 @@ DECK: Final[Mapping[str, int]] = {
     "cut sessions": 1,
     "inject duplicates": 1,
 }
-"""Actions on our own processes that happen meanwhile, from time to time (`PAUSE_SECONDS`)."""
+"""The actions on our own processes, which happen between and during the cluster's faults, with pauses of
+`PAUSE_SECONDS`."""
 DECK_OF_HOSTS: Final[Mapping[str, int]] = {**DECK, "kill parent": 1, "kill host": 1}
-"""The same with a second host. A host that starts while a node is frozen may take a while."""
+"""The same actions for a storm with a second host. A host that starts while a node is frozen may take a while."""
 PAUSE_SECONDS: Final = (4.0, 12.0)
 
 
@@ -35,7 +36,8 @@ PAUSE_SECONDS: Final = (4.0, 12.0)
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
 ) -> Iterator[tuple[Ground, FaultSchedule]]:
-    """A cluster for this storm, and its faults: drawn by the seed, or exactly these in this order."""
+    """Run a cluster for this storm; yields the cluster's servers, and its faults: drawn by the seed, or exactly
+    `names`."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private_cluster(place / "servers", progress) as cluster:
         faults = FaultSchedule(
@@ -59,7 +61,7 @@ def measured(faults: FaultSchedule, place: Path) -> list[Standstill]:
 
 
 def to_json(found: Standstill) -> dict[str, Any]:
-    """A standstill as a plain object."""
+    """A standstill as an object for JSON."""
     return {
         "fault": found.fault.name,
         "standstill_seconds": round(found.seconds, 1),

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that a test may stop, next to the RabbitMQ of the whole test run."""
+"""Fixtures with a PostgreSQL server that a test may stop, and with the RabbitMQ of the whole test run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stoppable(servers: Servers) -> Iterator[StoppableServers]:
 
 @pytest.fixture
 def stoppable_database_url(stoppable: StoppableServers) -> str:
-    """A migrated database on it, for one test."""
+    """A migrated database on the stoppable server, for one test."""
     name = f"chaos_{secrets.token_hex(6)}"
     with psycopg.connect(stoppable.servers.database_url, autocommit=True) as connection:
         connection.execute(sql.SQL("create database {}").format(sql.Identifier(name)))
@@ -50,7 +50,7 @@ def stoppable_database_url(stoppable: StoppableServers) -> str:
 
 @pytest.fixture
 def ground(stoppable: StoppableServers, stoppable_database_url: str, topology: Topology) -> Ground:
-    """Servers for a storm that disturbs RabbitMQ only through its own connections."""
+    """The servers of a storm that may cut its own connections to RabbitMQ but may not stop RabbitMQ."""
     return Ground(stoppable, (POSTGRES,), stoppable_database_url, topology, shares_broker=True)
 
 

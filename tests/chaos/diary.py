@@ -1,4 +1,4 @@
-"""A record of the adversary's actions: what it did to which process, and when."""
+"""Records the adversary's actions: what the adversary did to which process, and when."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from dispatcher.dev.wire import Disturbance
 
 
 class Diary:
-    """Actions and their victims; each action is also a line of the file.
+    """The actions and the processes that they hit. Each action is also written to the file as a line.
 
     Attributes:
         actions: The count of each action.
-        faults: Mistakes of our own processes.
-        garbage: Bodies that may have been injected.
-        struck_at: The times of actions that can keep a worker from renewing its leases.
-        ledgerless: The pids of workers whose ledger was deleted, by their identity in `email_log.locked_by`.
+        faults: Errors of our own processes.
+        garbage: Bodies that the adversary may have injected.
+        struck_at: The times of actions that can prevent a worker from renewing its leases.
+        ledgerless: The pids of workers whose ledger was deleted, by the worker's name in `email_log.locked_by`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Diary:
         """Record an action.
 
         Args:
-            strikes: Whether it can keep a worker from renewing its leases.
+            strikes: Whether the action can prevent a worker from renewing its leases.
         """
         self.actions[action] += 1
         if strikes:
@@ -53,25 +53,25 @@ class Diary:
             file.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE, default=str))
 
     def note_fault(self, fault: str) -> None:
-        """Record a mistake of our own processes."""
+        """Record an error of our own processes."""
         self.faults.append(fault)
         self.note_event("fault", words=fault)
 
     def kill(self, pid: int) -> None:
-        """Send SIGKILL to a process; raises ProcessLookupError if it has ended."""
+        """Send SIGKILL to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGKILL)
         self._disturbances.append(Disturbance(pid, since))
 
     def freeze(self, pid: int) -> None:
-        """Send SIGSTOP to a process; raises ProcessLookupError if it has ended."""
+        """Send SIGSTOP to a process; raises ProcessLookupError if the process has ended."""
         since = time.time()
         os.kill(pid, signal.SIGSTOP)
         self._frozen[pid] = len(self._disturbances)
         self._disturbances.append(Disturbance(pid, since))
 
     def thaw(self, pid: int) -> None:
-        """Send SIGCONT to a frozen process, if it still exists."""
+        """Send SIGCONT to a frozen process, if the process still exists."""
         index = self._frozen.pop(pid)
         try:
             os.kill(pid, signal.SIGCONT)
@@ -81,7 +81,7 @@ class Diary:
 
     @property
     def frozen(self) -> tuple[int, ...]:
-        """The processes that are stopped now."""
+        """The pids of the processes that are frozen now."""
         return tuple(self._frozen)
 
     @property

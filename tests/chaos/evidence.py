@@ -1,4 +1,4 @@
-"""The evidence of a storm, collected from outside: from files, SQL and AMQP, without any code of the product."""
+"""Collects the records of a storm from files, SQL and AMQP, without any code of the product."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ _UNLEDGERED = """
         and rescued_from = any(%s)
         and lease_token = rescued_token + 1
 """
-"""Emails that were recovered from these workers and held, and that nothing has changed since."""
+"""Selects emails that recovery took from these workers and set to `held`, and that have not changed since."""
 
 
 def collect(stage: StormStage, policy: str) -> Records:
-    """Everything that the oracle needs. Call it after the dispatcher has ended."""
+    """The records that the oracle needs. Call this after the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
@@ -66,7 +66,7 @@ def collect(stage: StormStage, policy: str) -> Records:
 
 
 def _died_without_ledger(stage: StormStage) -> list[str]:
-    """Workers whose ledger was deleted and that did not drain. A worker that drains returns the emails that it has not
+    """Workers whose ledger was deleted and that did not drain. A worker that drains releases the emails that it has not
     sent."""
     drained = {event["pid"] for event in stage.events("process.exited") if event["exit_status"] == "exit 0"}
     return [worker for worker, pid in stage.diary.ledgerless.items() if pid not in drained]

@@ -1,8 +1,8 @@
-"""Faults of a cluster, one at a time, during a storm; and the standstill after each.
+"""Causes faults of a cluster during a storm, one at a time, and measures the standstill after each fault.
 
 An action blocks until the cluster is complete again, so it runs in its own thread, and the storm's loop only checks
-whether it has finished. A standstill is the longest time without an acceptance at the provider that began after the
-action and before the next one. The producers never stop, so emails are always due.
+whether it has finished. A standstill is the longest time without an acceptance by the provider that began after the
+action and before the next action. The producers never stop, so emails are always due.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from tests.chaos.cluster_actions import CLUSTER_ACTIONS
 from tests.chaos.outages import Outages
 
 CALM_SECONDS: Final = 6.0
-"""Between two faults."""
+"""The pause between two faults."""
 LAST_SECONDS: Final = 40.0
-"""No fault starts this close to the end of a storm."""
+"""No fault starts within this time before the end of the storm."""
 MOST_STANDSTILL_SECONDS: Final = 15.0
 
 
@@ -34,7 +34,7 @@ class ClusterFault:
 
     Attributes:
         whole_at: When the cluster was complete again.
-        quorum_since: When a lost quorum was restored; None if it was not lost.
+        quorum_since: When a lost quorum was restored; None if the quorum was not lost.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Standstill:
 
     Attributes:
         seconds: The longest time without an acceptance.
-        seconds_after_quorum: The same, measured from the time when a lost quorum was restored; else equal to `seconds`.
+        seconds_after_quorum: The same, but if the quorum was lost, measured from when the quorum was restored.
     """
 
     fault: ClusterFault
@@ -58,12 +58,12 @@ class Standstill:
 
     @property
     def is_too_long(self) -> bool:
-        """Whether the dispatcher is to blame for the standstill."""
+        """Whether the standstill is longer than the dispatcher may cause."""
         return self.seconds_after_quorum > MOST_STANDSTILL_SECONDS
 
 
 class FaultSchedule(Outages):
-    """Runs the actions in an order that the seed draws; each runs once before any runs again.
+    """Runs the actions in a random order that the seed determines. Every action runs once before any action runs again.
 
     Attributes:
         faults: The faults that have started.
@@ -83,9 +83,9 @@ class FaultSchedule(Outages):
         """Create the schedule. The first `step` starts it.
 
         Args:
-            queue: The send queue, whose leader is disturbed.
+            queue: The send queue, whose leader some actions disturb.
             seconds: The duration of the storm.
-            names: Run exactly these actions, in this order, once each.
+            names: If given, run exactly these actions, in this order, once each.
         """
         super().__init__(StoppableServers(cluster.servers), ())
         self.faults: list[ClusterFault] = []
@@ -102,7 +102,7 @@ class FaultSchedule(Outages):
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="fault")
         self._action: Future[float | None] | None = None
 
-    def is_away(self, name: str) -> bool:  # noqa: ARG002 - a fault may affect any client of any server
+    def is_away(self, name: str) -> bool:  # noqa: ARG002 - a fault may affect all servers
         """Whether a server may be unusable now."""
         return self._action is not None
 
@@ -113,16 +113,16 @@ class FaultSchedule(Outages):
 
     @property
     def unfinished(self) -> str:
-        """What is not finished, as text."""
+        """The fault that is not finished, as text."""
         return self.faults[-1].name if self._action else ""
 
     def heal(self) -> None:
-        """Start no more faults. The current one heals by itself."""
+        """Start no more faults. The current fault heals by itself."""
         self._last_at = 0.0
         self.ended_at = time.time()
 
     def step(self) -> None:
-        """Finish what has ended, and start what is due; raises the exception of a failed action."""
+        """Record the end of a finished action, and start a due one; raises the exception of a failed action."""
         now = time.monotonic()
         if self._next_at is None:
             self._next_at, self._last_at = now + CALM_SECONDS, now + self._seconds - LAST_SECONDS
@@ -147,7 +147,7 @@ def standstills(faults: Sequence[ClusterFault], accepted_at: Sequence[float], en
     """The standstill after each fault.
 
     Args:
-        faults: In the order of their start.
+        faults: The faults, in the order of their start.
         accepted_at: The times at which the provider accepted an email, sorted.
         ended_at: The end of the storm, which also ends the measurement.
     """

@@ -1,7 +1,7 @@
-"""The exception for failures of the storm's own machinery."""
+"""The exception for failures of the test harness."""
 
 from __future__ import annotations
 
 
 class HarnessFailed(Exception):
-    """A part of the harness failed, so the storm cannot be judged. Names the part and the reason."""
+    """A part of the harness failed, so the storm has no verdict. The text gives the part and the reason."""

@@ -47,14 +47,14 @@ NOT_JUDGED: Final = 75
 
 @click.command(PROGRAM, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--minutes", type=click.FloatRange(0.05, 600), default=1.0, show_default=True, help="The duration.")
-@click.option("--seed", type=click.IntRange(min=0), help="The same seed draws the same actions.  [default: random]")
+@click.option("--seed", type=click.IntRange(min=0), help="The same seed gives the same actions.  [default: random]")
 @click.option("--policy", type=click.Choice(["hold", "resend"]), default="hold", show_default=True, help=(
-    "What to do if the outcome of an attempt is unknown."
+    "What to do with an email if the outcome of an attempt is unknown."
 ))  # fmt: skip
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
 @click.option("--emails", type=click.IntRange(1), help="The approximate number of emails, instead of a rate.")
 @click.option("--hosts", type=click.IntRange(1, 8), help=(
-    "Number of hosts. The network of all but the first can fail.  [default: 2; with --cluster 1, no network faults]"
+    "Number of hosts. Any host's network except the first's can fail.  [default: 2; with --cluster 1, no network faults]"
 ))  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Workers per host.")
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
@@ -70,7 +70,7 @@ NOT_JUDGED: Final = 75
     "--mutant", type=click.Choice(list(MUTANTS)), help="Switch off a safety mechanism; exit code 1 is expected."
 )
 @click.option("--folder", type=click.Path(file_okay=False, path_type=Path), help=(
-    "Keep logs, ledgers and the adversary's diary in this folder.  [default: deleted if the books balance]"
+    "Keep logs, ledgers and the adversary's diary in this folder.  [default: deleted if the promise was kept]"
 ))  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON instead of the table.")
 def command(
@@ -88,7 +88,7 @@ def command(
     folder: Path | None,
     as_json: bool,
 ) -> int:
-    """Proves the delivery promise: dispatches under load while an adversary causes faults, and counts.
+    """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
 
     The adversary kills, freezes and stops workers, relay, parent, producers and whole hosts. It cuts and black-holes a
     host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes its clock, deletes
@@ -108,8 +108,8 @@ def command(
     time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
     the provider while emails are due.
 
-    Exit codes: 0 the books balance; 1 they do not, a standstill was longer than 15 s, or the dispatcher did not start;
-    75 not judged, because the harness failed and the storm proves nothing about the dispatcher; try again.
+    Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
+    did not start; 75 no verdict, because the test harness failed: try again.
     """
     seed = secrets.randbelow(1_000_000) if seed is None else seed
     plan = StormPlan(
@@ -139,11 +139,11 @@ def command(
             outcome, found = (_play_on_cluster if cluster else _play)(plan, place, tell)
         except HarnessFailed as failure:
             if not folder:
-                _keep(place, "the storm is not judged")
+                _keep(place, "the storm has no verdict")
             return _tell_failure(plan, failure, as_json)
         is_good = outcome.verdict.is_good and not any(each.is_too_long for each in found)
         if not (folder or mutant or is_good):
-            _keep(place, "what must hold does not")
+            _keep(place, "the promise was broken")
     if as_json:
         print_json(to_json(plan, outcome) | {"standstills": [standstill_to_json(each) for each in found]})
     else:
@@ -176,12 +176,13 @@ def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int
 
 @contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
-    """A folder for all files of the storm. It is kept on request, or if the block moved it elsewhere."""
+    """A folder for all files of the storm. It is deleted afterwards, unless `folder` is given or the block moved the
+    files."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="storm-", dir=folder)).absolute()
         return
-    # The path is short, because it holds sockets and cookies.
+    # The path is short, because the folder contains Unix sockets and Erlang's cookie files, whose paths must be short.
     place = Path(tempfile.mkdtemp(prefix="dispatcher-chaos-"))
     try:
         yield place
@@ -199,7 +200,8 @@ def _keep(place: Path, why: str) -> None:
 
 @contextmanager
 def _ground(place: Path) -> Iterator[Ground]:
-    """Private servers for this storm, even if the environment names others, because they are cut and killed."""
+    """Private servers for this storm, because it cuts and kills servers. Ignores servers that environment variables
+    set."""
     for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
         os.environ.pop(variable, None)
     with private_servers(place / "servers", progress=say) as servers:

@@ -17,7 +17,7 @@ from tests.chaos.stage import StormStage
 
 
 def purge_queue(stage: StormStage, random: Random) -> bool:
-    """Purge the ready messages: PostgreSQL holds the truth."""
+    """Purge the ready messages. No email may be lost, because PostgreSQL has every email."""
     if stage.outages.is_away(RABBITMQ):
         return False
     with suppress(*BROKEN):
@@ -27,9 +27,9 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
 
 
 def inject_duplicates(stage: StormStage, random: Random) -> bool:
-    """Publish copies of messages of existing emails, up to five each. Then publish all of them as one bundle, some
-    twice, and again as a bundle with one id that does not exist: that message ends on the DLQ, and its emails do
-    not."""
+    """Publish up to five copies of the messages of some existing emails. Then publish all of these emails as one
+    bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on the DLQ, but
+    no email of the bundle does."""
     statement = "select email_id, message_key from dispatcher.email_log order by email_id desc limit 400"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
@@ -59,7 +59,7 @@ def inject_garbage(stage: StormStage, random: Random) -> bool:
         _bundle([{"email_id": missing, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
         _bundle([{"email_id": missing, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
     )  # fmt: skip
-    # Recorded first: the process may be killed before it learns that the broker accepted them.
+    # Recorded before publishing: this process may be killed before it receives the broker's confirms.
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):

@@ -1,8 +1,8 @@
-"""Dispatchers with one safety mechanism switched off. A proof that does not catch them is worthless.
+"""Dispatchers with one safety mechanism switched off. If a storm does not detect such a mutant, it proves nothing.
 
     python -m tests.chaos.mutants NAME      runs `dispatcher run`, patched in this process and thus in its children
 
-The patch is applied here, at the start of a test program; the product contains none of it.
+This test program applies the patch when it starts. The product contains no such code.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Mutant:
 
     Attributes:
         switch_off: Patches the product in this process.
-        deck: The actions against which the mechanism protects, with their counts in the deck.
-        setting: Other settings of the storm that expose the mutant.
-        expected: The violation by which the oracle must catch it.
+        deck: The actions against which the mechanism protects, each with the number of its cards in the deck.
+        setting: Further settings of the storm that help to detect the mutant.
+        expected: The violation that the oracle must report.
     """
 
     what: str
@@ -34,7 +34,7 @@ class Mutant:
     setting: Mapping[str, Any] = field(default_factory=dict)
 
     def apply_to(self, plan: StormPlan) -> StormPlan:
-        """The same storm with this mutant and only its actions, so that it is caught sooner."""
+        """The same storm with this mutant and only the mutant's actions, so that the mutant is detected sooner."""
         command = (sys.executable, "-m", "tests.chaos.mutants", self.name)
         return replace(plan, command=command, deck=self.deck, **self.setting)
 
@@ -45,7 +45,7 @@ class Mutant:
 
 
 def _without_ledger() -> None:
-    """The ledger is not written, neither before the first byte nor after the answer."""
+    """The worker does not write the ledger, neither before the first byte nor after the answer."""
     from dispatcher.host.ledger import Ledger
 
     def leaving(self: Any, *_: object, **__: object) -> int:
@@ -60,8 +60,8 @@ def _without_ledger() -> None:
 
 
 def _without_fencing() -> None:
-    """Every write of a worker succeeds, whichever worker has the lease. The worker does not check its own clock
-    either."""
+    """Every write of a worker succeeds, whichever worker has the lease. Also, the worker does not check its own
+    clock."""
     from dispatcher.store import leases, queries
 
     fences = {
@@ -81,7 +81,7 @@ def _without_fencing() -> None:
 
 
 def _with_early_ack() -> None:
-    """An answer frees its slot and acks its message before the commit that records it."""
+    """A worker frees the slot and acks the message before the commit that records the answer."""
     from dispatcher.worker.record import RecordStage
 
     record = RecordStage._record
@@ -108,7 +108,8 @@ def _with_trusted_clock() -> None:
 
 
 def _without_a_transition() -> None:
-    """An email stays on the wire whatever the provider answers, because the transition that ends it is removed."""
+    """An email stays on the wire whatever the provider answers, because the transition that ends this state is
+    removed."""
     from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
 
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
@@ -126,8 +127,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _without_fencing,
         {"freeze worker": 1},
         "accepted more than once",
-        # Slow sends: a frozen worker has leases that it has not started. Other workers lease these emails at once, and
-        # are still sending them when it wakes.
+        # Slow sends, so a frozen worker has leased emails that it has not begun to send. Other workers lease these
+        # emails immediately, and are still sending them when the frozen worker wakes.
         {"latency_ms": 1200, "connections": 4, "hosts": 1, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
     ),
     "early-ack": Mutant(
@@ -141,22 +142,22 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_trusted_clock,
         {"step clock": 1},
         "leases recovered without need",
-        # Slow sends: at every step there are leases to lose.
+        # Slow sends, so at every change of the clock there are leases that can be lost.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),
     "row-dropped": Mutant(
-        "the worker's table of transitions lacks a row: no answer ends the time on the wire",
+        "the worker's table of transitions lacks a row: no answer ends the state on-the-wire",
         _without_a_transition,
         {"provider 503": 1},
         "held without need",
         {"rest_seconds": 15.0},
     ),
 }
-"""By name; `./run chaos --mutant NAME` must exit 1 for each."""
+"""The mutants by name. For each of them, `./run chaos --mutant NAME` must exit with code 1."""
 
 
 def main() -> int:
-    """Run the mutant that the command line names."""
+    """Run the mutant of the command line."""
     from dispatcher.cli.main import main as dispatcher
 
     MUTANTS[sys.argv[1]].switch_off()

@@ -1,4 +1,4 @@
-"""A host's network: its connections to PostgreSQL and RabbitMQ use proxies that an action can cut or black-hole."""
+"""A host's network: proxies between the host and PostgreSQL and RabbitMQ, which an action can cut or black-hole."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.broker.proxy import Proxy
 
 SERVERS: Final = (POSTGRES, RABBITMQ)
 TURN_SECONDS: Final = 30.0
-"""Far above the time that the proxies' thread takes for a command."""
+"""The time limit for a command, which takes the proxies' thread far less time."""
 
 
 class Network:
-    """Runs the proxies in their own thread. Every method returns when the proxies have executed it.
+    """Runs the proxies in their own thread. Every method returns when the proxies have carried out the command.
 
     Attributes:
-        urls: Each server's URL, through its proxy.
+        urls: For each server, the URL of the proxy.
     """
 
     def __init__(self, urls: Mapping[str, str]) -> None:

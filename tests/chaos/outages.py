@@ -1,4 +1,4 @@
-"""Server outages during a storm. They end at a planned time, while the storm continues."""
+"""Causes server outages during a storm. Each outage ends at a planned time, while the storm continues."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.acceptance.outages import RABBITMQ, StoppableServers
 
 USUAL_WATERMARK: Final = "0.4"
 CONTROL_SECONDS: Final = "20"
-"""For `rabbitmqctl`, which otherwise waits for a node that has ended."""
+"""The time limit of `rabbitmqctl`, which otherwise waits without end for a node that has ended."""
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Absence:
 
 
 class Outages:
-    """The servers that are down, and when each restarts.
+    """The servers that are down, and when each server restarts.
 
     Attributes:
         stoppable: The names of the servers that this storm may stop.
@@ -53,7 +53,7 @@ class Outages:
 
     @property
     def unfinished(self) -> str:
-        """What does not work, as text."""
+        """The servers that do not work, as text."""
         words = [
             f"{name} {'does not answer' if each.is_launched else 'is down'}" for name, each in self._absences.items()
         ]
@@ -62,11 +62,11 @@ class Outages:
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
         """End a server with a signal, for at least this long."""
         if name == RABBITMQ:
-            self._alarm_until = None  # the next start is without it
+            self._alarm_until = None  # the alarm is gone after a restart
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
-        """Raise RabbitMQ's memory alarm for this long: it stops reading from publishers."""
+        """Raise RabbitMQ's memory alarm for this long, during which RabbitMQ does not read from publishers."""
         self._alarm_until = time.monotonic() + seconds
         self._set_watermark("0")
 
@@ -77,7 +77,7 @@ class Outages:
                 if self._ground.answers(name):
                     del self._absences[name]
                 else:
-                    # A server may refuse to start while processes of its predecessor hold its memory or its name.
+                    # A server may refuse to start while processes of the killed one still use its memory or its name.
                     self._launch(name)
             elif time.monotonic() >= absence.back_at:
                 absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)
@@ -90,7 +90,7 @@ class Outages:
         return True
 
     def heal(self) -> None:
-        """Make everything due now."""
+        """End all outages now."""
         for absence in self._absences.values():
             absence.back_at = 0.0
         if self._alarm_until is not None:
@@ -100,7 +100,7 @@ class Outages:
         if self._control is not None and (code := self._control.poll()) is not None:
             self._control = None
             if code and self._alarm_until is None:
-                self._alarm_until = 0.0  # the alarm could not be ended, so try once more
+                self._alarm_until = 0.0  # the alarm could not be cleared, so try again
         if self._control is None and self._alarm_until is not None and time.monotonic() >= self._alarm_until:
             self._alarm_until = None
             self._set_watermark(USUAL_WATERMARK)

@@ -13,22 +13,22 @@ from tests.chaos.subject import Subject
 
 
 def kill_worker(stage: StormStage, random: Random) -> bool:
-    """SIGKILL to a worker."""
+    """Send SIGKILL to a worker."""
     return _kill(stage, random, stage.find("worker"))
 
 
 def kill_relay(stage: StormStage, random: Random) -> bool:
-    """SIGKILL to a relay."""
+    """Send SIGKILL to a relay."""
     return _kill(stage, random, stage.find("relay"))
 
 
 def kill_parent(stage: StormStage, random: Random) -> bool:
-    """SIGKILL to a parent. Its children notice, and the next parent starts at once."""
+    """Send SIGKILL to a parent. Its children detect this and exit. The next parent starts immediately."""
     return _kill_parent(random.choice(stage.hosts))
 
 
 def kill_host(stage: StormStage, random: Random) -> bool:
-    """SIGKILL to a parent and all of its children, within a moment."""
+    """Send SIGKILL to a parent and all of its children, within a moment."""
     host = random.choice(stage.hosts)
     children = host.find("")
     if not _kill_parent(host):
@@ -47,7 +47,7 @@ def _kill_parent(host: Subject) -> bool:
 
 
 def kill_producer(stage: StormStage, random: Random) -> bool:
-    """SIGKILL to a producer, possibly between its commit and its answer."""
+    """Send SIGKILL to a producer, possibly between a commit and the answer."""
     return _kill(stage, random, stage.producers.pids())
 
 
@@ -59,12 +59,12 @@ def _kill(stage: StormStage, random: Random, pids: list[int]) -> bool:
 
 
 def freeze_worker(stage: StormStage, random: Random) -> bool:
-    """SIGSTOP to a worker, and SIGCONT after its leases have expired."""
+    """Send SIGSTOP to a worker, and SIGCONT after the worker's leases have expired."""
     return _freeze(stage, random, "worker")
 
 
 def freeze_relay(stage: StormStage, random: Random) -> bool:
-    """SIGSTOP to a relay, and SIGCONT later."""
+    """Send SIGSTOP to a relay, and SIGCONT later."""
     return _freeze(stage, random, "relay")
 
 
@@ -77,8 +77,8 @@ def _freeze(stage: StormStage, random: Random, role: str) -> bool:
 
 
 def freeze_host(stage: StormStage, random: Random) -> bool:
-    """SIGSTOP to all processes of a host, and SIGCONT after a moment, or after other hosts have recovered its
-    leases."""
+    """Send SIGSTOP to all processes of a host. Send SIGCONT after a moment, or after other hosts have recovered the
+    frozen host's leases."""
     host = random.choice(stage.hosts)
     seconds = short_or_long(stage, random)
     awake = [pid for pid in host.members() if pid not in stage.diary.frozen]
@@ -94,7 +94,7 @@ def _freeze_one(stage: StormStage, pid: int, seconds: float) -> None:
 
 
 def end_worker(stage: StormStage, random: Random) -> bool:
-    """SIGTERM to one worker: it drains and is replaced."""
+    """Send SIGTERM to one worker, which drains and is replaced."""
     with suppress(ProcessLookupError, IndexError):
         os.kill(random.choice(stage.find("worker")), signal.SIGTERM)
         return True
@@ -102,7 +102,7 @@ def end_worker(stage: StormStage, random: Random) -> bool:
 
 
 def restart_run(stage: StormStage, random: Random) -> bool:
-    """SIGTERM to the parent: everything drains, and the next parent starts."""
+    """Send SIGTERM to the parent. All processes drain, and the next parent starts."""
     host = random.choice(stage.hosts)
     if not host.is_running or host.is_stopping:
         return False
@@ -111,12 +111,12 @@ def restart_run(stage: StormStage, random: Random) -> bool:
 
 
 def reload_run(stage: StormStage, random: Random) -> bool:
-    """SIGHUP to the parent: every process is replaced, one after the other."""
+    """Send SIGHUP to the parent, which replaces its processes one after the other."""
     return random.choice(stage.hosts).send(signal.SIGHUP)
 
 
 def add_worker(stage: StormStage, random: Random) -> bool:
-    """SIGTTIN to the parent, and SIGTTOU after a while: one more worker, then one fewer."""
+    """Send SIGTTIN to the parent, which adds a worker. After a while, send SIGTTOU, which removes a worker."""
     host = random.choice(stage.hosts)
     if not host.send(signal.SIGTTIN):
         return False
@@ -125,7 +125,7 @@ def add_worker(stage: StormStage, random: Random) -> bool:
 
 
 def delete_ledger(stage: StormStage, random: Random) -> bool:
-    """Delete the ledger of a living worker. Its worker is killed soon after, or by another action."""
+    """Delete the ledger of a running worker. The worker is killed soon after, or later by a different action."""
     host = random.choice(stage.hosts)
     workers = host.workers()
     seconds = random.choice([0.0, random.uniform(0.0, 2.0), None])

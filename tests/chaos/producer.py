@@ -1,10 +1,10 @@
-"""A program that enqueues like an application. It may be killed at any moment, also between a commit and its answer.
+"""A program that enqueues like an application. It may be killed at any moment, even between a commit and the answer.
 
     python -m tests.chaos.producer --name NAME --file FILE --began-at T --rate R --shared-rate R --until T
 
 It enqueues its own emails, and emails with shared keys, which all producers enqueue at the same time. It writes each
-key into FILE before the call, and the answer after it. After a restart it repeats the calls without an answer. It ends
-when it has an answer to every call that was due until `--until`.
+key into FILE before the call, and the answer after the call. After a restart, it repeats the calls that have no answer.
+It ends when every call that was due until `--until` has an answer.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ import psycopg
 from dispatcher import Attachment, Email, enqueue_many
 
 SHARED: Final = "shared"
-"""The family of keys that all producers use."""
+"""The name of the group of keys that all producers use."""
 BATCH: Final = 25
 LOOK_SECONDS: Final = 0.05
 IMPOSTOR_EVERY: Final = 40
-"""One in this many shared keys has a different payload in each producer: one producer succeeds, the others get a
-conflict."""
+"""One in this many shared keys has a different payload in each producer: one producer succeeds, and all other producers
+get a conflict."""
 ATTACHMENT_EVERY: Final = 25
 LARGE_EVERY: Final = 300
 """One in this many emails has an attachment of some MiB."""
 LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
-"""One in this many emails goes to a mailbox that the SMTP double answers with a 4xx (`dispatcher.dev.smtp_sink`); half
-of these mailboxes do so only at first."""
+"""One in this many emails goes to a mailbox for which the SMTP double answers 4xx (`dispatcher.dev.smtp_sink`). For
+half of these mailboxes, the double does so only at the first attempt."""
 TROUBLES: Final = (
     "greylisted-",
     "busy-",
@@ -54,7 +54,7 @@ TROUBLES: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Notes:
-    """What a producer has written down: a line before each call, and a line after its answer.
+    """The records in a producer's file: a line before each call, and a line after the answer.
 
     Attributes:
         keys: The keys of the calls, in order.
@@ -66,13 +66,13 @@ class Notes:
 
     @property
     def open_keys(self) -> list[str]:
-        """The keys without an answer."""
+        """The keys of calls that have no answer."""
         answered = {key for key, _, _ in self.answers}
         return [key for key in dict.fromkeys(self.keys) if key not in answered]
 
 
 def read_notes(path: Path) -> Notes:
-    """Read the notes of a producer, which may have been killed during its last line."""
+    """Read a producer's file. The last line may be incomplete, because the producer may have been killed."""
     with suppress(FileNotFoundError):
         *lines, _unfinished = path.read_bytes().split(b"\n")
         documents = [document for line in lines if (document := _document(line))]
@@ -91,7 +91,7 @@ def _document(line: bytes) -> dict[str, Any]:
 
 
 def email_of(key: str, asker: str) -> Email:
-    """The email of a key: the same in every producer, except for a key with different payloads."""
+    """The email of a key. It is the same in every producer, unless the key has different payloads."""
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
@@ -138,7 +138,7 @@ class Producer:
         """Enqueue until every call has an answer.
 
         Args:
-            rates: Emails per second, by the family of their keys.
+            rates: Emails per second, for each group of keys.
         """
         while self._open_keys or time.time() < until:
             again = list(self._open_keys)
@@ -159,7 +159,7 @@ class Producer:
         try:
             answers = self._enqueue([email_of(key, self._name) for key in keys])
         except psycopg.Error as error:
-            # It is unknown whether the commit succeeded. Repeating the call with the same key settles it.
+            # It is unknown whether the commit succeeded. So the producer repeats the call with the same key.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
             self._hang_up()
             return
@@ -181,7 +181,7 @@ class Producer:
             self._connection = None
 
     def _note(self, document: dict[str, object]) -> None:
-        # One write; the leading line end closes a line that a kill has cut.
+        # One write. The leading line end terminates a line that was cut off by a kill.
         os.write(self._file, b"\n" + orjson.dumps(document) + b"\n")
 
 

@@ -1,4 +1,4 @@
-"""The producers of a storm: processes that enqueue, are killed, and are restarted until they have all answers."""
+"""The producers of a storm: processes that enqueue, may be killed, and are restarted until every call has an answer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.supervisor.program import Program
 
 PRODUCERS: Final = 3
 SHARED_FRACTION: Final = 0.1
-"""Share of shared keys among all emails. Every producer enqueues each shared key."""
+"""The share of emails with shared keys. Every producer enqueues each shared key."""
 
 
 class Producers:
@@ -55,7 +55,7 @@ class Producers:
 
     @property
     def are_done(self) -> bool:
-        """Whether all producers have all answers."""
+        """Whether all calls of all producers have an answer."""
         return all(program.exit_code == 0 for program in self._programs.values())
 
     @property

@@ -1,4 +1,4 @@
-"""The outcome of a storm, as a table and as JSON."""
+"""Shows the outcome of a storm, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
 
 
 def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
-    """Print the outcome as a table, with examples of what is wrong."""
+    """Print the outcome as a table, with examples of violations."""
     fields = to_json(plan, outcome)
     table = Table("name", "value")
     for name, value in fields.items():
@@ -52,4 +52,4 @@ def print_outcome(plan: StormPlan, outcome: StormOutcome) -> None:
     print_data("actions: " + ", ".join(f"{name} {times}" for name, times in fields["actions"].items()))
     for name, found in outcome.verdict.violations.items():
         print_data(f"WRONG: {name}: {len(found)}, such as {'; '.join(found[:EXAMPLES])}")
-    print_data("The books balance." if outcome.verdict.is_good else "The books do not balance.")
+    print_data("The promise was kept." if outcome.verdict.is_good else "The promise was broken.")

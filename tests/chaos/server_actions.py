@@ -29,7 +29,7 @@ def cut_connections(stage: StormStage, random: Random) -> bool:
 
 
 def restart_broker(stage: StormStage, random: Random) -> bool:
-    """SIGKILL or SIGTERM to RabbitMQ, and an immediate restart."""
+    """Send SIGKILL or SIGTERM to RabbitMQ, and restart RabbitMQ."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.stop(RABBITMQ, random.choice([signal.SIGKILL, signal.SIGTERM]), 0.0)
@@ -37,7 +37,7 @@ def restart_broker(stage: StormStage, random: Random) -> bool:
 
 
 def alarm_broker(stage: StormStage, random: Random) -> bool:
-    """RabbitMQ's memory alarm."""
+    """Raise RabbitMQ's memory alarm for a while."""
     if RABBITMQ not in stage.outages.stoppable or not stage.outages.is_over:
         return False
     stage.outages.raise_alarm(random.uniform(2, 5))
@@ -45,7 +45,7 @@ def alarm_broker(stage: StormStage, random: Random) -> bool:
 
 
 def cut_sessions(stage: StormStage, random: Random) -> bool:
-    """Terminate some sessions of our database, whatever they are doing."""
+    """Terminate some sessions of our database, even during a statement."""
     statement = """
         select count(pg_terminate_backend(pid)) from pg_stat_activity
         where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'
@@ -60,7 +60,7 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
-    """PostgreSQL's immediate shutdown or SIGKILL, and a restart after a moment."""
+    """Shut PostgreSQL down in immediate mode, or send SIGKILL; restart PostgreSQL after a moment."""
     if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()
@@ -69,12 +69,12 @@ def restart_database(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend(stage: StormStage, random: Random) -> bool:
-    """SIGSTOP to a PostgreSQL backend of one of our processes, and SIGCONT after a while."""
+    """Send SIGSTOP to a PostgreSQL backend of one of our processes, and SIGCONT after a while."""
     return _hang_one(stage, random, "dispatcher relay", *_workers(stage))
 
 
 def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
-    """SIGSTOP to a worker's backend, SIGKILL to that worker, and SIGCONT to the backend after a while."""
+    """Send SIGSTOP to a worker's backend, SIGKILL to that worker, and SIGCONT to the backend after a while."""
     workers = _workers(stage)
     if not workers:
         return False
@@ -104,7 +104,7 @@ def _hang_one(stage: StormStage, random: Random, *names: str) -> bool:
 
 
 def _workers(stage: StormStage) -> dict[str, int]:
-    """The workers of all hosts that have a ledger, and their pids."""
+    """The pids of all hosts' workers that have a ledger, by the worker's name."""
     return {worker: pid for host in stage.hosts for worker, pid in host.workers().items()}
 
 
@@ -119,7 +119,7 @@ def step_clock(stage: StormStage, random: Random) -> bool:
 
 
 def _set_clock(stage: StormStage, ahead: float) -> bool:
-    """Set the clock. If PostgreSQL does not accept it now, the true time is set later."""
+    """Set PostgreSQL's clock. If that fails, the true time is set later."""
     try:
         stage.clock.set(ahead)
     except psycopg.Error:
@@ -135,12 +135,12 @@ def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def cut_network(*names: str) -> Action:
-    """Cut the network of a host for a while: connections to these servers end, and new ones are refused."""
+    """An action that cuts a host's network for a while: connections to these servers end, and new ones are refused."""
     return _away(names, Network.cut)
 
 
 def black_hole(*names: str) -> Action:
-    """Black-hole the network of a host: connections to these servers stay open, and nothing passes."""
+    """An action that black-holes a host's network: connections to these servers stay open, but forward no data."""
     return _away(names, Network.black_hole)
 
 

@@ -1,4 +1,4 @@
-"""Everything that a storm needs and that the adversary can disturb."""
+"""The environment of a storm: servers, hosts, producers and the provider's double, which the adversary can disturb."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from tests.supervisor.program import Event, Program
 
 
 class ProviderDouble(Protocol):
-    """The provider: a double with a ledger of accepted emails and a record of what it saw on the wire."""
+    """The provider's double, with a ledger of accepted emails and a record of wire events."""
 
     program: Program
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that make a dispatcher send there."""
+        """The settings with which a dispatcher sends to the double."""
         ...
 
     def delivered(self) -> Counter[UUID]:
@@ -43,19 +43,19 @@ class ProviderDouble(Protocol):
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its ledger, which grows with each accepted email."""
+        """The size of the ledger, which grows with each accepted email."""
         ...
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """What it saw on the wire."""
+        """The recorded wire events."""
         ...
 
     def behave(self, **behaviour: object) -> None:
-        """Set its behaviour from now on; settings that are not named are reset."""
+        """Set the double's behaviour from now on. Settings that are not given are reset."""
         ...
 
     def kill(self) -> None:
-        """End it."""
+        """Kill the double."""
         ...
 
 
@@ -64,13 +64,13 @@ class StormStage:
     """The environment of a storm. Everything in it is real, except the provider.
 
     Attributes:
-        hosts: Each a `dispatcher run` with a name, a run directory, and optionally its own network.
+        hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
         provider_name: The provider that the double simulates: `sendgrid` or `smtp`.
         clock: PostgreSQL's clock.
         lease_seconds: The length of a lease; freezes last longer.
         latency_ms: The provider's latency, unless the adversary makes it slower.
-        shares_broker: Whether others use the same RabbitMQ. If so, only connections of our own workers may be cut.
-        calm: Calls that are due later, or at the end of the storm: see `later`.
+        shares_broker: Whether other tests use the same RabbitMQ. If so, only connections of our own workers may be cut.
+        calm: Calls that are due at a later time, or at the end of the storm: see `later`.
     """
 
     database_url: str
@@ -95,7 +95,7 @@ class StormStage:
         heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), action))
 
     def step(self, *, everything: bool = False) -> None:
-        """Make the calls that are due, and restart what the storm has ended.
+        """Make the calls that are due, and restart the processes and servers that the storm has ended.
 
         Raises:
             HarnessFailed: a producer or the provider's double has ended.
@@ -105,7 +105,7 @@ class StormStage:
         while self.calm and self.calm[0][0] <= until:
             due.append(heappop(self.calm)[2])
         for action in due:
-            action()  # it may postpone itself
+            action()  # the call may schedule itself again
         self.outages.step()
         self.producers.restart_killed()
         if (code := self.provider.program.exit_code) is not None:
@@ -114,7 +114,7 @@ class StormStage:
             self._restart(host)
 
     def behave(self, **behaviour: object) -> None:
-        """Set the double's behaviour from now on, with the usual latency unless another is given."""
+        """Set the double's behaviour from now on, with the usual latency unless a latency is given."""
         self.provider.behave(**{"latency_ms": self.latency_ms, **behaviour})
 
     def find(self, role: str) -> list[int]:
@@ -126,9 +126,9 @@ class StormStage:
         return [event for host in self.hosts for event in host.events(name)]
 
     def hang(self, pid: int, seconds: float) -> None:
-        """Send SIGSTOP to a PostgreSQL backend for this long; raises ProcessLookupError if it has ended."""
+        """Freeze a PostgreSQL backend for this long; raises ProcessLookupError if the backend has ended."""
         os.kill(pid, signal.SIGSTOP)
-        # In its own thread, because the backend may hold a lock that our next statement needs.
+        # A thread wakes the backend, because the backend may have a lock for which our next statement waits.
         self._hung[pid] = Timer(seconds, _wake, [pid])
         self._hung[pid].start()
 
@@ -141,17 +141,17 @@ class StormStage:
 
     @property
     def has_hung(self) -> bool:
-        """Whether a backend hangs now."""
+        """Whether a backend is frozen now."""
         return any(timer.is_alive() for timer in self._hung.values())
 
     def _restart(self, host: Subject) -> None:
-        """Restart the dispatcher if it has ended, and record it if it should not have."""
+        """Restart the dispatcher if it has ended; if it ended without a reason, record a fault."""
         code = host.program.exit_code
         if code is None:
             return
         was_stopping = host.is_stopping
-        # Exit 1: a process could not record its results within the drain time and was killed, and the next run settles
-        # it. A run that had not started yet ends by the signal itself.
+        # Exit 1: a process could not record its results within the drain time and was killed; the next run recovers its
+        # leases. A run that had not installed its handlers yet is ended by the signal itself.
         if code not in ((0, 1, -9, -15) if was_stopping else (-9,)):
             self.diary.note_fault(
                 f"the run of {host.name} ended with {code} {'after SIGTERM' if was_stopping else 'by itself'}"

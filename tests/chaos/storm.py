@@ -1,8 +1,9 @@
-"""One storm: enqueue and dispatch under load while the adversary causes faults; then calm, rest, and the verdict.
+"""Runs one storm: enqueues and dispatches under load while the adversary causes faults, then waits, and gives a
+verdict.
 
 with storm(plan, ground, folder) as …      everything is real: processes, servers, sockets, signals
 the adversary draws from a shuffled deck   the same seed draws the same cards in the same order
-calm                                       every fault is healed; producers get their remaining answers
+calm                                       every fault is healed; the remaining calls of the producers get answers
 rest                                       every email final, every dead letter published, the send queue empty
 SIGTERM                                    exit 0, and no process left
 verdict                                    by the oracle, from records that the product does not write
@@ -48,8 +49,8 @@ DRAIN_SECONDS: Final = 5
 START_SECONDS: Final = 90.0
 STOP_SECONDS: Final = 30.0
 CALM_SECONDS: Final = 180.0
-"""For servers to restart, and for producers to get their remaining answers. RabbitMQ alone may take a minute on a busy
-machine."""
+"""The time limit for servers to restart, and for the producers' remaining calls to get answers. RabbitMQ alone may take
+a minute on a busy machine."""
 MOST_FURTHER_RUNS: Final = 3
 
 Tell = Callable[[str], None]
@@ -62,18 +63,19 @@ class StormPlan:
     Attributes:
         seconds: How long the adversary works.
         rate: Emails per second.
-        hosts: The number of hosts. All except the first use proxies as their network, unless the servers are a cluster.
+        hosts: The number of hosts. Every host except the first reaches the servers through proxies, unless the servers
+            are a cluster.
         workers: Workers per host.
         provider: `sendgrid` or `smtp`.
         latency_ms: The provider's latency.
-        connections: The most in-flight requests per worker; its other leased emails wait.
-        bundle: The most emails per message on the send queue.
+        connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
+        bundle: The maximum number of emails per message on the send queue.
         pause_seconds: The shortest and the longest pause between two actions.
-        patience_seconds: How much longer the adversary waits if nothing was accepted since its last action. On a busy
-            machine, processes take seconds to start, and it would otherwise only hit idle ones.
+        patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
+            machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
         deck: The count of each action in the deck; actions that the servers do not allow are never drawn.
         command: The command to test instead of `dispatcher run`.
-        rest_seconds: How long the way to rest may make no progress after the storm.
+        rest_seconds: After the storm, give up if no email makes progress for this long.
     """
 
     seconds: float
@@ -99,9 +101,9 @@ class Ground:
     """The servers that a storm may use.
 
     Attributes:
-        stoppable: The names of the servers that it may stop.
-        shares_broker: Whether others use the same RabbitMQ.
-        outages: What stops the servers, if the actions do not.
+        stoppable: The names of the servers that the storm may stop.
+        shares_broker: Whether other tests use the same RabbitMQ.
+        outages: The schedule that stops the servers, if the actions do not stop them.
     """
 
     stoppable: StoppableServers
@@ -133,7 +135,7 @@ class StormOutcome:
 
 
 def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutcome:
-    """Run a storm to its end. Leaves no process behind.
+    """Run a storm to its end. No process is left running.
 
     Raises:
         HarnessFailed: the storm cannot be judged.
@@ -151,7 +153,7 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
             books = collect(stage, plan.policy)
         except HarnessFailed:
             raise
-        except Exception as error:  # mistakes of the product are recorded in the diary and raise no exception
+        except Exception as error:  # errors of the product are recorded in the diary and raise no exception
             (folder / "harness.txt").write_text(traceback.format_exc())
             raise HarnessFailed(f"{type(error).__name__}: {error}") from error
     _write_held(folder / "held.jsonl", books)
@@ -159,7 +161,7 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
 
 
 def _write_held(path: Path, books: Records) -> None:
-    """Write down why each held email is held, with all known facts, for the ones that remain unexplained."""
+    """Write a file with the reason and all records for each held email, to examine the unexplained ones."""
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
     path.write_bytes(b"".join(lines))
 
@@ -185,7 +187,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             host.program.await_events("broker.connected", plan.workers)
         producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
         servers = ground.stoppable.servers
-        # While its alarm is on, the broker reads nothing. Our own messages must not wait for it.
+        # During a memory alarm, the broker does not read from publishers. Our own publishing must not wait that long.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
         patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
         yield StormStage(
@@ -219,7 +221,8 @@ def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
 def _environment(
     plan: StormPlan, ground: Ground, folder: Path, host: str, urls: Mapping[str, str], provider: Mapping[str, str]
 ) -> dict[str, str]:
-    """Short leases and few connections, so that many emails are leased and not on the wire when a process is hit."""
+    """The settings of a host. Leases are short and connections few, so many emails are leased but not on the wire when
+    a process is killed."""
     servers, topology = ground.stoppable.servers, ground.topology
     settings = {
         "METRICS_ADDRESS": "off",
@@ -235,13 +238,13 @@ def _environment(
         "WORKERS": plan.workers,
         "ON_UNCERTAIN": plan.policy,
         "LEASE_SECONDS": plan.lease_seconds,
-        # Longer than a worker or the double may stall for lack of a CPU core, which no fault would explain.
+        # Longer than a worker or the double may wait for a CPU core. No fault would explain such a timeout.
         "SEND_TIMEOUT_SECONDS": 8,
         "DRAIN_SECONDS": DRAIN_SECONDS,
         "RETRY_BASE_SECONDS": 0.1,
         "RETRY_CAP_SECONDS": 1,
-        # An email without attempts left is held under any policy. Under `resend` that would be a verdict on the
-        # harness.
+        # With either policy, an uncertain email that has used up its attempts is held. With `resend`, the oracle would
+        # then report a violation that the harness caused.
         "MAX_ATTEMPTS": 5 if plan.policy == "hold" else 25,
         "PREFETCH": 64,
         "BUNDLE_EMAILS": plan.bundle,
@@ -254,8 +257,8 @@ def _environment(
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     """The time in which the adversary works."""
-    # Separate from the deck: how often an action draws random numbers depends on timing, and must not change the next
-    # cards.
+    # A separate generator, because the number of random numbers that an action draws depends on timing. It must not
+    # change the next cards.
     chance = random.Random(f"the actions of {plan.seed}")
     stage.behave()
     try:
@@ -285,7 +288,7 @@ def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 
 def drawn(plan: StormPlan) -> Iterator[str]:
-    """Cards of a shuffled deck, then of a new one, so that every action is drawn."""
+    """Yield the cards of a shuffled deck, then of a new shuffled deck, and so on, so that every action is drawn."""
     deck = plan.deck or {name: times for name, (_, times) in DECK.items()}
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
@@ -299,7 +302,7 @@ def _seen(stage: StormStage) -> str:
 
 
 def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Heal everything, and let the producers get their remaining answers."""
+    """Heal every fault, and wait until all calls of the producers have answers."""
     tell(f"calm: {_seen(stage)}, {stage.diary.actions.total()} actions")
     stage.wake()
     stage.step(everything=True)
@@ -319,8 +322,8 @@ def _calm(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 
 def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str], int]) -> None:
-    """Wait until every email is final and announced, and the queue is empty. A lack of progress ends the wait; the
-    oracle then judges.
+    """Wait until every email is in a final status, every dead letter is published, and the queue is empty. If there is
+    no progress, stop waiting; the oracle then judges.
 
     Args:
         queued: Returns the number of messages on the queue.
@@ -338,8 +341,8 @@ def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str]
 
 
 def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
-    """The number of emails that are not final and announced, plus messages on the queue. Large, if a restarting server
-    refuses to answer."""
+    """The number of emails that are in no final status or have an unpublished dead letter, plus messages on the queue.
+    A large number, if a restarting server does not answer."""
     with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
         row = session.execute(_OPEN).fetchone()
         assert row is not None
@@ -348,10 +351,10 @@ def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
 
 
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """Let further runs process what the previous run returned when it stopped.
+    """Let further runs process the messages that the previous run returned to the queue when it stopped.
 
-    A worker may have held messages when all seemed at rest: second messages of final emails. Messages that remain after
-    some runs are left for the oracle to judge.
+    Even if the queue was empty, a worker may have had messages: second messages of finished emails. The oracle judges
+    messages that remain after some runs.
     """
     for _ in range(MOST_FURTHER_RUNS):
         if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
@@ -359,8 +362,7 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
         tell(f"{waiting} messages were returned; starting another run")
         for host in stage.hosts:
             host.start()
-        # Including unacked messages: a message that points to fifty emails takes a while after a worker has received
-        # it.
+        # Counts unacked messages, too, because a worker takes a while for a message that points to fifty emails.
         _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
 
@@ -381,9 +383,9 @@ def _await(stage: StormStage, condition: Callable[[], bool], what: str | Callabl
 
 
 def _stop(stage: StormStage) -> None:
-    """Send SIGTERM: every run must exit 0, and every process must end."""
+    """Send SIGTERM to every run. Each run must exit with code 0, and every process must end."""
     try:
-        # An action may have stopped a run just before.
+        # An action may have stopped a run just before, and its successor must start first.
         _await(stage, lambda: all(host.is_up for host in stage.hosts), "the start of every host", START_SECONDS)
     except AssertionError as error:
         stage.diary.note_fault(str(error))

@@ -16,14 +16,14 @@ COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "run")
 
 
 class Subject:
-    """The runs of one host.
+    """The successive runs of one host.
 
     Attributes:
         name: The host's name.
         program: The latest `dispatcher run`.
-        is_stopping: Whether that run got a SIGTERM.
-        run_dir: The folder of its ledgers.
-        network: The proxies between the host and its servers; None if it reaches them directly.
+        is_stopping: Whether the latest run got SIGTERM.
+        run_dir: The folder of the host's ledgers.
+        network: The proxies between the host and the servers; None if the host connects directly.
     """
 
     program: Program
@@ -70,7 +70,7 @@ class Subject:
         )
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to the parent if it is up; returns whether it was."""
+        """Send a signal to the parent if the run is up; returns whether the signal was sent."""
         if not self.is_up:
             return False
         self.program.send(number)
@@ -83,12 +83,12 @@ class Subject:
             self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """SIGKILL to the parent only; its children end by themselves."""
+        """Send SIGKILL to the parent only; the children end by themselves."""
         self._diary.kill(self.program.pid)
         self.program.await_exit()
 
     def members(self) -> list[int]:
-        """Every running process of any run, including orphans."""
+        """The pids of all running processes of all runs, including orphans."""
         return [pid for program in self._programs for pid in program.members()]
 
     def await_all_ended(self) -> None:
@@ -96,7 +96,7 @@ class Subject:
         eventually(lambda: not self.members(), f"the end of every process of {self.name}")
 
     def workers(self) -> dict[str, int]:
-        """The pids of the running workers that have a ledger, by the worker's identity in `email_log.locked_by`."""
+        """The pids of the running workers that have a ledger, by the worker's name in `email_log.locked_by`."""
         pids = set(self.find("worker"))
         named = {path.stem: int(path.stem.split(":")[-2]) for path in self.run_dir.glob("*.ledger")}
         return {worker: pid for worker, pid in named.items() if pid in pids}

@@ -1,4 +1,5 @@
-"""PostgreSQL stops between an acceptance and its record: the answer is kept, and no provider is called twice."""
+"""If PostgreSQL stops before an acceptance is recorded, the worker keeps the answer, and calls the provider only
+once."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ from tests.supervisor.program import eventually
 EMAILS = 60
 LEASE_SECONDS = 6
 """Shorter than any outage here. After the outage, the relay must not recover leases before the workers renew them,
-which takes them up to a third of it."""
+which takes up to a third of this time."""
 
 
 @pytest.mark.parametrize("seconds", [6.5, pytest.param(30.0, marks=pytest.mark.slow)])
 def test_answers_that_arrive_during_a_postgresql_outage_are_recorded_after_it(
     host: Host, stoppable: StoppableServers, seconds: float
 ) -> None:
-    # The double accepts before it delays its answer, so for half a second each accepted email is unanswered and
-    # unrecorded.
+    # The double accepts an email before it delays the answer. So for half a second, each accepted email is neither
+    # answered nor recorded.
     double = Double(host.folder / "double", "--latency-ms", "500")
     host.recipient = double
     ids = host.enqueue(emails(EMAILS))

@@ -1,4 +1,4 @@
-"""A host's network: cut, black-holed and healed, with a small server behind it."""
+"""A host's network is cut, black-holed and healed, in front of a small echo server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The storm's record of stopped servers, with a real starter and cheap programs instead of servers."""
+"""`Outages` stops and restarts servers at the planned times. Small programs stand in for the servers; the keeper is
+real."""
 
 from __future__ import annotations
 
@@ -54,12 +55,12 @@ def test_a_server_that_restarted_together_with_another_counts_as_running(ground:
         outages.step()
         return f"{name} does not answer" in outages.unfinished
 
-    eventually(lambda: is_launched(RABBITMQ), "the launch of the other, and of all that are down")
+    eventually(lambda: is_launched(RABBITMQ), "the launch of the second server, and of all that are down")
     assert outages.unfinished == f"{POSTGRES} is down, {RABBITMQ} does not answer"
     eventually(lambda: len(Processes(ground.servers.folder).running()) == 2, "that both run again")
     outages.heal()
 
-    eventually(lambda: is_launched(POSTGRES), "that the first is known to be there")
+    eventually(lambda: is_launched(POSTGRES), "the launch of the first server is noticed")
 
 
 def test_a_server_stays_down_until_its_planned_time(ground: StoppableServers) -> None:
@@ -74,7 +75,7 @@ def test_a_server_stays_down_until_its_planned_time(ground: StoppableServers) ->
 
 
 def test_a_server_that_ends_during_its_start_is_started_again(ground: StoppableServers, tmp_path: Path) -> None:
-    # As PostgreSQL does while processes of its predecessor hold its memory.
+    # Like PostgreSQL, which refuses to start while processes of the killed server still use the shared memory.
     refusals = tmp_path / "refusals"
     outages = Outages(ground, (POSTGRES,))
     outages.stop(POSTGRES, signal.SIGKILL, LONG_SECONDS)

@@ -1,4 +1,4 @@
-"""Killed producers continue from their notes, and the seed determines the adversary's cards."""
+"""Killed producers continue from their files, and the seed determines the adversary's cards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_shared_key_has_the_same_email_in_every_producer_unless_its_payloads_d
 
 
 def test_a_producer_that_ends_by_itself_is_a_failure_of_the_harness(tmp_path: Path) -> None:
-    (tmp_path / "p1.notes").mkdir()  # the file where it would write its notes
+    (tmp_path / "p1.notes").mkdir()  # the producer cannot write its file, because a folder has the same path
     nowhere = "postgresql://127.0.0.1:1/nothing"
     producers = Producers(tmp_path, nowhere, Diary(tmp_path / "diary.jsonl"), rate=1.0, seconds=60.0)
     try:

@@ -1,4 +1,4 @@
-"""A short proof: some seconds of a storm, on a private PostgreSQL and a shared RabbitMQ.
+"""A short storm of some seconds, on a private PostgreSQL and a shared RabbitMQ.
 
 `./run chaos` does the same for minutes, with a private RabbitMQ.
 """
@@ -45,7 +45,7 @@ def test_a_minute_of_random_faults_over_smtp_loses_and_repeats_nothing(ground: G
 
     assert_good(outcome, kills=10)
     assert outcome.verdict.duplicates == 0
-    # Mailboxes that answer 4xx at every attempt.
+    # Some mailboxes get 4xx at every attempt, so their emails fail.
     assert outcome.verdict.counts["failed"] > 0
 
 

@@ -261,7 +261,7 @@ def main() -> None:
         console = Console()
         console.print(table(proof))
         what = f"policy {options.policy}, seed {options.seed}, {proof.seconds:.0f} s"
-        console.print(f"{what}, books balanced after each of {proof.rounds} rounds")
+        console.print(f"{what}, the promise was kept in each of {proof.rounds} rounds")
 
 
 if __name__ == "__main__":
