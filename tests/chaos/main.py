@@ -54,7 +54,7 @@ NOT_JUDGED: Final = 75
 @click.option("--rate", type=click.FloatRange(1, 5000), default=100.0, show_default=True, help="Emails per second.")
 @click.option("--emails", type=click.IntRange(1), help="The approximate number of emails, instead of a rate.")
 @click.option("--hosts", type=click.IntRange(1, 8), help=(
-    "Number of hosts. Any host's network except the first's can fail.  [default: 2; with --cluster 1, no network faults]"
+    "Number of hosts. The network of all hosts but one can fail.  [default: 2; with --cluster 1, no network faults]"
 ))  # fmt: skip
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Workers per host.")
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(

@@ -1,4 +1,4 @@
-"""An attempt whose reports call functions of a test."""
+"""An attempt that passes the adapter's reports to functions of a test."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dispatcher.providers.contract import Attempt
 
 
 class FakeAttempt(Attempt):
-    """Calls these functions when an adapter reports something.
+    """Calls a test's functions when the adapter reports its progress.
 
     Attributes:
-        admission: Returns the new deadline; None keeps the deadline.
+        admission: Returns the new deadline; None to keep the deadline.
     """
 
     def __init__(

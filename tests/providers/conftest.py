@@ -25,8 +25,8 @@ class Authority:
     Attributes:
         ca_file: The authority's certificate, for clients.
         server: The server's side of TLS for `127.0.0.1` and `localhost`.
-        elsewhere: The same for another host's name.
-        server_of_tls_1_2: As `server`, with TLS 1.2 at most.
+        elsewhere: The server's side of TLS, but for a different host name.
+        server_of_tls_1_2: As `server`, but with TLS 1.2 at most.
     """
 
     ca_file: Path

@@ -16,13 +16,13 @@ an_email = conformance.an_email
 parsed = conformance.parsed
 
 PATIENCE_SECONDS = 20.0
-"""A deadline that no test should reach."""
+"""A deadline in seconds that no test should reach."""
 SOON_SECONDS = 0.3
-"""A deadline that a test waits for; it may come at any point of the attempt."""
+"""A deadline in seconds that a test waits for, and that may pass at any point of the attempt."""
 LATER_SECONDS = 2.0
-"""A deadline that a test waits for; even a busy machine reaches the intended point before."""
+"""A deadline in seconds that a test waits for. Even a busy machine reaches the intended point before this deadline."""
 MANY_SECONDS = 120.0
-"""A deadline for hundreds of concurrent attempts, most of which wait for the others."""
+"""A deadline in seconds for hundreds of concurrent attempts, most of them waiting for a connection."""
 
 
 @dataclass
@@ -39,18 +39,18 @@ class Sending:
     left_at: list[float] = field(default_factory=list)
 
     def mark_on_wire(self) -> None:
-        """Pass this to the attempt."""
+        """Count a call; the test passes this method to the attempt."""
         self.left += 1
 
 
 async def send(
     provider: Provider, outgoing: OutgoingEmail, *, seconds: float = PATIENCE_SECONDS, leaves: bool = False
 ) -> Sending:
-    """Make one attempt, and assert that it ends in time.
+    """Make one attempt, and assert that the attempt ends in time.
 
     Args:
-        leaves: The deadline must come after `mark_on_wire`. If a slow machine reaches it before, the attempt is
-            repeated with a later deadline.
+        leaves: The deadline must pass after `mark_on_wire`. If it passes before, because the machine is slow, the
+            attempt is repeated with a later deadline.
     """
     sending = await _attempt(provider, outgoing, seconds)
     while leaves and not sending.left and seconds < PATIENCE_SECONDS:

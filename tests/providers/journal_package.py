@@ -1,4 +1,4 @@
-"""A provider in a package of its own, as pip installs it: a module, and a dist-info with an entry point."""
+"""A provider in a separate package, as pip installs packages: a module, and a dist-info with an entry point."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @asynccontextmanager
 async def listening(handler: Handler) -> AsyncIterator[int]:
-    """The port of a TCP server that runs the handler for each connection, and then closes it."""
+    """Run a TCP server that calls the handler for each connection and then closes the connection; yields the port."""
     sessions: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -63,7 +63,7 @@ async def speak_plain_http(reader: asyncio.StreamReader, writer: asyncio.StreamW
 
 @contextmanager
 def full_listener() -> Iterator[int]:
-    """The port of a listener that does not answer a SYN, because its queue is full."""
+    """Open a listener that does not answer a SYN, because its queue is full; yields the port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -82,10 +82,10 @@ def full_listener() -> Iterator[int]:
 async def proxy(
     answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
 ) -> AsyncIterator[str]:
-    """The URL of a proxy that answers CONNECT with this, and then relays to the double, if there is one.
+    """Run a proxy that gives this answer to CONNECT, and then relays to the double if there is one; yields its URL.
 
     Args:
-        heads: Collects the requests to the proxy.
+        heads: Gets the request heads that the proxy receives.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,7 @@ async def proxy(
 
 @contextmanager
 def unresolved() -> Iterator[threading.Event]:
-    """Within the block, the resolver answers no thread before the event is set. Nothing can cancel such a wait."""
+    """Within the block, the resolver does not answer until the event is set. A thread's wait cannot be cancelled."""
     answer = threading.Event()
     resolve = socket.getaddrinfo
 

@@ -1,4 +1,4 @@
-"""The adapters smtp and capture, each with a far end that counts emails independently, for the conformance suite."""
+"""Environments of the conformance suite for the adapters smtp and capture, each with an independent count of emails."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 
 @dataclass(frozen=True, slots=True)
 class SmtpPlace:
-    """The smtp adapter and its sink."""
+    """The smtp adapter and the sink to which it sends."""
 
     provider: SmtpProvider
     sink: SmtpSink
@@ -36,7 +36,7 @@ class SmtpPlace:
 
 @dataclass(frozen=True, slots=True)
 class CapturePlace:
-    """The capture adapter and its Maildir."""
+    """The capture adapter and the Maildir into which it writes."""
 
     provider: CaptureProvider
     folder: Path
@@ -62,7 +62,7 @@ async def smtp_place(
     emails_per_connection: int = 100,
     trusted_idle_seconds: float = 5.0,
 ) -> AsyncIterator[SmtpPlace]:
-    """The smtp adapter without TLS, and a sink with this behaviour."""
+    """Run the smtp adapter without TLS, and a sink with this behaviour."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, "none")
         provider = SmtpProvider(
@@ -77,7 +77,7 @@ async def smtp_place(
 
 @asynccontextmanager
 async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
-    """The port of a sink in a process of its own."""
+    """Run a sink in a separate process; yields the sink's port."""
     command = (sys.executable, "-m", "dispatcher.dev.smtp_sink", "--folder", str(folder), "--die-with-parent")
     process = await asyncio.create_subprocess_exec(*command, *arguments, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
@@ -91,5 +91,5 @@ async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
 
 @asynccontextmanager
 async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
-    """The capture adapter and a Maildir that does not exist yet."""
+    """Create the capture adapter, with a Maildir that does not exist yet."""
     yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")

@@ -1,4 +1,4 @@
-"""The sendgrid adapter and the HTTP double; renders the received bodies as recipients would see them."""
+"""The environment of the conformance suite for the sendgrid adapter. It renders received requests as MIME messages."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ QUIRKS = ProviderQuirks(frozenset({"Date"}), takes_empty_files=False)
 
 @dataclass(frozen=True, slots=True)
 class SendGridPlace:
-    """The sendgrid adapter and the double."""
+    """The sendgrid adapter and the HTTP double."""
 
     provider: SendGridProvider
     double: HttpDouble
     quirks: ProviderQuirks = QUIRKS
 
     def contents(self) -> list[bytes]:
-        """The emails that recipients would get, rendered from the JSON by the standard library."""
+        """The emails as recipients would get them, rendered from the JSON by the standard library."""
         return [rendered(document) for document in self.double.received]
 
     def times(self) -> Counter[str]:
@@ -52,7 +52,7 @@ async def sendgrid_place(
     sandbox: bool = False,
     connections: int = 64,
 ) -> AsyncIterator[SendGridPlace]:
-    """The sendgrid adapter, without TLS by default, and a double with this behaviour."""
+    """Run the sendgrid adapter, without TLS by default, and a double with this behaviour."""
     async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
         own = SendGridSettings(api_key=KEY, host=double.url, sandbox=sandbox)
         provider = SendGridProvider(own, connections=connections, ca_file=ca_file)
@@ -63,7 +63,7 @@ async def sendgrid_place(
 
 
 def rendered(document: dict[str, Any]) -> bytes:
-    """The MIME message of a request's first personalization."""
+    """The MIME message for the first personalization of a request."""
     message = email.message.EmailMessage(policy=email.policy.SMTP)
     people = document["personalizations"][0]
     message["From"] = _mailbox(document["from"])

@@ -1,8 +1,8 @@
-"""What SendGrid accepts as the body of `POST /v3/mail/send`, from its documentation, for the fields that we send.
+"""The rules of SendGrid's documentation for the body of `POST /v3/mail/send`, for the fields that we send.
 
 A JSON Schema for the structure (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send), and checks for
 the rules that a schema cannot express (…/mail-send/errors). The schema is stricter than the published one, because it
-allows no other fields.
+allows only the fields that we send.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ses adapter and the HTTP double; renders the received requests as recipients would see them."""
+"""The environment of the conformance suite for the ses adapter. It renders received requests as MIME messages."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ SES_QUIRKS: Final = ProviderQuirks(own_headers=frozenset({"Message-ID", "Date"})
 
 @dataclass(frozen=True, slots=True)
 class SesPlace:
-    """The ses adapter and the double."""
+    """The ses adapter and the HTTP double."""
 
     provider: SesProvider
     double: HttpDouble
     quirks: ProviderQuirks = SES_QUIRKS
 
     def contents(self) -> list[bytes]:
-        """The emails that recipients would get."""
+        """The emails as recipients would get them."""
         return [rendered(document) for document in self.double.received]
 
     def times(self) -> Counter[str]:
@@ -48,7 +48,7 @@ class SesPlace:
 
 @contextmanager
 def aws_environment(**variables: str) -> Iterator[None]:
-    """Credentials for boto3, isolated from this user's own AWS settings."""
+    """Set credentials for boto3 for the block, and hide this user's own AWS settings."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_MAX_ATTEMPTS"):
             patch.delenv(name, raising=False)
@@ -69,7 +69,7 @@ def aws_environment(**variables: str) -> Iterator[None]:
 async def ses_provider(
     url: str, *, environment: Mapping[str, str] | None = None, connections: int = 64, ca_file: Path | None = None
 ) -> AsyncIterator[SesProvider]:
-    """The ses adapter for this URL, with further AWS variables."""
+    """Create the ses adapter for this URL, with further AWS variables."""
     with aws_environment(**(environment or {})):
         provider = SesProvider(SesSettings(region=REGION, endpoint_url=url, connections=connections), ca_file=ca_file)
         try:
@@ -82,7 +82,7 @@ async def ses_provider(
 async def ses_place(
     folder: Path, behaviour: Behaviour | None = None, *, tls: ssl.SSLContext | None = None, **options: Any
 ) -> AsyncIterator[SesPlace]:
-    """The ses adapter, without TLS by default, and a double with this behaviour."""
+    """Run the ses adapter, without TLS by default, and a double with this behaviour."""
     async with (
         running_double(folder, behaviour, tls=tls) as double,
         ses_provider(double.url, **options) as provider,

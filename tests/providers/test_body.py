@@ -1,4 +1,4 @@
-"""Bodies with attachments: encoded while they are written, without blocking the event loop."""
+"""Bodies with attachments are encoded while they are written, without blocking the event loop."""
 
 from __future__ import annotations
 

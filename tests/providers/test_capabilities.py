@@ -1,4 +1,4 @@
-"""The capabilities that providers declare, and the errors if no provider supports an email."""
+"""Each provider declares its capabilities, and an error explains why no provider supports an email."""
 
 from __future__ import annotations
 

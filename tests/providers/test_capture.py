@@ -1,4 +1,4 @@
-"""The capture adapter: the Maildir, its file names, and a full disk."""
+"""The capture adapter writes emails into a Maildir, and reports a full disk."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_check_leaves_no_email(tmp_path: Path) -> None:
 
 @contextmanager
 def no_room(octets: int) -> Iterator[None]:
-    """No file can grow beyond this many octets, as on a full disk."""
+    """Within the block, no file can grow beyond this many octets, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (octets, hard))
     try:

@@ -1,4 +1,4 @@
-"""The conformance suite (`dispatcher.dev.conformance`) for the built-in providers."""
+"""Runs the conformance suite (`dispatcher.dev.conformance`) for the built-in providers."""
 
 from __future__ import annotations
 

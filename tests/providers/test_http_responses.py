@@ -1,4 +1,4 @@
-"""Responses that arrive early, late or in addition: no call gets another call's response, and none is missed."""
+"""If responses arrive early, late or unrequested, each call still gets its own response."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
 async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
     octets: int, transport: HttpTransport
 ) -> None:
-    """Its beginning arrives with the first response, the rest after the next request was read."""
+    """The unrequested response begins right after the first response, and ends after the server has read the next
+    request."""
     unasked = ACCEPTED % b"unasked"
     connections: list[asyncio.StreamWriter] = []
 
@@ -122,7 +123,7 @@ async def _post(
     except (RequestNotSent, NoResponse) as error:
         return error
     finally:
-        assert loop.time() < began_at + PATIENCE / 2, "it waited for what could not come"
+        assert loop.time() < began_at + PATIENCE / 2, "it waited for a response that could not arrive"
 
 
 async def _request(reader: asyncio.StreamReader) -> None:
@@ -131,7 +132,8 @@ async def _request(reader: asyncio.StreamReader) -> None:
 
 
 def _closes_with_handshake(context: ssl.SSLContext) -> Serve:
-    """Closes in the segment that completes the handshake, which the server sends in TLS 1.2."""
+    """Returns a handler that closes the connection in the same TCP segment that completes the handshake. In TLS 1.2 the
+    server sends this segment."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -156,7 +158,7 @@ def _is_over(step: Callable[[], object]) -> bool:
 
 @asynccontextmanager
 async def _server(serve: Serve) -> AsyncIterator[str]:
-    """A server whose connections stay open until the end."""
+    """Run a server that keeps its connections open until the end of the block; yields the URL."""
     over = asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Every way in which an HTTP call can end, counted at the server: one POST, and the right result."""
+"""However an HTTP call ends, the server gets at most one POST, and the call has the right result."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from tests.waiting import Overtime, until
 PATIENCE: Final = 20.0
 SOON: Final = 0.4
 LATER: Final = 2.0
-"""A deadline before which even a busy machine reaches the intended point."""
+"""A deadline in seconds. Even a busy machine reaches the intended point before this deadline."""
 KEY: Final = {"Authorization": "Bearer secret-key"}
 
 
 @pytest.fixture
 async def double(tmp_path: Path, authority: Authority) -> AsyncIterator[HttpDouble]:
-    """A server over TLS."""
+    """An HTTP double that uses TLS."""
     async with running_double(tmp_path, tls=authority.server) as running:
         yield running
 
 
 @pytest.fixture
 async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
-    """A transport that trusts the server."""
+    """A transport that trusts the double's certificate."""
     opened = HttpTransport(connections=8, ca_file=authority.ca_file)
     yield opened
     await opened.close()
@@ -82,7 +82,8 @@ class Call:
         return self
 
     async def run_past_mark_on_wire(self, seconds: float) -> Call:
-        """Make the call with a deadline after the body was sent; repeat with a later one if it came earlier."""
+        """Make the call with a deadline that must pass after the body was sent; if it passes earlier, repeat with a
+        later one."""
         while not (await self.run(seconds)).left and seconds < PATIENCE:
             assert isinstance(self.end, RequestNotSent)
             assert self.end.reason is Reason.TIMEOUT_BEFORE_SEND
@@ -193,7 +194,7 @@ async def test_a_large_body_that_is_cut_off_is_a_definite_failure(
 async def test_a_large_body_that_the_server_does_not_read_is_a_definite_failure(transport: HttpTransport) -> None:
     with _never_accepting() as listening:
         call = Call(transport, _url_of(listening).replace("https", "http"), text="x" * 20_000_000)
-        await call.run(4 * SOON)  # writing the body into the buffers takes time, too
+        await call.run(4 * SOON)  # writing the body into the buffers also takes time
 
     assert isinstance(call.end, RequestNotSent)
     assert call.end.reason is Reason.TIMEOUT_BEFORE_SEND
@@ -202,7 +203,7 @@ async def test_a_large_body_that_the_server_does_not_read_is_a_definite_failure(
 
 
 async def test_a_large_body_is_not_given_up_at_the_previous_calls_deadline(transport: HttpTransport) -> None:
-    """One timer serves all calls of a connection: an earlier call's deadline may pass while the next body is sent."""
+    """All calls of a connection share one timer, so an earlier call's deadline may pass while the next body is sent."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LATER
 
@@ -215,7 +216,7 @@ async def test_a_large_body_is_not_given_up_at_the_previous_calls_deadline(trans
             writer.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n")
 
     async with listeners.listening(take_the_second_slowly) as port:
-        # On a very slow machine the second call has its own connection and timer.
+        # On a very slow machine, the second call may use a new connection with its own timer.
         await Call(transport, f"http://127.0.0.1:{port}").run(LATER)
         second = await Call(transport, f"http://127.0.0.1:{port}", text="x" * 16 * 1024 * 1024).run()
 
@@ -403,7 +404,7 @@ async def test_an_incomplete_or_invalid_response_is_no_response(answer: bytes, t
 
 @asynccontextmanager
 async def _saying(octets: bytes, *, closes: bool = True) -> AsyncIterator[str]:
-    """A server that gives every request the same response."""
+    """Run a server that answers every request with the same response; yields the URL."""
 
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
@@ -437,7 +438,7 @@ async def test_no_more_calls_than_connections_run_at_once(double: HttpDouble, au
 async def test_a_request_that_cannot_be_answered_in_time_is_not_sent(
     transport: HttpTransport, authority: Authority
 ) -> None:
-    """A connection that opens only in the last quarter of the time is too late. This test depends on real time."""
+    """A connection is too late if it opens in the last quarter of the call's time. This test depends on real time."""
     with _never_accepting() as listening:
         call = Call(transport, _url_of(listening))
         task = asyncio.create_task(call.run(SOON))
@@ -454,7 +455,8 @@ async def test_a_request_that_cannot_be_answered_in_time_is_not_sent(
 async def test_an_idle_connection_that_the_server_closed_causes_no_second_post(
     double: HttpDouble, transport: HttpTransport
 ) -> None:
-    """The server closes after each response without notice, so the next call may or may not meet the close."""
+    """The server closes the connection after each response without notice. The next call may use the connection before
+    it has read the close."""
     double.behaviour.fault = Fault.LAST_ANSWER
 
     calls = [await Call(transport, double.url, str(number)).run() for number in range(200)]
@@ -471,7 +473,7 @@ async def test_an_idle_connection_that_the_server_dropped_is_replaced(
 ) -> None:
     await Call(transport, double.url, "first").run()
     double.drop_connections()
-    # Until the loop has read the close, a call may still use the connection.
+    # A call may use the connection until the event loop has read the close.
     ends: list[object] = []
     while not ends or isinstance(ends[-1], NoResponse):
         ends.append((await Call(transport, double.url, str(len(ends))).run()).end)
@@ -495,7 +497,7 @@ async def test_two_hundred_calls_without_a_response_post_once_each(
 
 async def test_no_thread_begins_before_the_first_call(authority: Authority) -> None:
     """The parent creates each adapter before it forks, and must have no threads then."""
-    threads = _threads()  # includes threads of earlier tests, which may end during this one
+    threads = _threads()  # includes threads of earlier tests, which may end during this test
 
     await HttpTransport(connections=1, ca_file=authority.ca_file).close()
 
@@ -519,7 +521,7 @@ def _url_of(listening: socket.socket) -> str:
 
 @contextmanager
 def _bound_port() -> Iterator[int]:
-    """A port that is bound and has no listener."""
+    """Bind a port without listening on it; yields the port."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield taken.getsockname()[1]
@@ -527,7 +529,7 @@ def _bound_port() -> Iterator[int]:
 
 @contextmanager
 def _never_accepting() -> Iterator[socket.socket]:
-    """A socket on which the system accepts connections that no program ever takes."""
+    """A listening socket whose connections no program ever accepts."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen(8)
@@ -547,7 +549,8 @@ async def _somebody_connects(listening: socket.socket) -> None:
 def test_a_closed_connection_is_freed_without_the_garbage_collector(
     tmp_path: Path, authority: Authority, act: Fault | None
 ) -> None:
-    """The garbage collector runs once an hour in a quiet worker; until then each would keep TLS's buffers."""
+    """In a quiet worker, the garbage collector runs once an hour. Until then, each closed connection would keep TLS's
+    buffers in memory."""
 
     async def use_and_end() -> None:
         async with running_double(tmp_path, Behaviour(fault=act), tls=authority.server) as double:
@@ -555,7 +558,7 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
             for number in range(3):
                 call = Call(transport, double.url, str(number))
                 await call.run()
-                call.end = None  # an exception refers to its frames, and the frames to the connection
+                call.end = None  # the exception refers to its frames, and these refer to the connection
             await transport.close()
             await until(lambda: not _alive())
 

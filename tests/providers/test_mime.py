@@ -1,4 +1,4 @@
-"""Rendered emails, parsed with the standard library's parser."""
+"""The standard library's parser finds every part of a rendered email."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _body(message: Any, kind: str) -> str:
 
 
 def _lines(text: str) -> str:
-    """A text after mail transport: CRLF, CR and LF become one line end, and the last line has one, too."""
+    """A text after mail transport: CRLF, CR and LF become the same line end, and the last line has a line end."""
     text = re.sub("\r\n?", "\n", text)
     return text if not text or text.endswith("\n") else text + "\n"
 
@@ -174,7 +174,7 @@ def a_fixed_email() -> bytes:
 
 
 def test_rendering_is_the_same_in_another_process() -> None:
-    """A later attempt by another worker sends the same bytes: nothing depends on chance, process or clock."""
+    """A later attempt by a different worker sends the same bytes: no byte depends on chance, process or clock."""
     script = "import sys; from tests.providers import test_mime; sys.stdout.buffer.write(test_mime.a_fixed_email())"
 
     here = a_fixed_email()
@@ -290,7 +290,8 @@ def _shape(part: Any) -> str:
     ["message/rfc822", "Multipart/mixed", "message-delivery/status", "message_delivery/status", "multipart-signed/x"],
 )
 def test_an_attachment_is_never_parsed_as_parts_of_the_email(content_type: str) -> None:
-    """Python's generator recognizes parts by their type, and treats `message-delivery/status` as one of them."""
+    """Python's generator recognizes nested messages by their type, and treats `message-delivery/status` as such a
+    type."""
     content = render(an_email(attachments=(OutgoingAttachment("a", content_type, b"\n.\n" * 99),))).content
 
     (part,) = parsed(content).iter_attachments()

@@ -1,4 +1,4 @@
-"""Providers from installed packages: used like built-in ones, or refused with the reason."""
+"""Providers from installed packages are used like built-in ones, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _forget() -> None:
 
 
 def mistake(environ: dict[str, str] | None = None) -> str:
-    """The only configuration error of an environment that names the provider."""
+    """The only configuration error if DISPATCHER_PROVIDERS contains the provider."""
     (found,) = examine({**NAMED, **(environ or {})}, needs=["providers"])[2]
     return found
 
@@ -175,7 +175,7 @@ def test_the_command_line_shows_the_provider_and_masks_its_secret(tmp_path: Path
 
 @dataclass(frozen=True, slots=True)
 class JournalPlace:
-    """The journal provider and its file."""
+    """The journal provider and the file into which it writes."""
 
     provider: Provider
     file: Path
@@ -187,7 +187,7 @@ class JournalPlace:
 
 @asynccontextmanager
 async def journal_place(folder: Path) -> AsyncIterator[JournalPlace]:
-    """The journal provider, from a package."""
+    """Install the journal provider from a package, and create its adapter."""
     journal_package.install(folder)
     settings = load({**NAMED, "DISPATCHER_JOURNAL_FILE": str(folder / "lines")})
     yield JournalPlace(open_provider("journal", settings), folder / "lines")

@@ -1,4 +1,4 @@
-"""The registry that finds adapters by name."""
+"""The registry finds adapters by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The smtp adapter against aiosmtpd, because our sink and our adapter could share a misunderstanding."""
+"""The smtp adapter sends to aiosmtpd, because our sink and our adapter could have the same mistake."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def handler() -> RecordingHandler:
 
 @pytest.fixture
 async def provider(handler: RecordingHandler) -> AsyncIterator[SmtpProvider]:
-    """The adapter, sending to aiosmtpd."""
+    """An adapter that sends to aiosmtpd."""
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
         lambda: SMTP(handler, hostname="second.test", enable_SMTPUTF8=True, loop=loop), "127.0.0.1", 0

@@ -1,4 +1,4 @@
-"""SendGrid request bodies, checked against SendGrid's documentation and read field by field."""
+"""SendGrid request bodies comply with SendGrid's documentation and have the right fields."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.providers.emails import an_email
 
 
 def document_of(outgoing: OutgoingEmail, *, sandbox: bool = False) -> dict[str, Any]:
-    """The decoded body, checked against SendGrid's rules."""
+    """The JSON of the request for this email, after a check against SendGrid's rules."""
     document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing, sandbox=sandbox)))
     sendgrid_schema.check(document)
     return document
@@ -270,7 +270,7 @@ def test_a_thousand_recipients_do_not_block_the_loop() -> None:
 
 
 def document_of_unchecked(outgoing: OutgoingEmail) -> dict[str, Any]:
-    """The decoded body."""
+    """The JSON of the request for this email, without the check against SendGrid's rules."""
     document: dict[str, Any] = orjson.loads(bytes(body_of(outgoing)))
     return document
 

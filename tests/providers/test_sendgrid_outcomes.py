@@ -1,4 +1,5 @@
-"""The outcome of every situation for sendgrid, counted at the server: the table in `docs/providers.md`."""
+"""The adapter sendgrid has the outcome of the table in `docs/providers.md` in every situation, and the server's count
+fits."""
 
 from __future__ import annotations
 
@@ -34,11 +35,11 @@ PAGE: Final = Reply(504, b"<html><title>SendGrid - 504 Gateway Timeout</title></
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table, and one way to cause it.
+    """One row of the table, and one way to cause its situation.
 
     Attributes:
         row: The table's first column.
-        expected: The outcome's type and its reason, if it has several; `ProviderFault` for a fault.
+        expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
         act: What the server does.
         code: The outcome's code.
         detail: A part of the outcome's detail.
@@ -130,7 +131,7 @@ CASES: Final = [
 ]  # fmt: skip
 ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
                     (UNTRUSTED, "ProviderFault")}  # fmt: skip
-"""Rows that need no special server; the names of other tests show which."""
+"""Rows that need no special server. The names of further tests below show these rows."""
 
 
 def _named(case: Case) -> str:
@@ -160,7 +161,7 @@ async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: P
         assert getattr(sending.outcome, "code", None) == case.code
         assert case.detail in (sending.outcome.detail or "")
         assert "@" not in (sending.outcome.detail or "")
-        # The double may still read after the deadline.
+        # The double may still be reading after the deadline.
         await until(lambda: len(place.times()) == case.accepted)
         assert place.times()[str(email.email_id)] == case.accepted
         assert place.double.begun.total() == 1
@@ -348,7 +349,7 @@ async def test_check_of_an_unreachable_server_is_a_fault(tmp_path: Path) -> None
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """The table's second and third column."""
+    """The text of the table's second and third columns."""
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)
     return f"{outcome_name(outcome)} {outcome.reason}"

@@ -1,4 +1,4 @@
-"""The API key and the email stay private: at DEBUG, in every kind of failure, and in exceptions."""
+"""The API key and the email are never in logs (even at DEBUG) or exceptions, whatever the failure."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ async def test_a_failed_connection_reports_nothing_private(tmp_path: Path, caplo
 
 
 async def test_python_sendgrids_own_client_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At DEBUG it logs the key and the whole email. We do not use it, but an application in our process may."""
+    """At DEBUG, SendGrid's client logs the key and the whole email. We do not use it, but an application in our process
+    may."""
     caplog.set_level(logging.DEBUG)
     async with sendgrid_place(tmp_path) as place:
         client = SendGridAPIClient(KEY, place.double.url)

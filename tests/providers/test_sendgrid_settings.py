@@ -1,4 +1,4 @@
-"""The settings of the sendgrid adapter: invalid settings are refused with a helpful error."""
+"""Invalid settings of the sendgrid adapter are refused with a helpful error."""
 
 from __future__ import annotations
 

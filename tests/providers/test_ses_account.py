@@ -1,4 +1,4 @@
-"""The ses adapter's settings, that it posts once and logs nothing private, and its report on the account."""
+"""The ses adapter reads its settings, posts once, logs nothing private, and reports on the account."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def test_ses_gets_one_post_whatever_the_environment_sets(mode: str, tmp_pa
 
 
 async def test_boto3_by_default_posts_again(tmp_path: Path) -> None:
-    """The reason why boto3 sends nothing here; also proves that the double counts repeated posts."""
+    """The reason why we do not send with boto3. The test also shows that the double counts repeated posts."""
     email = {"Content": {"Raw": {"Data": b"x"}}}
     async with ses_place(tmp_path, Behaviour(Fault.CLOSE)) as place:
         with aws_environment():
@@ -145,7 +145,7 @@ def test_boto3_is_imported_only_if_ses_is_configured() -> None:
 
 async def test_opening_starts_no_thread_and_close_is_idempotent() -> None:
     """The parent creates an adapter to check the settings, and forks afterwards."""
-    before = set(threading.enumerate())  # includes threads of earlier tests, which may end during this one
+    before = set(threading.enumerate())  # includes threads of earlier tests, which may end during this test
     provider = SesProvider(SesSettings(region=REGION))
 
     await provider.close()
@@ -186,7 +186,7 @@ async def test_nothing_private_is_logged_or_raised(
 
 
 async def test_botocore_at_debug_would_log_the_access_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The reason for silencing botocore; also proves that the test above would detect a leak."""
+    """The reason why we silence botocore's log. The test also shows that the test above would detect a leak."""
     async with ses_place(tmp_path) as place:
         for name in ("", "botocore", "urllib3"):
             caplog.set_level(logging.DEBUG, logger=name)

@@ -1,4 +1,4 @@
-"""The ses adapter's outcomes without a connection; judged by the posted requests."""
+"""The ses adapter's outcomes if no connection opens. The posted requests show that no email was sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AWS credentials from a server, and their renewal: only emails to SES ever wait for them."""
+"""While AWS credentials are fetched or renewed from a server, only emails through SES may wait."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Role:
 
     Attributes:
         lasts_seconds: How long the issued credentials are valid.
-        status: The status of its responses.
-        answers: Set while it answers; otherwise clients wait.
-        given: How often it answered.
+        status: The HTTP status of the server's responses.
+        answers: Set while the server answers; otherwise clients wait.
+        given: How often the server answered.
     """
 
     lasts_seconds: float = HOUR
@@ -63,7 +63,7 @@ class Role:
 
 @dataclass
 class Ses:
-    """A server that records which credentials signed each request."""
+    """A server in place of SES that records which credentials signed each request."""
 
     signers: list[str] = field(default_factory=list)
 
@@ -81,7 +81,7 @@ class Ses:
 
 @asynccontextmanager
 async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
-    """The adapter, with credentials from the role's server."""
+    """Create the adapter, which gets its credentials from the role's server, and a server in place of SES."""
     ses = Ses()
     async with listening(role.serve) as role_port, listening(ses.serve) as port:
         environment = {
@@ -94,7 +94,7 @@ async def signed_by(role: Role) -> AsyncIterator[tuple[SesProvider, Ses]]:
 
 
 def open_role(**changes: float) -> Role:
-    """A role's server that answers at once."""
+    """A role's server that answers immediately."""
     role = Role(**changes)  # type: ignore[arg-type]
     role.answers.set()
     return role
@@ -136,7 +136,7 @@ async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp
 
 
 async def test_emails_use_the_old_credentials_during_a_renewal() -> None:
-    """They are valid for ten more minutes, when botocore itself would make callers wait for new ones."""
+    """The old credentials are valid for ten more minutes. With botocore alone, callers would then wait for new ones."""
     role = open_role(lasts_seconds=600)
     async with signed_by(role) as (provider, ses):
         await accepted(provider)
@@ -184,14 +184,14 @@ async def test_refused_credentials_are_a_fault_until_they_are_issued() -> None:
 
 
 async def until_asked(role: Role, provider: SesProvider, times: int) -> None:
-    """Send until the role's server was asked this many times."""
+    """Send emails until the role's server has got this many requests."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while role.asked < times:
             await accepted(provider)
 
 
 async def until_signed(ses: Ses, provider: SesProvider, by: str) -> None:
-    """Send until these credentials sign."""
+    """Send emails until one is signed with these credentials."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while ses.signers[-1] != by:
             await accepted(provider)

@@ -1,4 +1,4 @@
-"""The ses adapter's endpoint, signing scope and trusted certificates: the same as botocore's."""
+"""The ses adapter uses the same endpoint, signing scope and trusted certificates as botocore."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROXY = {"HTTPS_PROXY": "http://proxy.example.com:3128"}
 def endpoint(
     environment: Mapping[str, str] | None = None, region: str | None = REGION, url: str | None = None
 ) -> Endpoint:
-    """The endpoint for an email."""
+    """The endpoint in this environment."""
     with aws_environment(**(environment or {})):
         return endpoint_of(new_session(), region, url)
 
@@ -75,7 +75,7 @@ def test_the_profile_is_used(tmp_path: Path, authority: Authority) -> None:
 
 
 def test_resolving_the_endpoint_calls_no_server(tmp_path: Path) -> None:
-    """Neither SES nor a server that the profile names for credentials."""
+    """Neither SES is called, nor the program that the profile sets for credentials."""
     ran = tmp_path / "ran"
     profile = tmp_path / "config"
     profile.write_text(f"[default]\ncredential_process = /usr/bin/touch {ran}\n")

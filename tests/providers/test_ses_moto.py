@@ -1,4 +1,4 @@
-"""The ses adapter against moto, because our double and our adapter could share a misunderstanding."""
+"""The ses adapter sends to moto, because our double and our adapter could have the same mistake."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.providers.ses_place import REGION, aws_environment, ses_provider
 
 @pytest.fixture(scope="module")
 def moto_url() -> Iterator[str]:
-    """moto's server, with one verified sender."""
+    """The URL of moto's server, which has one verified sender."""
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -36,7 +36,7 @@ def moto_url() -> Iterator[str]:
 
 @pytest.fixture
 async def provider(moto_url: str) -> AsyncIterator[SesProvider]:
-    """The adapter, sending to moto."""
+    """An adapter that sends to moto."""
     async with ses_provider(moto_url) as opened:
         yield opened
 

@@ -1,4 +1,5 @@
-"""The outcome of every situation for ses, counted at the server: the table in `docs/providers.md`."""
+"""The adapter ses has the outcome of the table in `docs/providers.md` in every situation, and the server's count
+fits."""
 
 from __future__ import annotations
 
@@ -33,16 +34,16 @@ def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Repl
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table, and one way to cause it.
+    """One row of the table, and one way to cause its situation.
 
     Attributes:
         row: The table's first column.
-        expected: The outcome's type and its reason, if it has several; `ProviderFault` for a fault.
+        expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
         act: What the server does.
         code: The outcome's code.
         detail: A part of the outcome's detail, or of the fault.
         accepted: How often the email is in the server's ledger.
-        has_template: The email names a template.
+        has_template: The email uses a template.
     """
 
     row: str
@@ -157,7 +158,7 @@ ELSEWHERE: Final = {
     (NOT_SIGNED, FAULT),
     (LATE, "deferred timeout_before_send"),
 }
-"""Rows that need no special server; tested here, in test_ses_connecting and in test_ses_transport."""
+"""Rows that need no special server. The tests are below, in test_ses_connecting and in test_ses_transport."""
 
 
 def _named(case: Case) -> str:
@@ -186,7 +187,7 @@ async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: P
         assert getattr(sending.outcome, "code", None) == case.code
         assert case.detail in (sending.outcome.detail or "")
         assert "@" not in (sending.outcome.detail or "")
-        # The double may still read after the deadline.
+        # The double may still be reading after the deadline.
         await until(lambda: len(place.times()) == case.accepted)
         assert place.times()[str(email.email_id)] == case.accepted
         assert place.double.begun.total() == 1
@@ -197,7 +198,7 @@ async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: P
     "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
 )
 async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
-    """With one connection: whatever happened to one email, the next one gets a usable connection."""
+    """With only one connection: whatever happened to an email, the next email gets a usable connection."""
     async with ses_place(
         tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, connections=1
     ) as place:
@@ -313,7 +314,7 @@ def test_botocores_throttling_errors_are_ours() -> None:
 
 
 def outcome_text(outcome: Outcome | None) -> str:
-    """The table's second and third column."""
+    """The text of the table's second and third columns."""
     assert outcome is not None
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)

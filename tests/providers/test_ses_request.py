@@ -1,4 +1,4 @@
-"""The body of SendEmail: botocore's API model checks its form, and botocore's serializer its octets."""
+"""The body of SendEmail fits botocore's API model, and has the same octets as botocore's serializer writes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILE = OutgoingAttachment("a.pdf", "application/pdf", b"%PDF")
 
 
 def document_of(configuration_set: str | None = None, **changes: Any) -> Parameters:
-    """The request's document, after botocore accepted it and encoded it to the same bytes."""
+    """The request's document. Asserts that botocore accepts the document and encodes it to the same bytes."""
     document: Parameters = orjson.loads(bytes(request_for(an_email(**changes), configuration_set).body))
     parameters = with_blobs(document)
     model = botocore.session.Session().get_service_model("sesv2").operation_model("SendEmail")

@@ -1,4 +1,4 @@
-"""Signature Version 4: AWS's published vectors, botocore's own signer, and the signatures that arrive at the server."""
+"""Our Signature Version 4 equals AWS's published vectors and botocore's signatures, and arrives at the server."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Clock:
 
 
 def instant_of(text: str) -> float:
-    """Seconds since the epoch of a UTC time."""
+    """The Unix time of a UTC time."""
     return datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()
 
 
@@ -59,7 +59,7 @@ async def test_the_signature_equals_the_published_one(vector: dict[str, Any]) ->
 def test_botocores_signer_gives_the_same_signatures_on_every_day(
     token: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The derived key is cached for one day only, and only for the same credentials."""
+    """The derived key is cached only for the same day and the same credentials."""
     body = b'{"Content":{}}'
     now = Clock()
     monkeypatch.setattr("botocore.auth.get_current_datetime", lambda: datetime.fromisoformat(now.text))

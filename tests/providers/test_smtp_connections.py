@@ -1,4 +1,4 @@
-"""The connections that the smtp adapter keeps open, counted at the server."""
+"""The smtp adapter keeps, reuses and closes connections, counted at the server."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ async def test_a_cancelled_send_sends_nothing_and_frees_its_slot(tmp_path: Path,
 
 
 async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_path: Path) -> None:
-    """If the loop is busy past the deadline, a reply that only needs to be read must still count."""
+    """If the loop is busy until after the deadline, a reply that has arrived but is not read must still count."""
     loop = asyncio.get_running_loop()
     async with sink_process(tmp_path) as port:
         provider = SmtpProvider(SmtpSettings(url=SmtpServer("127.0.0.1", port, "none")))
@@ -304,7 +304,9 @@ async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_p
 
         def stay_busy() -> None:
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
-            _block_until(lambda: time.monotonic() > deadline + 0.1)  # uvloop uses this clock, as of its last iteration
+            _block_until(
+                lambda: time.monotonic() > deadline + 0.1
+            )  # uvloop uses this clock, with the value of its last iteration
 
         outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: _soon(stay_busy)))
         await provider.close()
@@ -318,7 +320,7 @@ def _soon(act: Callable[[], None]) -> None:
 
 
 def _block_until(condition: Callable[[], bool]) -> None:
-    """Block the loop, as a long computation does."""
+    """Block the loop like a long computation."""
     give_up_at = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < give_up_at
@@ -333,7 +335,7 @@ def _must_not_leave() -> None:
 
 
 async def _until(condition: Callable[[], bool]) -> None:
-    """Wait until the condition holds; fail if that takes too long."""
+    """Wait until the condition is true; fail after a timeout."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not condition():  # noqa: ASYNC110  the condition is the sink's, which has no event for it
             await asyncio.sleep(0.001)

@@ -1,4 +1,5 @@
-"""The outcome of every situation for smtp, counted at the server: the table in `docs/providers.md`."""
+"""The adapter smtp has the outcome of the table in `docs/providers.md` in every situation, and the server's count
+fits."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to cause a row's situation.
+    """One way to cause the situation of a row.
 
     Attributes:
         script: What the server does.
@@ -153,7 +154,7 @@ ROWS: Final[dict[tuple[str, str], list[Case]]] = {
         Case({Step.ANSWER: "550 5.7.1 no\r\n250 2.0.0 Ok"}, left=True, arrived=1),
     ],
 }
-"""Keyed by the table's first column, and its second and third column together."""
+"""The keys are the table's first column, and its second and third columns together."""
 
 
 PARAMETERS: Final = [
@@ -185,14 +186,14 @@ async def test_each_situation_has_the_outcome_of_its_row(
         assert sending.left == case.left
         assert getattr(sending.outcome, "code", None) == case.code
         assert "@" not in (sending.outcome.detail or "")
-        # The sink may still read after the deadline.
+        # The sink may still be reading after the deadline.
         await until(lambda: len(place.times()) == case.arrived)
         assert place.times()[str(email.email_id)] == case.arrived
 
 
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
 async def test_the_next_email_is_not_affected(expected: str, case: Case, tmp_path: Path) -> None:
-    """Whatever happened to one email, a connection that is reused must be in step."""
+    """Whatever happened to an email, a connection that is reused must be in step."""
     async with smtp_place(tmp_path, SmtpBehaviour(script=dict(case.script)), connections=1) as place:
         with contextlib.suppress(ProviderFault):
             await send(place.provider, an_email(to=case.to, text=case.text), seconds=case.seconds)
@@ -278,7 +279,7 @@ async def test_unicode_local_parts_need_smtputf8(
 
 
 def outcome_text(outcome: Outcome) -> str:
-    """The table's second and third column."""
+    """The text of the table's second and third columns."""
     if isinstance(outcome, Accepted | Uncertain):
         return outcome_name(outcome)
     return f"{outcome_name(outcome)} {outcome.reason}"

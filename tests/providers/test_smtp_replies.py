@@ -1,4 +1,4 @@
-"""Single SMTP replies: codes, reasons, queue ids, and replies that arrive in pieces."""
+"""Parses single SMTP replies: codes, reasons, queue ids, and replies that arrive in pieces."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_only_safe_queue_ids_are_read(text: str, queue_id: str | None) -> None:
         ("4.7.0 Too many concurrent connections", Reason.THROTTLED),
         ("4.5.3 Too many recipients", Reason.SERVER_ERROR),
         ("4.3.1 Insufficient system storage", Reason.SERVER_ERROR),
-        # These concern a mailbox, not us: a pause of the provider would stop all other emails.
+        # These replies concern a mailbox, not us. If they paused the provider, all other emails would stop.
         ("4.2.1 The user is receiving mail at a rate that prevents additional messages", Reason.RECIPIENT_DEFERRED),
         ("4.2.2 The mailbox is over its message quota", Reason.RECIPIENT_DEFERRED),
         ("4.7.1 Graylisted, come back", Reason.RECIPIENT_DEFERRED),
@@ -134,7 +134,7 @@ def test_every_reply_before_the_final_dot_has_a_definite_outcome(code: int, text
 
 
 class Wire(asyncio.Transport):
-    """A minimal transport; the test feeds the protocol by hand."""
+    """A minimal transport. The test itself passes data to the protocol."""
 
     def is_closing(self) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""TLS and login: never downgraded, and no secret in any message."""
+"""The smtp adapter never downgrades TLS or the login, and no message contains a secret."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGIN = ("shop-user", "correct horse")
 async def secured(
     folder: Path, behaviour: SmtpBehaviour, ca_file: Path | None, **changes: str
 ) -> AsyncIterator[tuple[SmtpProvider, SmtpSink]]:
-    """A sink, and an adapter with these settings for the server."""
+    """Run a sink with this behaviour, and an adapter for it; `changes` replace parts of the server's URL."""
     async with running_sink(folder, behaviour) as sink:
         server = SmtpServer("127.0.0.1", sink.port, behaviour.security, *(behaviour.login or ()))
         provider = SmtpProvider(SmtpSettings(url=replace(server, **changes)), ca_file=ca_file)  # type: ignore[arg-type]
@@ -112,7 +112,7 @@ async def test_a_temporary_refusal_of_starttls_is_deferred(tmp_path: Path, autho
 
 
 async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
-    """CVE-2011-0411 from the client's side: an attacker on the network sent a reply before TLS."""
+    """CVE-2011-0411 from the client's side: an attacker on the network sends a reply before TLS starts."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):

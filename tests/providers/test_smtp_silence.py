@@ -1,4 +1,4 @@
-"""A server that accepts emails and closes before it replies: every email is sent once, and is uncertain."""
+"""If a server accepts emails but closes before it replies, every email is sent once, and is uncertain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An SMTP server that sends surplus replies: no email is sent on its connection, and none counts as sent."""
+"""After a surplus SMTP reply, the adapter sends no more emails on that connection, and reports none as accepted."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 @dataclass
 class ScriptedServer:
-    """A server that answers each step with a given text.
+    """A server with a scripted reply for each command.
 
     Attributes:
-        replies: By a command's verb; may be changed during the session.
-        later: The replies on every connection after the first.
-        ends: How many final dots it has read.
+        replies: The replies by a command's verb; may be changed during the session.
+        later: The replies on every connection after the first connection.
+        ends: How many final dots the server has read.
     """
 
     replies: Mapping[str, str]
@@ -71,7 +71,7 @@ class ScriptedServer:
 async def scripted(
     server: ScriptedServer, login: tuple[str, str] = ("ann", "secret"), **options: float
 ) -> AsyncIterator[SmtpProvider]:
-    """An adapter for that server, with one connection."""
+    """An adapter for that server, with at most one connection."""
     async with listening(server.talk) as port:
         address = SmtpServer("127.0.0.1", port, "none", *login)
         provider = SmtpProvider(SmtpSettings(url=address, connections=1), **options)  # type: ignore[arg-type]

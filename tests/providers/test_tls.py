@@ -1,4 +1,4 @@
-"""TLS between our HTTP connection and the socket, for every way to split the octets and to close."""
+"""TLS between our HTTP connection and the socket works however the octets are split and the connection is closed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.waiting import until
 PATIENCE: Final = 20.0
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
 BODY: Final = b"x" * 60_000
-"""Four records, and less than the limit of a response's body."""
+"""A body of four records, below the limit for a response's body."""
 
 
 @pytest.fixture(params=["TLS 1.3", "TLS 1.2"])
@@ -70,7 +70,7 @@ async def test_a_response_without_a_length_that_may_be_cut_off_is_no_response(
 
 
 async def test_a_connection_that_closes_during_the_handshake_is_freed(authority: Authority) -> None:
-    """The server's TLS close arrives with the end of the handshake."""
+    """The server's TLS close arrives together with the end of the handshake."""
     transport = HttpTransport(connections=1, ca_file=authority.ca_file)
     before = _connections()
     deadline = asyncio.get_running_loop().time() + PATIENCE
@@ -79,13 +79,13 @@ async def test_a_connection_that_closes_during_the_handshake_is_freed(authority:
             with pytest.raises(RequestNotSent):
                 await transport.post(f"https://127.0.0.1:{port}/", {}, b"{}", FakeAttempt(1, deadline, lambda: None))
 
-    # The transport of a broken connection holds it until the next loop iteration.
+    # A broken connection's transport refers to the connection until the next loop iteration.
     await until(lambda: _connections() <= before)
     await transport.close()
 
 
 def _connections() -> int:
-    """How many connections are in memory, including those of other tests."""
+    """The number of connections in memory, including other tests' connections."""
     gc.collect()
     return sum(isinstance(each, HttpConnection) for each in gc.get_objects())
 
@@ -105,7 +105,7 @@ async def _call(port: int, authority: Authority) -> HttpResponse | NoResponse:
 async def _server(
     tls: ssl.SSLContext, answer: bytes, *, cut_into: int, sends_tls_close: bool = True, is_brief: bool = False
 ) -> AsyncIterator[int]:
-    """A server with one response and then a close; its TLS output is split into pieces of this many octets."""
+    """Run a server that sends one response and closes. It splits its TLS output into pieces of `cut_into` octets."""
 
     def serve(listening: socket.socket) -> None:
         plain, _ = listening.accept()
@@ -123,7 +123,9 @@ async def _server(
                 with suppress(ssl.SSLWantReadError):
                     protocol.unwrap()
             octets = outgoing.read()
-            with suppress(ConnectionError):  # a client with the whole response may have closed already
+            with suppress(
+                ConnectionError
+            ):  # a client that has the whole response may have closed the connection already
                 for at in range(0, len(octets), cut_into):
                     plain.sendall(octets[at : at + cut_into])
 
