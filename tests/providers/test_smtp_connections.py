@@ -304,9 +304,8 @@ async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_p
 
         def stay_busy() -> None:
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
-            _block_until(
-                lambda: time.monotonic() > deadline + 0.1
-            )  # uvloop uses this clock, with the value of its last iteration
+            # uvloop uses the same clock, but with the value of its last iteration.
+            _block_until(lambda: time.monotonic() > deadline + 0.1)
 
         outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: _soon(stay_busy)))
         await provider.close()

@@ -123,9 +123,7 @@ async def _server(
                 with suppress(ssl.SSLWantReadError):
                     protocol.unwrap()
             octets = outgoing.read()
-            with suppress(
-                ConnectionError
-            ):  # a client that has the whole response may have closed the connection already
+            with suppress(ConnectionError):  # a client that has the whole response may have closed already
                 for at in range(0, len(octets), cut_into):
                     plain.sendall(octets[at : at + cut_into])
 
