@@ -198,10 +198,10 @@ def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> No
     floor, chain = _median([turn.floor_us for turn in turns]), _median([turn.chain_us for turn in turns])
     together = _median([turn.together for turn in turns])
     _add(table, "floor: their sum", floor)
-    _add(table, "all of them at once", together)
+    _add(table, "all parts at the same time", together)
     _add(table, "chain", chain)
     table.add_section()
-    for name, below in (("chain over floor", floor), ("chain over all at once", together)):
+    for name, below in (("chain over floor", floor), ("chain over all together", together)):
         shares = [f"{chain[one] / below[one] - 1:+.0%}" for one in ("client", *SERVERS)]
         elapsed = f"{overhead_by_the_clock(chain, below):+.0%}"
         table.add_row(name, *shares, f"{overhead_by_cpu(chain, below):+.0%}", "", elapsed)

@@ -113,7 +113,7 @@ class Peaks:
 
 
 class Producers:
-    """Two applications, each with its own connection: one enqueues large emails, the other small ones."""
+    """Two applications, each with its own connection: the first enqueues large emails, the second small emails."""
 
     def __init__(self, database_url: str, options: argparse.Namespace) -> None:
         self.committed_at: dict[str, float] = {}

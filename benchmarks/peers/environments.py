@@ -27,7 +27,7 @@ def interpreter(environment: str, progress: Callable[[str], None]) -> Path:
     requirements = HERE / environment / "requirements.txt"
     name = f"peer-{environment}-{_fingerprint(requirements)}"
     if not cache.path_of(name).is_dir():
-        progress(f"installing {environment} into an environment of its own, in {cache.path_of(name)}")
+        progress(f"installing {environment} into a separate environment, in {cache.path_of(name)}")
     return cache.obtain(name, lambda folder: _install(folder, requirements)) / "bin" / "python"
 
 

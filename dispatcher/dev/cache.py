@@ -79,6 +79,6 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def _remove_leftovers(name: str) -> None:
-    """Removes the folders of interrupted builds. The caller holds the lock, so no running build uses them."""
+    """Removes the folders of interrupted builds. The caller has the lock, so no running build uses these folders."""
     for leftover in folder().glob(f".{name}.partial-*"):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -47,7 +47,7 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
 
 
 def system() -> str:
-    """This system's name for the cache, with its release: packages of one release may not run on another."""
+    """This system's name and release, for the cache: packages of one release may not run on a different release."""
     try:
         text = Path("/etc/os-release").read_text()
     except OSError:

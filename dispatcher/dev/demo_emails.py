@@ -200,7 +200,7 @@ def _checksum(part: bytes) -> bytes:
 
 
 def _archive(order: str, random: Random) -> Attachment:
-    """Random bytes, sometimes more than a socket's buffer holds."""
+    """Random bytes, sometimes more than fit into a socket's buffer."""
     octets = random.choice((300, 3_000, 120_000)) + random.randint(0, 200)
     return Attachment(f"фото {order}.bin", "application/octet-stream", random.randbytes(octets))
 

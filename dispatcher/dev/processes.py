@@ -64,7 +64,7 @@ class Processes:
         await_condition(
             lambda: (record := self.record()) is not None and record["keeper"][0] == pid,
             seconds=10,
-            broken=lambda: f"the keeper exited at once: {tail(log)}" if keeper.identify(pid) is None else None,
+            broken=lambda: f"the keeper exited immediately: {tail(log)}" if keeper.identify(pid) is None else None,
             what="the keeper of the private servers",
         )
 

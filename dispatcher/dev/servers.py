@@ -103,7 +103,8 @@ def start(
         postgres_settings: Settings for a private PostgreSQL, in addition to `postgres.SETTINGS`.
 
     Raises:
-        ServerUnavailable: A server did not start, or the servers belong to another owner. No process is left running.
+        ServerUnavailable: A server did not start, or the servers belong to a different owner. No process is left
+            running.
     """
     folder = folder.absolute()
     cache.make_writable(folder, "Set a different folder for the private servers.")
@@ -243,7 +244,7 @@ def _reuse(servers: Servers, owner_pid: int | None) -> Servers:
         return servers
     raise ServerUnavailable(
         f"private servers are already running in {servers.folder}.",
-        remedy="Wait until the program that owns them exits, stop them (dispatcher dev down), or use another folder.",
+        remedy="Wait until their owner exits, stop them (dispatcher dev down), or use a different folder.",
     )
 
 

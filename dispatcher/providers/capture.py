@@ -35,8 +35,8 @@ class CaptureSettings(ProviderSettings):
 class CaptureProvider:
     """Writes emails into a Maildir; see `contract.Provider`.
 
-    Writes on the loop's thread, because a local file costs less than a switch to another thread. Nothing is synced to
-    the disk: a capture is not an archive.
+    Writes on the loop's thread, because writing a local file costs less than switching to a thread. Files are not
+    synced to the disk, because a capture is not an archive.
     """
 
     name = NAME

@@ -90,7 +90,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """Render the message and its envelope.
 
     Raises:
-        UnrenderableEmail: Enqueue should have refused the email. The text names the field and never its value.
+        UnrenderableEmail: Enqueue should have refused the email. The text has the field's name, never its value.
     """
     if email.template_id is not None:
         raise UnrenderableEmail(

@@ -268,7 +268,7 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The failure for a reply that does not open the connection. No email is to blame, whatever the code."""
+    """The failure for a reply that does not open the connection. No email is at fault, whatever the code."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

@@ -53,7 +53,7 @@ class ServerClosing(SmtpConnectionLost):
 
 
 class SmtpProtocol(asyncio.Protocol):
-    """The replies of one connection, in the order of their commands. For one task at a time.
+    """The replies on one connection, in the order of the commands. Only one task at a time may use it.
 
     Attributes:
         closed: Done when the connection has closed.

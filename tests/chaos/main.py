@@ -170,7 +170,7 @@ def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int
     if as_json:
         print_json({"seed": plan.seed, "good": None, "not_judged": str(failure)})
     else:
-        print_data(f"Not judged: the harness failed, because {failure}")
+        print_data(f"No verdict: the harness failed, because {failure}")
     return NOT_JUDGED
 
 

@@ -74,7 +74,7 @@ def _without_fencing() -> None:
         text = fenced = queries.query(name)
         for condition, instead in fences.items():
             text = text.replace(condition, instead)
-        assert text != fenced or name not in ("record", "renew", "release"), f"{name} has another fence today"
+        assert text != fenced or name not in ("record", "renew", "release"), f"{name} has a different fence"
         return text
 
     vars(leases)["query"] = query

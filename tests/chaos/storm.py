@@ -138,7 +138,7 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
     """Run a storm to its end. No process is left running.
 
     Raises:
-        HarnessFailed: the storm cannot be judged.
+        HarnessFailed: the harness failed, so there is no verdict.
         AssertionError: the dispatcher did not start.
     """
     began_at = time.monotonic()

@@ -29,7 +29,7 @@ confirmed before."""
 
 
 class Step(IntEnum):
-    """A worker's progress with a message. Once the email is leased, `Worker.email` holds its state."""
+    """A worker's progress with a message. While the email is leased, `Worker.email` is its state."""
 
     IDLE = 0
     TAKEN = auto()

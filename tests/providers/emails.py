@@ -62,7 +62,7 @@ async def send(
 
 
 async def send_until_on_wire(provider: Provider, outgoing: OutgoingEmail, *, most: int = 3) -> Sending:
-    """Repeat the attempt until one is on the wire: of hundreds of connections, one may break early."""
+    """Repeat the attempt until the email is on the wire. Among hundreds of connections, a few may break early."""
     for _ in range(most):
         sending = await send(provider, outgoing, seconds=MANY_SECONDS)
         if sending.left:

@@ -170,7 +170,7 @@ class FaultInjector:
             self.die(step, emails)
 
     def die(self, step: Step, emails: Iterable[UUID]) -> None:
-        """Kills or freezes the process. A woken process draws another target."""
+        """Kills or freezes the process. A woken process draws a new target."""
         self._plan.record(step, emails, self.on_the_wire.values())
         os.kill(os.getpid(), self._plan.signal)
         self._target = None

@@ -1,7 +1,7 @@
 """The provider `sendgrid`: SendGrid's v3 API over our own HTTP transport.
 
 request    the request body for one email or a bulk call, as python-sendgrid's helpers would build it
-responses  the outcome of each response, with python-sendgrid's error names
+responses  the outcome for each response, with python-sendgrid's error names
 
 python-sendgrid's own transport is not used. It opens a connection per email, follows redirects with the API key in the
 headers, and logs the key and the email at DEBUG.

@@ -7,7 +7,8 @@ SendGrid's description: https://www.twilio.com/docs/sendgrid/api-reference/mail-
 …/mail-send/errors. This module rejects what SendGrid would certainly refuse, and rewrites what SendGrid would misread:
 
     recipients' names     quoted if they contain a special character: SendGrid reads a bare `Doe, Ann` as two addresses
-                          and drops the email after accepting it (sendgrid-python#291). It quotes senders' names itself.
+                          and drops the email after accepting it (sendgrid-python#291). SendGrid quotes senders' names
+                          itself.
     no `to`               SendGrid requires one: cc is sent as to; with bcc alone, each recipient gets their own message
     repeated addresses    SendGrid refuses an address that occurs twice in to, cc and bcc: only the first is sent
     categories            only the tags that SendGrid accepts: ASCII
@@ -76,7 +77,7 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
         return _with_attachments(body, email.attachments) if email.attachments else body
     except orjson.JSONEncodeError as error:
-        # A lone surrogate, or template data that is not JSON. orjson's text names only types.
+        # A lone surrogate, or template data that is not JSON. orjson's text contains only types, no values.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 
