@@ -1,5 +1,4 @@
-"""The provider's side of a benchmark: starts each provider's double in a separate process, and reads the
-acceptances."""
+"""The provider's side of a benchmark: runs a provider's double in a separate process, and reads the acceptances."""
 
 from __future__ import annotations
 

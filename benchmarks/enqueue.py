@@ -1,5 +1,4 @@
-"""How many emails per second one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat
-3`.
+"""Emails per second that one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
 
 There are five cases, which alternate over the repetitions, on the same private servers with full durability. 64 clients
 post single emails, with and without batching (one statement per request, the same handler). 8 clients post batches of

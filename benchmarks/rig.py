@@ -1,5 +1,4 @@
-"""Sets up one measured case: its database and queues, a real `dispatcher run`, and a provider's double with a
-ledger."""
+"""Sets up one measured case: database and queues, a real `dispatcher run`, and a provider's double with a ledger."""
 
 from __future__ import annotations
 

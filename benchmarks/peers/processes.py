@@ -1,5 +1,4 @@
-"""Runs a peer's processes: starts them together, restarts them when they die, and measures the CPU with all
-children."""
+"""Runs a peer's processes: starts them together, restarts them when they die, and measures their CPU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sends through SendGrid's API over persistent connections, the usual first step of a user who finds the package
-slow."""
+"""Sends over persistent connections to SendGrid, a user's usual first step if SendGrid's own package is too slow."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Sends with SendGrid's own package as in its README: a client for each email, which opens a connection for each
-email."""
+"""Sends with SendGrid's own package as in its README: each email gets a new client, which opens a connection."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The processes of a demo: servers, a local SMTP server and `dispatcher run`. All of them stop when the demo
-ends.
+"""The processes of a demo: servers, a local SMTP server and `dispatcher run`. All stop when the demo ends.
 
 The parent of these processes is a keeper (see `keeper`), which stops them however this process ends.
 """

@@ -1,5 +1,4 @@
-"""A local HTTPS server that stands in for SendGrid and SES. It records accepted emails and delivers
-nothing.
+"""A local HTTPS server in place of SendGrid and SES. It records accepted emails and delivers nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 

@@ -1,5 +1,4 @@
-"""Runs one storm: enqueues and dispatches under load while the adversary causes faults, then waits, and gives a
-verdict.
+"""Runs one storm: enqueues and dispatches while an adversary causes faults, waits for all work, and gives a verdict.
 
 with storm(plan, ground, folder) as …      everything is real: processes, servers, sockets, signals
 the adversary draws from a shuffled deck   the same seed draws the same cards in the same order

@@ -1,5 +1,4 @@
-"""If PostgreSQL stops before an acceptance is recorded, the worker keeps the answer, and calls the provider only
-once."""
+"""If PostgreSQL stops before an acceptance is recorded, the worker keeps the answer and does not send again."""
 
 from __future__ import annotations
 

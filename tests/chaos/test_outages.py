@@ -1,5 +1,4 @@
-"""`Outages` stops and restarts servers at the planned times. Small programs stand in for the servers; the keeper is
-real."""
+"""`Outages` stops and restarts servers at the planned times. Small programs stand in for the servers."""
 
 from __future__ import annotations
 

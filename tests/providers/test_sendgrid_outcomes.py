@@ -1,5 +1,4 @@
-"""The adapter sendgrid has the outcome of the table in `docs/providers.md` in every situation, and the server's count
-fits."""
+"""In every situation, sendgrid returns the outcome in `docs/providers.md`; the server counts the emails."""
 
 from __future__ import annotations
 

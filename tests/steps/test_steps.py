@@ -1,5 +1,4 @@
-"""Workers and relays are killed and frozen at every step of the protocol: a few times by default, many in slow
-tests."""
+"""Kills and freezes at every step of the protocol lose and duplicate no email: many kills in the slow tests."""
 
 from __future__ import annotations
 

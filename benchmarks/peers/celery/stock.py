@@ -1,5 +1,4 @@
-"""Celery as in the first pages of its documentation, but safe: late acknowledgements, confirmed and persistent
-messages."""
+"""Celery as in its documentation's first pages, but safe: late acknowledgements, confirmed and persistent messages."""
 
 from __future__ import annotations
 

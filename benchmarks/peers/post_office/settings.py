@@ -1,5 +1,4 @@
-"""Django's settings: the defaults. `PEER_TUNED` makes them faster but not less safe; `PEER_LEASING` also makes them
-safer."""
+"""Django's default settings. `PEER_TUNED` makes them faster but not less safe; `PEER_LEASING` also makes them safer."""
 
 from __future__ import annotations
 
