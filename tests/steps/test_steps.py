@@ -1,4 +1,4 @@
-"""Kills and freezes at every step of the protocol lose and duplicate no email: many kills in the slow tests."""
+"""Kills and freezes at every step of the protocol lose and duplicate no email: few by default, many in slow tests."""
 
 from __future__ import annotations
 
