@@ -48,7 +48,9 @@ def test_books_that_balance(
         pytest.param({A: FAILED}, {A: 1}, [dead_letter()], "failed, but delivered", id="failed and delivered"),
         pytest.param({A: SENT, B: SENT}, {A: 1, B: 1}, [], "never enqueued", id="a stranger"),
         pytest.param({A: HELD}, {}, [], "without a dead letter", id="held in silence"),
-        pytest.param({A: SENT}, {A: 1}, [dead_letter()], "with a dead letter, but neither failed nor held", id="announced in vain"),
+        pytest.param(
+            {A: SENT}, {A: 1}, [dead_letter()], "with a dead letter, but neither failed", id="announced in vain"
+        ),
     ],
 )
 def test_books_that_do_not_balance(
