@@ -13,7 +13,7 @@ from typing import Final
 from benchmarks.cpu import pids_of_role
 
 EVERY_SECONDS: Final = 2.0
-MOST_KILLS: Final = 20
+MAX_KILLS: Final = 20
 """The maximum number of kills. The parent restarts dead workers with growing delays, which would otherwise dominate the
 result."""
 
@@ -26,7 +26,7 @@ def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
     stop = threading.Event()
 
     def kill() -> None:
-        while len(killed) < MOST_KILLS and not stop.wait(EVERY_SECONDS):
+        while len(killed) < MAX_KILLS and not stop.wait(EVERY_SECONDS):
             if workers := pids_of_role(run_pid, "worker"):
                 victim = random.choice(workers)
                 with suppress(ProcessLookupError):

@@ -26,7 +26,7 @@ from benchmarks.figures import per_email_us
 from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
-from dispatcher.store.leases import MOST_OCTETS
+from dispatcher.store.leases import MAX_OCTETS
 from dispatcher.store.outbox import AHEAD_SECONDS, THE_START
 from dispatcher.store.queries import ids_within, query
 from dispatcher.transport.http import HttpTransport
@@ -301,7 +301,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
                 "message_keys": [keys[email_id] for email_id in batch],
                 "worker": "floor",
                 "lease_seconds": 60.0,
-                "most_octets": MOST_OCTETS,
+                "most_octets": MAX_OCTETS,
             }
             leased += await _fetch(database, "lease", parameters)
     assert len(leased) == len(keys), "every email was leased"

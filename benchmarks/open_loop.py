@@ -26,7 +26,7 @@ from dispatcher import enqueue_many
 from dispatcher.store.connections import connected
 
 LEAD_SECONDS: Final = 0.5
-MOST_AT_ONCE: Final = 256
+MAX_AT_ONCE: Final = 256
 
 
 def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
@@ -67,7 +67,7 @@ def _enqueued(options: argparse.Namespace) -> Iterator[str]:
             time.sleep(max(0.0, instants[done] - time.time()))
             now = time.time()
             end = done + 1
-            while end < min(emails, done + MOST_AT_ONCE) and instants[end] <= now:
+            while end < min(emails, done + MAX_AT_ONCE) and instants[end] <= now:
                 end += 1
             answers = enqueue_many(connection, waiting[done:end], report_conflicts=True)
             committed_at = time.time()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-MOST_POINTS: Final = 400
+MAX_POINTS: Final = 400
 """If there are more points, only some are used: computing the slopes between all pairs of thousands of points takes
 minutes."""
 
@@ -77,7 +77,7 @@ def trend(name: str, instants: Sequence[float], values: Sequence[float], toleran
     """
     begin = instants[0] + (instants[-1] - instants[0]) * tolerance.settles if instants else 0.0
     points = [(at / 3600, value) for at, value in zip(instants, values, strict=True) if at >= begin]
-    points = points[:: math.ceil(len(points) / MOST_POINTS) or 1]
+    points = points[:: math.ceil(len(points) / MAX_POINTS) or 1]
     median = statistics.median(value for _, value in points) if points else math.nan
     allowed = tolerance.of(median) if points else tolerance.amount
     if len(points) < 8:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parent.parent
-MOST_PER_10_000: Final = 5.0
+MAX_PER_10_000: Final = 5.0
 PAGES: Final = "README.md, …"
 """The pages at the top of the checkout count together."""
 ADVICE: Final = {
@@ -131,10 +131,10 @@ def main(arguments: Sequence[str]) -> int:
     is_above = False
     for folder, (unused, words) in rates().items():
         rate = 10_000 * unused / max(words, 1)
-        is_above |= rate > MOST_PER_10_000
+        is_above |= rate > MAX_PER_10_000
         print(f"{folder:20} {unused:5} of {words:7,} words {rate:6.1f} per 10,000")
     if is_above:
-        print(f"Above {MOST_PER_10_000:g} per 10,000: `python -m tests.words FOLDER` names each word and the advice.")
+        print(f"Above {MAX_PER_10_000:g} per 10,000: `python -m tests.words FOLDER` names each word and the advice.")
     return int(is_above)
 
 

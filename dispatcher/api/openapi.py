@@ -17,7 +17,7 @@ from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import WaitReason
-from dispatcher.ops.replaying import LEAST_PER_SECOND
+from dispatcher.ops.replaying import MIN_PER_SECOND
 from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (
@@ -379,7 +379,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
             "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
             "include_held": {"type": "boolean"},
-            "per_second": {"type": "number", "minimum": LEAST_PER_SECOND, "maximum": MAX_PER_SECOND},
+            "per_second": {"type": "number", "minimum": MIN_PER_SECOND, "maximum": MAX_PER_SECOND},
             "force": {
                 "type": "boolean",
                 "default": False,

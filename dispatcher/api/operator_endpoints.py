@@ -76,7 +76,7 @@ def _is_age(value: object) -> bool:
 
 
 def _is_pace(value: object) -> bool:
-    return _is_number(value) and replaying.LEAST_PER_SECOND <= value <= MAX_PER_SECOND
+    return _is_number(value) and replaying.MIN_PER_SECOND <= value <= MAX_PER_SECOND
 
 
 def _is_ids(value: object) -> bool:
@@ -106,7 +106,7 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "older_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
     "newer_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
-    "per_second": (_is_pace, f"must be a number from {replaying.LEAST_PER_SECOND} to {MAX_PER_SECOND:,}"),
+    "per_second": (_is_pace, f"must be a number from {replaying.MIN_PER_SECOND} to {MAX_PER_SECOND:,}"),
     "force": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _NOT_HELD: Final[Mapping[Verdict, str]] = {

@@ -122,9 +122,9 @@ def replay(
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
     """
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, LEAST_PER_SECOND, create
+    from dispatcher.ops.replaying import DEFAULT_PER_SECOND, MIN_PER_SECOND, create
 
-    _refuse(rate and rate < LEAST_PER_SECOND, f"--rate must be at least {LEAST_PER_SECOND} emails per second, or 0.")
+    _refuse(rate and rate < MIN_PER_SECOND, f"--rate must be at least {MIN_PER_SECOND} emails per second, or 0.")
     if body or any(map(is_poison_id, names)):
         return _repair(names, body, reason, actor)
     if resume is not None:

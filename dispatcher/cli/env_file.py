@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dotenv.parser import Original
 
 VARIABLE: Final = f"{PREFIX}ENV_FILE"
-MOST_OCTETS: Final = 1024 * 1024
+MAX_OCTETS: Final = 1024 * 1024
 _SERVICES: Final = ("run", "api")
 """Commands that log the errors which stop them during startup."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -154,7 +154,7 @@ def _read(path: Path) -> str:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             if fault := _fault_of(path, os.fstat(file.fileno())):
                 raise ConfigurationError([f"The env file {path} {fault}."])
-            octets = file.read(MOST_OCTETS)
+            octets = file.read(MAX_OCTETS)
         return octets.decode("utf-8-sig")
     except OSError as error:
         remedy = "Correct the path, or let this user read it."
@@ -169,7 +169,7 @@ def _fault_of(path: Path, found: os.stat_result) -> str | None:
         return "is not a regular file, so it could not be read again at SIGHUP. Use a regular file"
     if found.st_mode & stat.S_IWOTH:
         return f"is writable by every user of this machine. Run: chmod o-w {path}"
-    if found.st_size > MOST_OCTETS:
+    if found.st_size > MAX_OCTETS:
         return "is larger than 1 MiB. Correct the path"
     return None
 

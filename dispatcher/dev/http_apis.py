@@ -16,8 +16,8 @@ import orjson
 
 from dispatcher.dev.http_behaviour import Reply, answer
 
-MOST_PERSONALIZATIONS: Final = 1000
-MOST_BULK_ENTRIES: Final = 50
+MAX_PERSONALIZATIONS: Final = 1000
+MAX_BULK_ENTRIES: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class SendGrid:
         """400 for the whole request: for too many emails, for a repeated address, for a refused address."""
         people = request.document["personalizations"]
         addresses = [address for mail in request.mails for address in mail.addresses]
-        if len(people) > MOST_PERSONALIZATIONS or len(addresses) > MOST_PERSONALIZATIONS:
+        if len(people) > MAX_PERSONALIZATIONS or len(addresses) > MAX_PERSONALIZATIONS:
             return sendgrid_error(400, "There are too many personalizations or recipients.", "personalizations")
         if len(set(addresses)) < len(addresses):
             return sendgrid_error(400, "Each email address in the personalization block should be unique.")
@@ -199,7 +199,7 @@ class SesBulk(Ses):
     def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
         """400 for too many emails or for none."""
         recipients = sum(len(mail.addresses) for mail in request.mails)
-        return None if 0 < len(request.mails) <= MOST_BULK_ENTRIES >= recipients else self.malformed()
+        return None if 0 < len(request.mails) <= MAX_BULK_ENTRIES >= recipients else self.malformed()
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:
         """The emails without a refused address."""

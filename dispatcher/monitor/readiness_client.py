@@ -12,7 +12,7 @@ from dispatcher.config.values import Listener
 from dispatcher.domain.text import printable
 
 ASK_SECONDS: Final = 1.0
-MOST_OCTETS: Final = 65536
+MAX_OCTETS: Final = 65536
 _ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a monitor may listen
 
 
@@ -40,6 +40,6 @@ async def _get(host: str, port: int, path: str) -> bytes:
     with closing(writer):
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         reply = b""
-        while len(reply) < MOST_OCTETS and (octets := await reader.read(4096)):
+        while len(reply) < MAX_OCTETS and (octets := await reader.read(4096)):
             reply += octets
     return reply.partition(b"\r\n\r\n")[2]

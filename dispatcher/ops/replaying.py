@@ -32,7 +32,7 @@ from dispatcher.store.named_locks import named_lock
 from dispatcher.store.replays import ItemOutcome, OverlappingReplay, Replay
 
 DEFAULT_PER_SECOND: Final = 50.0
-LEAST_PER_SECOND: Final = 0.01
+MIN_PER_SECOND: Final = 0.01
 """The slowest pace in emails per second. Slower replays would occupy their PostgreSQL session for too long."""
 SAMPLE: Final = 5
 SWEEP_SECONDS: Final = 5.0
@@ -283,7 +283,7 @@ class _Pace:
         if now >= self._look_at:
             self._look_at = now + _PACE_SECONDS
             per_second = await replays.find_pace(self._session, self._replay_id)
-            self._seconds = 1 / max(per_second, LEAST_PER_SECOND) if per_second else 0.0
+            self._seconds = 1 / max(per_second, MIN_PER_SECOND) if per_second else 0.0
         return self._seconds
 
 

@@ -45,7 +45,7 @@ DEFAULT_PAUSE_SECONDS: Final = 1.0
 """The first pause if a throttling provider gives no wait time, or a shorter one. Doubles while throttling continues."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
 """Trying once an hour harms no provider. A reset time in the year 30000 would stop sending for good."""
-_MOST_DOUBLINGS: Final = 6
+_MAX_DOUBLINGS: Final = 6
 """Limits the wait of a single email to about a minute."""
 _REPORT_SECONDS: Final = 1.0
 """Do not report a pause again if it grows by less: hundreds of emails get the same refusal, moments apart."""
@@ -170,7 +170,7 @@ class CircuitBreaker:
 
     def single_email_wait_seconds(self, email: OutgoingEmail) -> float:
         """How many seconds to wait after a refusal of this email alone. Doubles with each refusal."""
-        doublings = min(max(self._suspects.times(email) - 1, 0), _MOST_DOUBLINGS)
+        doublings = min(max(self._suspects.times(email) - 1, 0), _MAX_DOUBLINGS)
         return DEFAULT_PAUSE_SECONDS * 2.0**doublings * (0.5 + 0.5 * self._jitter())
 
     def begin(self) -> int:

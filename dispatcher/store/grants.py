@@ -7,7 +7,7 @@ from typing import Final
 
 from dispatcher.store.queries import query
 
-MOST_NAME_OCTETS: Final = 63
+MAX_NAME_OCTETS: Final = 63
 """PostgreSQL's NAMEDATALEN minus the terminating octet."""
 
 
@@ -58,7 +58,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
 
 def _role(role: str, name: str, about: str, grants: bytes) -> Role:
     # PostgreSQL truncates a longer name, and would grant the rights to a different role.
-    if not name or not name.isprintable() or len(name.encode()) > MOST_NAME_OCTETS:
+    if not name or not name.isprintable() or len(name.encode()) > MAX_NAME_OCTETS:
         raise ValueError(f"{name!r} is not a valid name for a role")
     quoted = '"' + name.replace('"', '""') + '"'
     statements = [" ".join(grant.split()) for grant in grants.decode().split(";")]

@@ -25,7 +25,7 @@ from dispatcher.telemetry.log import get_log
 MAX_DEAD_LETTER_REPLAYS: Final = 3
 """How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a program
 that moves messages back and forth."""
-MOST_OCTETS: Final = 64 * 1024
+MAX_OCTETS: Final = 64 * 1024
 """`lease` returns content up to this size if it has no attachments; nearly all emails are far smaller."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
@@ -161,7 +161,7 @@ class LeaseStore:
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
             "lease_seconds": lease_seconds,
-            "most_octets": MOST_OCTETS,
+            "most_octets": MAX_OCTETS,
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 

@@ -28,7 +28,7 @@ REMEMBERED_SECONDS: Final = 60.0
 """How long an email is remembered after it was last found locked. A process that has to write it checks more often."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
-MOST_NAMED: Final = 5
+MAX_NAMED: Final = 5
 """The most email ids in one log line; a transaction may lock thousands of rows."""
 
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class LockedRows:
         rows = await fetch(self._source, "find_holders", {"age_seconds": BATCH_LOCK_SECONDS})
         fields = {
             "count": len(email_ids),
-            "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MOST_NAMED]],
+            "email_ids": [str(email_id) for email_id in sorted(email_ids)[:MAX_NAMED]],
             "lock_holders": [describe_holder(*row) for row in rows],
         }
         # A commit that waits for a standby keeps its rows locked. An operator should not end the session.

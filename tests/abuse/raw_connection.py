@@ -13,7 +13,7 @@ from typing import Final, Self
 import orjson
 
 RESPONSE_SECONDS: Final = 20.0
-MOST_ANSWER_BYTES: Final = 1 << 24
+MAX_ANSWER_BYTES: Final = 1 << 24
 HOST: Final = "Host: 127.0.0.1"
 JSON: Final = "Content-Type: application/json"
 

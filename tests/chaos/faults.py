@@ -25,7 +25,7 @@ CALM_SECONDS: Final = 6.0
 """The pause between two faults."""
 LAST_SECONDS: Final = 40.0
 """No fault starts within this time before the end of the storm."""
-MOST_STANDSTILL_SECONDS: Final = 15.0
+MAX_STANDSTILL_SECONDS: Final = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Standstill:
     @property
     def is_too_long(self) -> bool:
         """Whether the standstill is longer than the dispatcher may cause."""
-        return self.seconds_after_quorum > MOST_STANDSTILL_SECONDS
+        return self.seconds_after_quorum > MAX_STANDSTILL_SECONDS
 
 
 class FaultSchedule(Outages):

@@ -50,7 +50,7 @@ STOP_SECONDS: Final = 30.0
 CALM_SECONDS: Final = 180.0
 """The time limit for servers to restart, and for the producers' remaining calls to get answers. RabbitMQ alone may take
 a minute on a busy machine."""
-MOST_FURTHER_RUNS: Final = 3
+MAX_FURTHER_RUNS: Final = 3
 
 Tell = Callable[[str], None]
 
@@ -355,7 +355,7 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     Even if the queue was empty, a worker may have had messages: second messages of finished emails. The oracle judges
     messages that remain after some runs.
     """
-    for _ in range(MOST_FURTHER_RUNS):
+    for _ in range(MAX_FURTHER_RUNS):
         if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
             return
         tell(f"{waiting} messages were returned; starting another run")

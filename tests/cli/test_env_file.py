@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 import pytest
 
-from dispatcher.cli.env_file import MOST_OCTETS, EnvFile, parse
+from dispatcher.cli.env_file import MAX_OCTETS, EnvFile, parse
 from dispatcher.cli.main import COMMANDS, dispatcher
 from dispatcher.config.example import environment_file
 from dispatcher.errors import ConfigurationError
@@ -154,7 +154,7 @@ def test_a_path_that_is_not_a_readable_env_file_is_refused(bare: CommandLine, ki
         case "not UTF-8":
             file.write_bytes(b"A=1\nB=\xff\n")
         case "too large":
-            file.write_text("#" * (MOST_OCTETS + 1))
+            file.write_text("#" * (MAX_OCTETS + 1))
         case _:
             file.touch()
             file.chmod(0o666)

@@ -14,7 +14,7 @@ from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
-from dispatcher.store.leases import MOST_OCTETS, SLICE_OCTETS, Lease, LeaseStore
+from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, Lease, LeaseStore
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import until
@@ -72,8 +72,8 @@ async def test_large_content_and_attachments_are_read_separately_from_the_lease(
     )
     with_files, large, small = (
         books.enqueue_one(attachments=files, text="Ünïcode"),
-        books.enqueue_one(html="ä" * MOST_OCTETS),
-        books.enqueue_one(text="x" * (MOST_OCTETS // 2)),
+        books.enqueue_one(html="ä" * MAX_OCTETS),
+        books.enqueue_one(text="x" * (MAX_OCTETS // 2)),
     )
     if not is_known:
         books.connection.execute("update email_content set octets = null")
@@ -82,7 +82,7 @@ async def test_large_content_and_attachments_are_read_separately_from_the_lease(
 
     assert {i for i, lease in leases.items() if lease.email is None} == {with_files, large}
     assert leases[small].octets_apart == 0
-    assert leases[large].octets_apart >= 2 * MOST_OCTETS
+    assert leases[large].octets_apart >= 2 * MAX_OCTETS
     assert (leases[with_files].octets_apart > SLICE_OCTETS) == is_known
     assert await store.find_content_octets(with_files) == sum(len(file.content) for file in files) + len("Ünïcode") + 2
     email = await store.read_content(with_files)

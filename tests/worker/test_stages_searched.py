@@ -20,7 +20,7 @@ from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailStat
 from tests.worker.scripted import Act, ScriptedProvider, accept, accept_when_let_go, answer, fail, leave_when_let_go
 from tests.worker.stage_bench import StageBench, run
 
-MOST_ROUNDS: Final = 8
+MAX_ROUNDS: Final = 8
 """The number of times that released emails are published again. Each email is deferred fewer times."""
 
 
@@ -207,7 +207,7 @@ async def tell(bench: StageBench, script: list[tuple[str, Any]], *, stops_early:
         await draining
     else:
         random_run.heal()
-        for _ in range(MOST_ROUNDS):
+        for _ in range(MAX_ROUNDS):
             await bench.pass_time()
             bench.deliver(*(email_id for email_id, row in bench.store.rows.items() if row.status is Status.PENDING))
         await bench.pass_time()

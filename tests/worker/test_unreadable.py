@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from dispatcher.domain.outgoing import Attachment
-from dispatcher.store.leases import MOST_OCTETS
+from dispatcher.store.leases import MAX_OCTETS
 from tests.store.damage import damage, noise, refused
 from tests.waiting import until
 from tests.worker.bench import Bench
@@ -19,7 +19,7 @@ OTHERS = 20
 
 DAMAGED: Final[dict[str, tuple[str, dict[str, object]]]] = {
     "a body": ("email_content", {"text": noise(9_000)}),
-    "a large body": ("email_content", {"html": noise(2 * MOST_OCTETS)}),
+    "a large body": ("email_content", {"html": noise(2 * MAX_OCTETS)}),
     "an attachment": ("email_attachment", {"attachments": [Attachment("a.bin", "a/b", noise(9_000).encode())]}),
 }
 
