@@ -29,7 +29,7 @@ FLOORS: Final = (
     {"telemetry"},
     {"host"},  # what the processes of one host share
     {"store", "broker", "providers", "alerts"},  # these do not import each other
-    {"routing"},
+    {"routing", "events"},
     {"worker", "relay", "recovery", "maintenance", "producers"},
     {"monitor"},
     {"processes"},
@@ -44,7 +44,9 @@ FLOORS: Final = (
 CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"store"}, {"psycopg", "psycopg_pool"}),
     ({"broker"}, {"pika"}),
-    ({"providers"}, {"sendgrid", "python_http_client", "boto3", "botocore"}),
+    ({"providers"}, {"sendgrid", "python_http_client"}),
+    ({"providers", "events"}, {"boto3", "botocore"}),
+    ({"events"}, {"cryptography"}),
     ({"alerts"}, {"aiosmtplib"}),
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),

@@ -58,6 +58,11 @@ values (%(number)s, %(name)s, %(checksum)s);
 select database_id
 from dispatcher.dispatcher_database;
 
+-- name: find_address_key
+-- The key of the hashes of addresses (see store/address_hashes.py).
+select address_key
+from dispatcher.dispatcher_database;
+
 -- name: make_partitions
 -- Creates the weekly partitions from the current week on; returns a row per new partition, none if all exist.
 select dispatcher.email_partitions_make(clock_timestamp(), %(weeks_ahead)s);

@@ -14,7 +14,7 @@ from dispatcher.errors import SchemaError
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
 
-PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt")
+PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt", "email_event")
 
 
 def tables(connection: psycopg.Connection) -> set[str]:

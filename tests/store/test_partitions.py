@@ -24,6 +24,7 @@ INSERTS = {
     "email_attachment": "(email_id, position, filename, content_type, content) values (%s, 0, 'a.bin', 'a/b', 'x')",
     "email_attempt": """(email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
         values (%s, 1, 'w', 'smtp', now(), now(), 'accepted')""",
+    "email_event": "(email_id, event_key, provider, kind, happened_at) values (%s, '\\x00', 'ses', 'delivered', now())",
 }
 
 

@@ -1,0 +1,76 @@
+"""Events that a provider reports after it accepted an email: delivered, bounced, complained about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from hashlib import sha256
+from uuid import UUID
+
+
+class EventKind(StrEnum):
+    """What happened to an email, in the vocabulary of django-anymail. The value of `email_event.kind`."""
+
+    ACCEPTED = "accepted"
+    """The provider took the email. It may still drop it."""
+    DELIVERED = "delivered"
+    """The recipient's server took the email. A bounce may still follow."""
+    DEFERRED = "deferred"
+    """The recipient's server refused the email for now. The provider tries again."""
+    BOUNCED = "bounced"
+    """The recipient's server refused the email, and the provider does not try again."""
+    COMPLAINED = "complained"
+    """The recipient reported the email as spam."""
+    REJECTED = "rejected"
+    """The provider took the email and then refused to send it, for example because of its own suppression list."""
+    UNSUBSCRIBED = "unsubscribed"
+    OPENED = "opened"
+    CLICKED = "clicked"
+
+
+class Bounce(StrEnum):
+    """How permanent a bounce is. The value of `email_event.bounce`."""
+
+    HARD = "hard"
+    """The address does not exist or accepts no email. A later email would bounce, too."""
+    SOFT = "soft"
+    """The mailbox is full, or the message was too large. A later email may arrive."""
+    BLOCKED = "blocked"
+    """The receiving server refuses the sender, for example by reputation. The address may be valid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProviderEvent:
+    """One event for one recipient of one email.
+
+    Attributes:
+        provider: The name of the provider that reported the event, such as `sendgrid`.
+        happened_at: By the provider's clock, with a time zone.
+        recipient: The address in the clear. It is hashed before it is stored and must not be logged. None if the event
+            does not say which recipient it concerns.
+        bounce: Set if, and only if, the kind is BOUNCED.
+        code: The status code of the receiving server or of the provider, such as `5.1.1`.
+        detail: The provider's explanation, scrubbed of addresses (`domain.scrub`).
+        distinction: What separates this event from others of the same kind, recipient and instant, such as the URL of a
+            click.
+    """
+
+    email_id: UUID
+    provider: str
+    kind: EventKind
+    happened_at: datetime
+    recipient: str | None = None
+    bounce: Bounce | None = None
+    code: str | None = None
+    detail: str | None = None
+    distinction: str = ""
+
+    def key(self, address_hash: bytes | None) -> bytes:
+        """The event's identity within its email, 16 bytes. Providers repeat events, sometimes under a new event id.
+
+        So the key is made of what the event says, and not of the provider's event id.
+        """
+        instant = f"{self.happened_at.timestamp():.3f}"
+        parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
+        return sha256("\n".join(parts).encode()).digest()[:16]

@@ -1,0 +1,44 @@
+"""Hashes of addresses: equal for every way to write one address, different for everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from dispatcher.store.address_hashes import AddressHasher, normalised
+
+HASHER = AddressHasher(b"k" * 32)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "ann@example.com",
+        "Ann@Example.COM",
+        "Ann <ann@example.com>",
+        '"Ann, of shop" <ANN@example.com>',
+        " ann@example.com ",
+    ],
+)
+def test_every_way_to_write_an_address_has_one_hash(written: str) -> None:
+    assert HASHER.hash(written) == HASHER.hash("ann@example.com")
+
+
+def test_a_domain_hashes_as_dns_writes_it() -> None:
+    assert normalised("ann@BÜCHER.example") == "ann@xn--bcher-kva.example"
+    assert HASHER.hash_domain("ann@bücher.example") == HASHER.hash_domain("xn--bcher-kva.example")
+
+
+def test_an_invalid_domain_does_not_raise() -> None:
+    assert normalised("ann@ü..example") == "ann@ü..example"
+
+
+def test_addresses_domains_and_keys_never_share_a_hash() -> None:
+    other_key = AddressHasher(b"x" * 32)
+    hashes = {
+        HASHER.hash("ann@example.com"),
+        HASHER.hash("bob@example.com"),
+        HASHER.hash("example.com"),
+        HASHER.hash_domain("example.com"),
+        other_key.hash("ann@example.com"),
+    }
+    assert len(hashes) == 5
