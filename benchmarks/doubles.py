@@ -45,7 +45,8 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
     """Run a provider's double for the duration of the block. The ledger stays in the folder.
 
     Args:
-        sink: For smtp: `python` is our sink with a ledger; `c` is Postfix's, without a ledger and cheaper.
+        sink: For smtp: `python` is our sink, which keeps a ledger; `c` is Postfix's sink, which keeps no ledger and
+            uses less CPU.
     """
     if provider == "capture":
         maildir = folder / "maildir"

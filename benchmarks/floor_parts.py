@@ -73,8 +73,8 @@ class Places:
 
 
 class Gate(Protocol):
-    """Delays each part until the part may begin, and measures it. A part connects and prepares before it opens the
-    gate."""
+    """Holds back each part until the part may begin, then measures the part. A part connects and prepares before it
+    opens the gate."""
 
     def open(self, part: str, emails: int) -> AbstractAsyncContextManager[None]:
         """Measure the block, which runs a part for this many emails."""
@@ -102,7 +102,7 @@ class Alone:
 
 
 class Together:
-    """Runs all parts at the same time, and measures the parts as one.
+    """Runs all parts at the same time, and measures them together.
 
     Attributes:
         costs: The sum of the parts, in the form of a single part's cost; every part handles the same number of emails.
@@ -169,7 +169,7 @@ async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, 
 async def measure_together(
     places: Places, other: Places, sizes: Sizes, emails: int, enqueue: Callable[[], object]
 ) -> dict[str, float]:
-    """Measure the cost of all parts, which run at the same time in one process, each with its own emails.
+    """Measure the total cost of all parts. They run at the same time in one process, each with its own emails.
 
     Args:
         places: A database whose emails are enqueued and due, and a queue.
@@ -207,7 +207,7 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
 
 
 async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
-    """Find due emails and publish them with confirms. The due marks are cleared later, by the leases."""
+    """Find due emails and publish them with confirms. The emails stay marked as due until they are leased."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()

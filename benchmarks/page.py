@@ -23,7 +23,7 @@ class Page:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings that make `run` serve its metrics there."""
+        """The settings with which `dispatcher run` serves this page."""
         return {"DISPATCHER_METRICS_ADDRESS": f"127.0.0.1:{self.port}"}
 
     def read(self) -> dict[str, float]:

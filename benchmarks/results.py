@@ -20,7 +20,7 @@ Kind = tuple[tuple[str, Any], ...]
 
 
 def record_of(figures: Figures, facts: Mapping[str, object]) -> Record:
-    """A result as it is stored."""
+    """A result in the form in which it is stored."""
     return {**asdict(figures), "machine": dict(facts)}
 
 

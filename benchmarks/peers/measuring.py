@@ -33,8 +33,8 @@ class Load:
     Attributes:
         emails: The number of emails that are enqueued before the workers start.
         seconds: The time limit.
-        kill: Send SIGKILL to the busiest worker when a third of the emails is accepted. Unfinished emails are then no
-            error.
+        kill: Send SIGKILL to the busiest worker when a third of the emails is accepted. After a kill, unfinished emails
+            are not an error.
     """
 
     emails: int
@@ -80,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The measurements from the time while the programs ran."""
+    """The measurements taken while the programs ran."""
 
     sent: int
     last_at: float
@@ -97,7 +97,7 @@ def watch(
     Args:
         servers: Processes whose CPU is measured in addition to the programs'.
         ledger: The path of the double's ledger.
-        dies_whole: A kill ends a command together with its children.
+        dies_whole: The kill of `load` ends a command together with its children.
 
     Raises:
         TimeoutError: Not all emails were sent in time; the text says how many were sent.
@@ -186,7 +186,7 @@ def median_steady_rate(results: Sequence[Measured]) -> float:
 
 
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
-    """A `Books` function that gets the number and the time from this query."""
+    """A `Books` function that runs this query, which returns the number of sent emails and the time of the last one."""
 
     def books() -> tuple[int, float]:
         row = connection.execute(query.encode()).fetchone()

@@ -56,8 +56,8 @@ class Programs:
         return _with_children(self._running)
 
     def kill(self, *, whole: bool) -> None:
-        """Send SIGKILL to the process that used the most CPU. If there are children, only to a child: children do the
-        work.
+        """Send SIGKILL to the process that used the most CPU. If there are children, choose among them, because they do
+        the work.
 
         Args:
             whole: Kill a command with its children instead.

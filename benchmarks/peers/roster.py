@@ -41,7 +41,8 @@ class Peer:
         prepare: Commands that create the peer's own tables.
         knobs: The settings that the sweep found best; passed as environment variables PEER_NAME.
         sweep: The values that `--sweep` tries.
-        sent: A query for the number of sent emails in the peer's own tables, and for when the last was recorded.
+        sent: A query for the number of sent emails in the peer's own tables, and for the time at which the last email
+            was recorded.
         dies_whole: A kill ends the command together with its children, which would otherwise continue alone.
     """
 

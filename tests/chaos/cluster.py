@@ -1,7 +1,7 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
 For PostgreSQL, `Cluster` is also the HA manager, like Patroni in production. It fences a primary before it promotes the
-standby, rebuilds the old primary as a standby, and makes a standby synchronous once that standby streams. All methods
+standby, rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods
 block until they are done.
 """
 
@@ -41,7 +41,7 @@ class Cluster:
     Attributes:
         servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
         primary: The name of the PostgreSQL server that accepts writes.
-        standby: The name of the PostgreSQL server that does not.
+        standby: The name of the PostgreSQL server that replicates the primary.
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
@@ -97,7 +97,7 @@ class Cluster:
         self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
 
     def restart(self, name: str) -> None:
-        """Start a server that was ended, with the data that it had. Does not wait until the server is ready."""
+        """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
     # RabbitMQ
@@ -137,7 +137,8 @@ class Cluster:
     # PostgreSQL
 
     def promote(self) -> None:
-        """Promote the standby. The primary must be fenced: it has ended and will not be restarted as a primary."""
+        """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as
+        a primary."""
         assert self.primary not in self._processes.running(), "the primary is not fenced"
         with self._session(self.standby) as session:
             # The new primary has no standby yet. If its settings required one, commits would wait.
@@ -156,7 +157,7 @@ class Cluster:
         self.trust_standby()
 
     def distrust_standby(self) -> None:
-        """Stop commits from waiting for the standby. Commits that are waiting complete."""
+        """Stop commits from waiting for the standby. Commits that already wait complete now."""
         self._set_synchronous("")
 
     def trust_standby(self) -> None:

@@ -176,8 +176,8 @@ def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int
 
 @contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
-    """A folder for all files of the storm. It is deleted afterwards, unless `folder` is given or the block moved the
-    files."""
+    """A folder for all files of the storm. The folder is deleted afterwards, unless `folder` is given or the block
+    moved the files."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="storm-", dir=folder)).absolute()
@@ -200,8 +200,8 @@ def _keep(place: Path, why: str) -> None:
 
 @contextmanager
 def _ground(place: Path) -> Iterator[Ground]:
-    """Private servers for this storm, because it cuts and kills servers. Ignores servers that environment variables
-    set."""
+    """Private servers for this storm, because the storm cuts connections and kills servers. Ignores servers that
+    environment variables set."""
     for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
         os.environ.pop(variable, None)
     with private_servers(place / "servers", progress=say) as servers:

@@ -43,7 +43,7 @@ class Outages:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether RabbitMQ accepts no messages."""
+        """Whether RabbitMQ accepts no messages because of an alarm."""
         return self._alarm_until is not None or self._control is not None
 
     @property
@@ -77,7 +77,8 @@ class Outages:
                 if self._ground.answers(name):
                     del self._absences[name]
                 else:
-                    # A server may refuse to start while processes of the killed one still use its memory or its name.
+                    # A server may refuse to start while processes of the killed server still use the shared memory or
+                    # the name.
                     self._launch(name)
             elif time.monotonic() >= absence.back_at:
                 absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)

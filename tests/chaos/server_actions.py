@@ -60,7 +60,7 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
-    """Shut PostgreSQL down in immediate mode, or send SIGKILL; restart PostgreSQL after a moment."""
+    """Shut PostgreSQL down in immediate mode, or send SIGKILL. PostgreSQL is restarted after a moment."""
     if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()

@@ -3,7 +3,7 @@
     python -m tests.steps.frozen --freezes 200 --seed 1
 
 Meanwhile, other workers get the expired leases. After waking, a worker must send no email twice and break no guarantee.
-The relay is frozen, too, after it has read a live worker's ledger and before it releases leases. Only emails that were
+The relay is also frozen, after it has read a live worker's ledger and before it releases leases. Only emails that were
 on the wire at a freeze may be held.
 """
 

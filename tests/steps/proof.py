@@ -5,8 +5,8 @@
 One `dispatcher run` runs all the time, while its processes are killed again and again (see `kill_points`). In each
 round, emails are enqueued until all kills of the round have happened; some recipients are rejected or greylisted. Then
 the dispatcher finishes all emails, and every email is checked: none is lost or duplicated, and only emails that were on
-the wire at a kill are held. With the policy `resend`, no email is held, and an email arrives again at most once for
-each kill while it was on the wire. A lease lasts 300 s, so no recovery waits for a lease to expire.
+the wire at a kill are held. With the policy `resend`, no email is held. For each kill while an email was on the wire,
+the email may arrive one more time. A lease lasts 300 s, so no recovery waits for a lease to expire.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Proof:
         return set(self.books.by_status.get("held", ())) - self._doubt.keys()
 
     def held_by(self, step: Step) -> int:
-        """The number of held emails for which the last kill, while they were on the wire, was at this step."""
+        """The number of held emails whose last kill on the wire was at this step."""
         return sum(self._doubt.get(email_id) is step for email_id in self.books.by_status.get("held", ()))
 
     def count(self, step: Step) -> int:
@@ -106,8 +106,7 @@ class Proof:
         assert not self.books.misannounced, f"with a dead letter, but alive: {self.books.misannounced}"
 
     def assert_harmless(self) -> None:
-        """As `assert_balanced`, but allows the dead letter of an email for which later evidence showed that it was
-        sent."""
+        """As `assert_balanced`, but allows the dead letter of an email that later evidence proved to be sent."""
         assert not self.excess_duplicates, f"too often: {self.excess_duplicates}"
         replace(self.books, duplicates={}).assert_harmless()
         assert self.policy is OnUncertain.HOLD or not self.books.count("held"), self.books.by_status["held"]
@@ -166,7 +165,7 @@ def _feed(host: Host, kill_plan: KillPlan, kills: int, enqueued: set[UUID], numb
 
 
 def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
-    """Enqueues more emails if few are unfinished; returns True."""
+    """Enqueues more emails if few emails are unfinished; returns True."""
     if count_unfinished(host) < BACKLOG:
         enqueued.update(host.enqueue(_email(next(numbers)) for _ in range(BATCH)))
     return True

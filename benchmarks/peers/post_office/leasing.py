@@ -15,7 +15,8 @@ SETTINGS = application.settings()
 class EmailBackend(sendgrid.EmailBackend):
     """The tuned backend. post_office opens one per thread, and closes it with the batch.
 
-    Uses a psycopg connection, like the other peers, because it prepares statements; Django's connection does not.
+    Uses a psycopg connection, like the other peers, because psycopg prepares statements and Django's connection does
+    not.
     """
 
     def open(self) -> bool:
