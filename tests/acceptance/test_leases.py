@@ -1,5 +1,5 @@
-"""Real processes renew leases during a slow send, lose leases while a worker is frozen, and leave leases to expire when
-a host is lost."""
+"""Real processes renew leases during a slow send, and lose leases while a worker is frozen. If a host is lost, its
+leases expire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
-# Leases are seconds longer than any stall of a process on a busy machine. So a lease ends only if a test makes it end.
+# Leases are seconds longer than any stall of a process on a busy machine. So a lease expires only if a test causes it.
 
 
 def test_a_send_that_takes_longer_than_its_lease_keeps_the_lease(host: Host) -> None:

@@ -1,4 +1,4 @@
-"""The metrics of a running host agree with the database and the provider, however often its workers die."""
+"""The metrics of a running host agree with the database and the provider, even if workers die often."""
 
 from __future__ import annotations
 

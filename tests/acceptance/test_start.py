@@ -92,7 +92,7 @@ def test_two_runs_with_separate_run_directories_share_the_work(host: Host) -> No
 def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(host: Host) -> None:
     run = host.run(WORKERS=1)
     run.await_events("broker.connected")
-    # As if a later release had migrated the tables: this release cannot use them.
+    # The renamed table simulates a migration by a later release: this release cannot use the tables.
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("alter table email_log rename to email_log_gone")
 

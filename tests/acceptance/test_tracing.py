@@ -71,7 +71,7 @@ def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host:
         assert collector.bodies
         asked_at = time.monotonic()
         stop(run)
-        # One second of waiting, plus time for a busy machine.
+        # The process waits one second for the collector. The other seconds are for a busy machine.
         assert time.monotonic() - asked_at < 8
 
     books.assert_balanced()

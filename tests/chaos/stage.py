@@ -128,7 +128,8 @@ class StormStage:
     def hang(self, pid: int, seconds: float) -> None:
         """Freeze a PostgreSQL backend for this long; raises ProcessLookupError if the backend has ended."""
         os.kill(pid, signal.SIGSTOP)
-        # A thread wakes the backend. This thread might wait for a lock that the backend has.
+        # A separate thread wakes the backend, because the storm's own thread may be waiting for a lock that the backend
+        # has.
         self._hung[pid] = Timer(seconds, _wake, [pid])
         self._hung[pid].start()
 

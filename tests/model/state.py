@@ -206,7 +206,7 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)  # the worker's name finds recovered emails
+            return Worker(step, late=worker.late)  # the row's `recovered_from` still names the worker
         dead = worker._replace(email=EmailState.DONE, outcome=Answer.NONE)
         return dead._replace(owns=worker.owns and is_sending, confirmed=False)
     owns = worker.owns and is_sending

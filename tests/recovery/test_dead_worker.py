@@ -1,5 +1,5 @@
-"""After a worker was killed, the relay immediately records the answers in its ledger and releases its other leases, and
-does so only once."""
+"""After a worker was killed, the relay immediately records the answers in the worker's ledger and releases the worker's
+other leases. The relay does so only once."""
 
 from __future__ import annotations
 

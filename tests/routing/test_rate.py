@@ -1,4 +1,4 @@
-"""All workers share a ceiling: they take tokens from PostgreSQL, whose clock refills them."""
+"""All workers share a maximum rate: they take tokens from PostgreSQL, which refills the tokens by its own clock."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ class Bucket(ProviderStore):
         return answer
 
     def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
-        """Takes tokens for this number of emails through a rate limit; returns the times of its queries."""
+        """Takes tokens for this number of emails through a rate limit; returns the times of the rate limit's
+        queries."""
 
         async def take() -> None:
             limit = RateLimit(self, "smtp", ceiling)

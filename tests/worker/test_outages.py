@@ -157,7 +157,7 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             email_id = await self.interrupted_lease(bench, postgres, person, worker)
             postgres.thaw()
-            # The two statements are the interrupted one, and the one that the worker has sent since.
+            # The interrupted statement and the worker's next statement both wait for the lock.
             await until(lambda: len(waiting(bench.books, worker)) == 2)
 
         await bench.settled({"sent": 1})
@@ -193,7 +193,7 @@ class TestPostgresqlFailsDuringTheLease:
                 postgres.thaw()
                 await worker.stop()
                 assert bench.books.status(email_id) == "pending"
-        await bench.settled({"sending": 1})  # by the session that was frozen
+        await bench.settled({"sending": 1})  # the thawed session has committed the lease
 
         # The relay releases a dead worker's leases that are not in its ledger (see tests/recovery/test_dead_worker.py).
         assert worker.ledger.exists()

@@ -105,7 +105,7 @@ class RandomRun:
         self.bench.deliver(*self.pick(number))
 
     def lose(self, what: tuple[str, bool]) -> None:
-        """Loses the reply to the next statement of this name, which commits or not."""
+        """Loses the reply to the next statement of this name. The boolean says whether the statement commits."""
         name, commits = what
         self.store.lose[name].append(commits)
         self.has_lost_leases |= name == "lease"
