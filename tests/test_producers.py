@@ -339,7 +339,7 @@ async def test_rolling_back_a_savepoint_removes_its_emails(application: Applicat
 
 
 class TestRaces:
-    """Two transactions enqueue the same key: the second transaction waits until the first one ends."""
+    """Two transactions enqueue the same key. The second transaction waits until the first transaction ends."""
 
     @pytest.fixture
     def first(self, tables_url: str) -> Any:

@@ -1,4 +1,4 @@
-"""The comparison with other systems counts and starts the right things, and each email is sent once."""
+"""The comparison with other systems counts the right emails, starts the right programs, and sends each email once."""
 
 from __future__ import annotations
 

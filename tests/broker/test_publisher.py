@@ -101,8 +101,8 @@ async def test_a_refused_message_is_not_published(
 async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
     amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
-    """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept it on a
-    new one."""
+    """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept the
+    message on a new channel."""
     full = f"{topology.queue}.full"
     await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(full, topology.exchange)

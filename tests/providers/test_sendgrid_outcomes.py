@@ -34,7 +34,7 @@ PAGE: Final = Reply(504, b"<html><title>SendGrid - 504 Gateway Timeout</title></
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table, and one way to cause its situation.
+    """One row of the table in docs/providers.md, and one way to cause the situation of this row.
 
     Attributes:
         row: The table's first column.

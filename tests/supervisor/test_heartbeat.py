@@ -39,7 +39,7 @@ def test_a_process_whose_loop_hangs_is_aborted_with_a_traceback_and_restarted(
     assert {aborted["pid"], killed["pid"]} <= set(hung)
     assert all(seconds >= HANG_SECONDS for seconds in hung.values())
     eventually(lambda: len(starter.diary("serving")) >= 6)
-    # The parent does not touch a process that sends heartbeats.
+    # The parent does not restart a process that sends heartbeats.
     assert not parent.events("process.exited", role="b")
 
 
