@@ -35,7 +35,7 @@ PARTS: Final = ("publish", "consume", "lease", "send", "record")
 ELAPSED: Final = "elapsed"
 """The key of a part's elapsed time, next to the keys of the CPU times."""
 PUBLISH_BATCH: Final = 500
-"""The same batch size as the relay's."""
+"""The batch size of the relay."""
 DEADLINE_SECONDS: Final = 60.0
 
 

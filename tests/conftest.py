@@ -96,7 +96,7 @@ def pytest_configure() -> None:
     The programs under test would inherit the ignored signals, and would not stop.
     """
     os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # otherwise statements of this process would use this schema
-    raise_file_limit()  # tests open hundreds of connections at once
+    raise_file_limit()  # tests open hundreds of connections at the same time
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:

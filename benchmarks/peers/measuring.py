@@ -23,7 +23,7 @@ BOOKS_POLL_SECONDS: Final = 0.5
 emails."""
 
 Books = Callable[[], tuple[int, float]]
-"""Returns the number of sent emails in the database, and when the last of them was recorded, in Unix seconds."""
+"""Returns the number of sent emails in the database, and when the last sent email was recorded, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)

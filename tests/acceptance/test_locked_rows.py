@@ -12,7 +12,7 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 MAX_COPIES = 3
-"""The most deliveries of one message: one before the worker knows of the lock, one after its release, and one to
+"""The maximum number of deliveries of one message: one before the worker knows of the lock, one after its release, and one to
 spare."""
 
 

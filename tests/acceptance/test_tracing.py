@@ -18,7 +18,7 @@ from tests.telemetry.otlp import collecting
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 MORE_THAN_A_BATCH = 600
-"""Exports start while emails are still being sent."""
+"""So many emails that exports start while emails are still being sent."""
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 

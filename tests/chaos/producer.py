@@ -39,7 +39,7 @@ LARGE_EVERY: Final = 300
 LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
 """One in this many emails goes to a mailbox for which the SMTP double answers 4xx (`dispatcher.dev.smtp_sink`). For
-half of these mailboxes, the double does so only at the first attempt."""
+half of these mailboxes, the double answers 4xx only at the first attempt."""
 TROUBLES: Final = (
     "greylisted-",
     "busy-",

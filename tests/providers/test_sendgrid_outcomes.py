@@ -130,7 +130,7 @@ CASES: Final = [
 ]  # fmt: skip
 ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
                     (UNTRUSTED, "ProviderFault")}  # fmt: skip
-"""Rows that need no special server. The names of further tests below show these rows."""
+"""Rows that need no special server. Other tests below cover these rows; their names show which rows."""
 
 
 def _named(case: Case) -> str:

@@ -23,7 +23,7 @@ from tests.waiting import until
 PATIENCE: Final = 20.0
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
 BODY: Final = b"x" * 60_000
-"""A body of four records, below the limit for a response's body."""
+"""A body of four TLS records, below the limit for a response's body."""
 
 
 @pytest.fixture(params=["TLS 1.3", "TLS 1.2"])
