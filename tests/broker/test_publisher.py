@@ -22,8 +22,8 @@ from tests.waiting import until_answer
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
-"""The size of dozens of confirms, in bytes. If only a few messages are unconfirmed, RabbitMQ sends their confirms one by
-one."""
+"""The size of dozens of confirms, in bytes. RabbitMQ sends confirms one by one if only a few messages are
+unconfirmed."""
 SOON_SECONDS = 1.5
 """The timeout for batches to which RabbitMQ must not answer in time. All other batches have a longer timeout, for a
 busy machine."""
