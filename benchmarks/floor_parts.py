@@ -41,7 +41,7 @@ DEADLINE_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The batch sizes that the chain used, which the parts use, too.
+    """The batch sizes of the chain. The parts use the same sizes.
 
     Attributes:
         in_flight: Concurrent requests to the provider.
@@ -237,7 +237,7 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
-    """The next batch of due emails after the known ones; the last known email became due at `since`."""
+    """The next batch of due emails after the known emails; the last known email became due at `since`."""
     parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
     rows = await _fetch(database, "find_publish_due", parameters)
     return [row for row in rows if row[0] not in known]

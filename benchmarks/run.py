@@ -6,7 +6,7 @@ the clock runs until the last email is recorded; or, with --rate, emails arrive 
 cases are interleaved, because a machine's speed changes within minutes; medians and ranges are shown. The provider's
 double counts what it accepted, so every result includes lost, duplicate and held emails.
 
-The servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
+The servers are private servers on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
 DISPATCHER_RABBITMQ_MANAGEMENT_URL are set. The CPU of servers that these variables set cannot be measured.
 
 examples:

@@ -104,7 +104,7 @@ def _members(of: int, by_parent: dict[int, list[int]]) -> Iterator[Member]:
 
 
 def process_vitals(member: Member) -> dict[str, float]:
-    """Memory, descriptors, threads and CPU of a process; empty if it has exited."""
+    """Memory, descriptors, threads and CPU of a process; empty if the process has exited."""
     place = Path("/proc") / str(member.pid)
     try:
         rollup = dict(_kibibytes((place / "smaps_rollup").read_text()))

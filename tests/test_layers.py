@@ -132,7 +132,7 @@ def room_of(module: str) -> str:
 
 
 def imports_of(path: Path, folder: Path) -> Iterator[Import]:
-    """All imports in a file, including the ones inside functions."""
+    """All imports in a file, including imports inside functions."""
     parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
     package = parts[:-1]
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]

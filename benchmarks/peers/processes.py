@@ -48,7 +48,7 @@ class Programs:
         return bool(self._running)
 
     def cpu_seconds(self) -> float:
-        """User and system CPU of all commands and their children, including those that have exited."""
+        """User and system CPU of all commands and their children, including children that have exited."""
         return self._ended_cpu_seconds + cpu_seconds_of(self._running)
 
     def pids(self) -> list[int]:
@@ -122,7 +122,7 @@ def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], l
 
 
 def cpu_seconds_of(pids: Iterable[int]) -> float:
-    """User and system CPU of these processes and their descendants, including those that have exited."""
+    """User and system CPU of these processes and their descendants, including descendants that have exited."""
     return sum(_cpu_seconds(pid) for pid in set(_with_children(pids)))
 
 

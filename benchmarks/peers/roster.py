@@ -60,8 +60,8 @@ class Peer:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the peer runs with the settings that a sweep found best, not with those of its documentation's first
-        pages."""
+        """Whether the peer runs with the settings that a sweep found best, not with the settings from the first pages
+        of its documentation."""
         return bool(self.knobs)
 
     def commands(self, knobs: Knobs) -> list[list[str]]:

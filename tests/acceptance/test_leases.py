@@ -44,7 +44,7 @@ def test_a_worker_frozen_past_its_leases_sends_nothing_twice_when_it_continues(h
     stop(run)
     books.assert_harmless()
     # Leases expire one after another, so the relay may need several checks. The first check may find only emails that
-    # the provider has already answered, and the relay does not release those.
+    # the provider has already answered, and the relay does not release such emails.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.recovered")
     assert books.count("sent") + books.count("held") == 600

@@ -12,8 +12,8 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 MAX_COPIES = 3
-"""The maximum number of deliveries of one message: one before the worker finds the lock, one after the lock is released,
-and one to spare."""
+"""The maximum number of deliveries of one message: one before the worker finds the lock,
+one after the lock is released, and one to spare."""
 
 
 @contextmanager

@@ -21,7 +21,8 @@ FROZEN_SECONDS: Final = 25.0
 heartbeat interval."""
 
 ClusterAction = Callable[[Cluster, str, Random], float | None]
-"""Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if it was not lost."""
+"""Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if the quorum was not
+lost."""
 
 
 def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:

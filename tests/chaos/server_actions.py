@@ -135,7 +135,8 @@ def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def cut_network(*names: str) -> Action:
-    """An action that cuts a host's network for a while: connections to these servers end, and new ones are refused."""
+    """An action that cuts a host's network for a while: connections to these servers end, and new connections are
+    refused."""
     return _away(names, Network.cut)
 
 

@@ -160,7 +160,8 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
 
 
 def _write_held(path: Path, books: Records) -> None:
-    """Write a file with the reason and all records for each held email, to examine the unexplained ones."""
+    """Write a file with the reason and all records for each held email, for the examination of unexplained held
+    emails."""
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
     path.write_bytes(b"".join(lines))
 
@@ -257,7 +258,7 @@ def _environment(
 
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """The time in which the adversary works."""
+    """Let the adversary work for the duration of the storm."""
     # The actions draw from a separate generator. How many numbers an action draws depends on timing, and must not
     # change the next cards.
     chance = random.Random(f"the actions of {plan.seed}")

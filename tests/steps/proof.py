@@ -224,7 +224,8 @@ def table(proof: Proof) -> Table:
 
 @contextmanager
 def own_host(folder: Path) -> Iterator[Host]:
-    """A host with a separate database and queues, on private servers or on those that the environment variables set."""
+    """A host with a separate database and queues, on private servers or on the servers that the environment variables
+    set."""
     name = f"steps_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     with (

@@ -1,5 +1,5 @@
-"""The parent replaces processes while others work: after SIGHUP, or at a worker's request. A reload also adds or
-removes workers."""
+"""The parent replaces processes while other processes work: after SIGHUP, or at a worker's request. A reload also adds
+or removes workers."""
 
 from __future__ import annotations
 
