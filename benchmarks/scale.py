@@ -203,7 +203,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
     return {str(email_id) for (email_id,) in rows}
 
 
-# Counts from the first attempt of the host that started last. Before that time, not all hosts worked.
+# This query counts from the first attempt of the host that started last. Before that time, not all hosts worked.
 _TOGETHER = """
 with attempts as (
     select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt

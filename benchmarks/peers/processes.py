@@ -90,7 +90,7 @@ class Programs:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - nothing here has threads
             )
-        process.returncode = 0  # `_reap` waits for the process, because only that returns its CPU time
+        process.returncode = 0  # `_reap` has waited for the process, to get its CPU time
         self._running[process.pid] = number
 
     def _reap(self) -> Iterator[tuple[int, int]]:

@@ -59,7 +59,7 @@ class Rabbit:
                 if method is None:
                     break
                 found.append(QueueMessage(body, properties))
-            # RabbitMQ requeues the unacked messages a moment after the close.
+            # RabbitMQ requeues the unacked messages a moment after the channel is closed.
         wait_until(lambda: self.waiting(queue) >= len(found))
         return found
 
@@ -142,7 +142,7 @@ class Rabbit:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()
             body = reply.read()
-            # The connection is already closed.
+            # Status 404 means that the connection is already closed.
             assert reply.status < 300 or (method, reply.status) == ("DELETE", 404), (reply.status, body)
             return body
         finally:

@@ -34,7 +34,7 @@ def test_emails_enqueued_during_a_run_are_sent_at_once(host: Host) -> None:
     for number in range(5):
         host.await_finished(host.enqueue(emails(1, name=f"email {number}")))
 
-    # This is the median, because the machine may stall briefly. All times are by PostgreSQL's clock.
+    # The test uses the median, because the machine may stall briefly. All times are by PostgreSQL's clock.
     with psycopg.connect(host.database_url) as connection:
         took = connection.execute("select extract(epoch from sent_at - created_at) from email_log").fetchall()
     assert sorted(took)[2] < (1.0,)

@@ -46,7 +46,7 @@ def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Doub
     assert {row.attempt_count for row in host.rows().values()} == {1}
     throttled = [request["at"] for request in double.requests("429")]
     assert throttled, "no email got a 429"
-    # Each worker gets 429s only for its in-flight requests. Then no worker calls until the requested time.
+    # Each worker gets 429s only for its in-flight requests. Then no worker calls the provider until the requested time.
     assert len(throttled) <= WORKERS * ON_THE_WIRE
     assert max(throttled) < max(throttled_at(run).values()) + seconds - 1.5
     after = [request["at"] for request in double.requests("accepted") if request["at"] > min(throttled)]

@@ -176,7 +176,7 @@ async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection
     second = await api.get("/v1/emails", token=token)
 
     assert (first.status, second.code) == (200, "rate-limited")
-    # The header would be exactly 19 seconds if the responses took no time.
+    # `Retry-After` would be exactly 19 seconds if the responses took no time.
     assert int(second.headers["retry-after"]) >= 10
 
 

@@ -67,7 +67,7 @@ class Cluster:
             rabbitmq_source=rabbitmq_source,
         )
 
-    # Any server
+    # Methods for any server.
 
     def freeze(self, name: str) -> None:
         """Freeze a server's processes until `thaw`. The server's connections stay open."""
@@ -100,7 +100,7 @@ class Cluster:
         """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
-    # RabbitMQ
+    # Methods for RabbitMQ.
 
     def leader_of(self, queue: str) -> str:
         """The node that leads a quorum queue."""
@@ -134,7 +134,7 @@ class Cluster:
                 return dict(found)
         return {}
 
-    # PostgreSQL
+    # Methods for PostgreSQL.
 
     def promote(self) -> None:
         """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as

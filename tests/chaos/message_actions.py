@@ -59,7 +59,8 @@ def inject_garbage(stage: StormStage, random: Random) -> bool:
         _bundle([{"email_id": missing, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
         _bundle([{"email_id": missing, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
     )  # fmt: skip
-    # Recorded before publishing: this process may be killed before it receives the broker's confirms.
+    # Record the bodies before publishing them, because this process may be killed before it receives RabbitMQ's
+    # confirms.
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):

@@ -62,7 +62,7 @@ class Outages:
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
         """End a server with a signal, for at least this long."""
         if name == RABBITMQ:
-            self._alarm_until = None  # the alarm is gone after a restart
+            self._alarm_until = None  # a restart clears the alarm
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:

@@ -181,7 +181,7 @@ class Producer:
             self._connection = None
 
     def _note(self, document: dict[str, object]) -> None:
-        # One write. The leading line end terminates a line that was cut off by a kill.
+        # This is a single write. Its leading line end terminates a line that a kill has cut off.
         os.write(self._file, b"\n" + orjson.dumps(document) + b"\n")
 
 

@@ -151,8 +151,8 @@ class StormStage:
         if code is None:
             return
         was_stopping = host.is_stopping
-        # Exit 1: a process could not record its results within the drain time and was killed; the next run recovers its
-        # leases. The signal itself ends a run that has not yet installed its handlers.
+        # Exit code 1 means that a process could not record its results within the drain time and was killed; the next
+        # run recovers its leases. Exit code -15 means that SIGTERM ended a run that had not yet installed its handlers.
         if code not in ((0, 1, -9, -15) if was_stopping else (-9,)):
             self.diary.note_fault(
                 f"the run of {host.name} ended with {code} {'after SIGTERM' if was_stopping else 'by itself'}"

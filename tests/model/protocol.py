@@ -249,7 +249,7 @@ def _undone(state: State) -> State:
     return _released(state)
 
 
-# The relay: publishes due emails and dead letters, recovers expired leases and lost messages.
+# The steps of the relay, which publishes due emails and dead letters, and recovers expired leases and lost messages.
 
 
 def _relay(state: State, rules: Rules) -> Iterator[Change]:
@@ -389,7 +389,7 @@ def _said(slot: Answer) -> str:
     return "not named" if slot is Answer.NONE else slot.name.lower().replace("_", " ")
 
 
-# Time, RabbitMQ, and operators.
+# The steps of time, RabbitMQ, and operators.
 
 
 def _messages(state: State) -> int:
@@ -434,7 +434,7 @@ def _operators(state: State) -> Iterator[Change]:
         yield Change("an operator replays the email", after, Transition.REPLAY, fault=Fault.OPERATOR)
 
 
-# The worker.
+# The steps of the worker.
 
 
 def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:

@@ -306,7 +306,7 @@ def test_every_exception_in_the_model_has_a_verdict() -> None:
 
 
 def test_botocores_throttling_errors_are_ours() -> None:
-    # SES uses LimitExceededException for the account's quota.
+    # SES uses LimitExceededException for the account's quota, not for throttling.
     codes = {*ThrottledRetryableChecker._THROTTLED_ERROR_CODES} - {"LimitExceededException"}
 
     assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}

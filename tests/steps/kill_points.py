@@ -116,7 +116,7 @@ class KillPlan:
             if number >= int((self.folder / f"{role}.allowed").read_text()):
                 return None
             drawn.write(b".")
-        # Every step once, then every step again in a new random order, and so on.
+        # Draw every step once in a random order, then every step again in a new random order, and so on.
         turn, place = divmod(number, len(steps))
         order = random.Random(f"{self._seed} {role} {turn}").sample(steps, len(steps))
         return order[place], random.Random(f"{self._seed} {role} {number}")

@@ -133,7 +133,8 @@ def prove(
     kill_plan.allow(0, 0)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGKILL"]
-    # With either policy, an uncertain email that has used up its attempts is held.
+    # With either policy, an uncertain email that has used up its attempts is held. So runs with `resend` allow 100
+    # attempts.
     attempts = {"MAX_ATTEMPTS": 100} if policy is OnUncertain.RESEND else {}
     run = host.program(argv, "run", env=host.environment(**SETTINGS, ON_UNCERTAIN=policy.value, **attempts))
     enqueued: set[UUID] = set()

@@ -337,7 +337,7 @@ class Machine(RuleBasedStateMachine):
         if outcome is ItemOutcome.REPLAYED:
             known.replay(self._now())
 
-    # The steps.
+    # The steps, which run in random order.
 
     def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
         """Makes the events of `loss` happen. Returns the email, the worker that had the first lease, and that lease."""

@@ -157,7 +157,7 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             email_id = await self.interrupted_lease(bench, postgres, person, worker)
             postgres.thaw()
-            # The interrupted statement and the worker's next statement both wait for the lock.
+            # The interrupted statement and the worker's next statement both wait for the row lock.
             await until(lambda: len(waiting(bench.books, worker)) == 2)
 
         await bench.settled({"sent": 1})
@@ -210,8 +210,8 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             Books(person).lock(cut_off)
             with psycopg.connect(tables_url) as other:
-                # While the worker waits for one lease, its next batch grows: the redelivered message of the email on
-                # the wire, and a message whose lease statement will be interrupted.
+                # While the worker waits for one lease, its next batch grows to two messages: the redelivered message of
+                # the email on the wire, and a message whose lease statement will be interrupted.
                 Books(other).lock(first)
                 await bench.deliver([first])
                 await until(lambda: bench.books.waiting_for_a_lock(worker.name))

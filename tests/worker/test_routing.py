@@ -353,7 +353,8 @@ async def test_a_low_ceiling_limits_the_number_of_prefetched_bundles(bench: Benc
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
 
     await until(lambda: bench.provider.calls)
-    # The worker prefetches ten emails plus 25 %, which are 12. These need two of the four messages, ten emails each.
+    # The worker prefetches ten emails plus 25 %, which are 12 emails. With ten emails per message, these are two of the
+    # four messages.
     assert await bench.waiting_messages() == 2
 
 
