@@ -18,7 +18,7 @@ class Books:
     Attributes:
         lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
             our tables; None without a ledger.
-        duplicates: Acceptances after an email's first, from the provider's ledger; None without a ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger; None without a ledger.
         last_sent_at: When the last email was recorded as sent; Unix seconds, by the database's clock.
     """
 

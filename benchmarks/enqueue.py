@@ -1,4 +1,4 @@
-"""Emails per second that one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
+"""Measures how fast an API process and the library enqueue: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
 
 There are five cases, which alternate over the repetitions, on the same private servers with full durability. 64 clients
 post single emails, in one case with batching, in another without (one statement per request, the same handler). 8

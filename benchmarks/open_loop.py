@@ -30,7 +30,7 @@ MAX_AT_ONCE: Final = 256
 
 
 def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
-    """Seconds from the start at which emails arrive."""
+    """Yields the arrival time of each email, in seconds from the start."""
     chance = random.Random(seed)
     instant = 0.0
     for _ in range(emails):

@@ -69,7 +69,7 @@ class Measured:
     Attributes:
         cpu_microseconds: The CPU of this process, per email.
         double_microseconds: The CPU of the double, per email.
-        repeated: Acceptances after an email's first, from the ledger.
+        repeated: Acceptances of emails that were already accepted, from the ledger.
         missing: Emails that are not in the ledger.
     """
 

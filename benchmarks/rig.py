@@ -74,7 +74,7 @@ class Measured:
             emails per statement.
         lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
             our tables.
-        duplicates: Acceptances after an email's first, from the provider's ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger.
     """
 
     case: Case

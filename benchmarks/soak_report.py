@@ -23,7 +23,7 @@ class SoakBooks:
     Attributes:
         lost: Enqueued emails that are not in our tables, and emails that our tables have as sent but the provider's
             ledger does not have.
-        duplicates: Acceptances after an email's first, from the provider's ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger.
         unfinished: Pending or sending at the end.
     """
 

@@ -87,7 +87,7 @@ class Member:
 
 
 def members(of: int) -> list[Member]:
-    """All processes of the dispatchers that a process has started, found by the processes' titles."""
+    """All processes of the dispatchers that the process `of` has started, found by their titles."""
     by_parent: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (parent := _parent(place)) is not None:

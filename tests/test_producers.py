@@ -86,7 +86,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
-    """An application's connection of the given way."""
+    """An application that connects in the given way."""
     options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
     if way.twin:
         async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:

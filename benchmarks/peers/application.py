@@ -99,7 +99,7 @@ where email_idempotency.message_key = recorded.message_key
 
 
 class Busy(Exception):
-    """Another worker has the lease. If that worker died, the lease expires after `seconds`."""
+    """Another worker has the lease, which expires after `seconds` if that worker has died."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"leased for another {seconds:.1f} s")

@@ -44,20 +44,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a peer's case or of ours.
+    """The result of a case of a peer or of our dispatcher.
 
     Attributes:
         knobs: The varied settings and their values.
         emails_per_second: The rate from the first acceptance until the last email is recorded.
         steady_per_second: The rate from the double's ledger only. It leaves out the first and the last tenth of the
             acceptances, and thereby the start.
-        enqueue_per_second: Peers enqueue in eight threads, one email at a time. Our library enqueues some hundreds of
-            emails per statement.
+        enqueue_per_second: The rate of the enqueueing. Peers enqueue in eight threads, one email at a time. Our library
+            enqueues some hundreds of emails per statement.
         cpu_microseconds: The CPU per email of all worker processes, from the first acceptance on.
         servers_cpu_microseconds: The CPU per email of PostgreSQL, RabbitMQ and the double, if these are private.
         processes: The number of worker processes.
         missing: Emails that are not in the provider's ledger and not held.
-        duplicates: Acceptances after an email's first, from the same ledger.
+        duplicates: Acceptances of emails that were already accepted, from the same ledger.
         unrecorded: Accepted emails that are neither recorded as sent nor held.
         held: Emails that wait for an operator because the outcome is unknown. Only our dispatcher has such emails.
     """
@@ -186,7 +186,8 @@ def median_steady_rate(results: Sequence[Measured]) -> float:
 
 
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
-    """A `Books` function that runs this query, which returns the number of sent emails and the time of the last one."""
+    """A `Books` function that runs this query, which returns the number of sent emails and the time at which the last
+    email was sent."""
 
     def books() -> tuple[int, float]:
         row = connection.execute(query.encode()).fetchone()

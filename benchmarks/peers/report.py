@@ -110,7 +110,7 @@ def ratios(cases: Cases, results: Sequence[Measured], rate: Rate = median_rate) 
 
 
 def turns(cases: Cases, results: Sequence[Measured]) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest ratio of a single repetition, by the names that `ratios` returns. Empty if there was
+    """For each name that `ratios` returns, the lowest and the highest ratio of a single repetition. Empty if there was
     only one repetition."""
     spread: dict[str, tuple[float, float]] = {}
     for counterpart in ratios(cases, results):

@@ -185,7 +185,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> tuple[list[Ours], list[Peer]]:
-    """The chosen cases of ours and of the peers; if only peers are chosen, all of ours are added."""
+    """The chosen cases of our dispatcher and of the peers. If only peers are chosen, adds all cases of our
+    dispatcher."""
     own = [case for case in OURS if case.name in options.peers]
     if not own and not options.sweep:
         own = list(OURS)

@@ -50,7 +50,7 @@ class Standstill:
 
     Attributes:
         seconds: The longest time without an acceptance.
-        seconds_after_quorum: The same time; if the quorum was lost, it is measured only after the quorum was restored.
+        seconds_after_quorum: Like `seconds`, but if the quorum was lost, measured only after the quorum was restored.
     """
 
     fault: ClusterFault

@@ -60,7 +60,7 @@ class Outages:
         return ", ".join([*words, *(["RabbitMQ is alarmed"] if self.is_alarmed else [])])
 
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
-        """End a server with a signal, for at least this long."""
+        """End a server with a signal. The server stays down for at least this time."""
         if name == RABBITMQ:
             self._alarm_until = None  # a restart clears the alarm
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)

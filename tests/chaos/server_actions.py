@@ -74,7 +74,8 @@ def hang_backend(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a worker's backend, SIGKILL to that worker, and SIGCONT to the backend after a while."""
+    """Send SIGSTOP to a worker's PostgreSQL backend, SIGKILL to the worker, and SIGCONT to the backend after a
+    while."""
     workers = _workers(stage)
     if not workers:
         return False

@@ -41,7 +41,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions. The test's process opens them, so they can outlive the worker."""
+    """The worker's pool of PostgreSQL sessions. The test's process opens the sessions, so they can outlive the
+    worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened

@@ -64,7 +64,7 @@ class Relay:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions."""
+    """The worker's pool of PostgreSQL sessions."""
     opened = make_pool(tables_url, name=WORKER, size=1)
     await opened.open()
     yield opened
@@ -87,7 +87,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 async def relay_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The relay's sessions."""
+    """The relay's pool of PostgreSQL sessions."""
     opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await opened.open()
     yield opened

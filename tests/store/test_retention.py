@@ -317,7 +317,8 @@ async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
 
 @pytest.fixture
 def stranger(books: Books) -> Iterator[str]:
-    """A role with all privileges on the tables that does not own them and did not get `topology grants`."""
+    """A role that has all privileges on the tables, but does not own them and did not get the grants of `topology
+    grants`."""
     name = f"stranger_{secrets.token_hex(4)}"
     books.connection.execute(f"create role {name}".encode())
     books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())

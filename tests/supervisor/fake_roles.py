@@ -65,7 +65,7 @@ class Patient(Restarts):
 
     @property
     def wait_seconds(self) -> float:
-        """An hour."""
+        """Always an hour, in seconds."""
         return 3600.0
 
 

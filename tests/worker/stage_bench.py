@@ -329,7 +329,7 @@ class StageBench:
         return provider
 
     def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
-        """Adds rows of pending emails."""
+        """Adds rows of pending emails; returns the emails' ids."""
         emails = [an_email(email_id=uuid4()) for _ in range(count)]
         for email in emails:
             self.store.emails[email.email_id] = email

@@ -34,7 +34,8 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
 
 
 class TestPostgresqlFailsBetweenAcceptanceAndRecord:
-    """The provider accepted the email. The worker must record that once, and must not send the email again."""
+    """The provider accepted the email. The worker must record the acceptance once, and must not send the email
+    again."""
 
     async def test_its_sessions_are_ended_during_the_record(self, bench: Bench, tables_url: str) -> None:
         bench.provider.always = accept_when_let_go

@@ -33,7 +33,8 @@ class EmailBackend(sendgrid.EmailBackend):
         super().close()
 
     def _send(self, message: Any) -> bool:
-        """Lease the email, send it, and record the outcome. Does not send an email again; post_office marks it as sent.
+        """Lease the email, send it, and record the outcome. An email that was already sent is not sent again;
+        post_office only marks it as sent.
 
         Raises:
             Busy: Another worker has the lease; post_office retries when that lease is over.
