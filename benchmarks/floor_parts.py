@@ -309,7 +309,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
 
 
 async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate) -> None:
-    """Send the smallest equivalent request over the product's own HTTP connections."""
+    """Send each email by the smallest equivalent request, over the product's own HTTP connections."""
     transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
     loop = asyncio.get_running_loop()
     url = f"{places.sendgrid_url}/v3/mail/send"

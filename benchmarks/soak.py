@@ -2,11 +2,11 @@
 
 Emails arrive at a steady rate, in an open loop, while memory, file descriptors, threads, tables, latency and queues are
 sampled. At the end the program fits a robust line to each series, and gives a verdict: flat, or the growth per hour.
-The line uses the second half of the run, because memory first grows to the size of the working set. For latency, it
-uses all samples except the first tenth. Every email is tagged as a one-time code, so its content is deleted within a
-minute after it was sent. The run thus shows whether tables grow although their rows are deleted. Tables that keep a row
-per email are judged by their bytes per email. Two yardsticks, a hash and a commit, measure the speed of the machine
-itself. They show whether the machine became slower, or the product.
+The line uses the second half of the run, because memory first grows to the size of the working set. For latency, the
+line uses all samples except the first tenth. Every email is tagged as a one-time code, so its content is deleted within
+a minute after it was sent. The run thus shows whether tables grow although their rows are deleted. Tables that keep a
+row per email are judged by their bytes per email. Two yardsticks, a hash and a commit, measure the speed of the machine
+itself. They show whether the machine or the product became slower.
 
 The folder gets `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
 ends the run early, with a verdict on the samples so far. Exit code 1: a series grows, or an email is lost, duplicated,

@@ -174,7 +174,7 @@ def drafts(emails: int) -> Iterator[Draft]:
 
 
 def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
-    """Insert a row for the email and one for its key; None if the key already exists. The caller commits."""
+    """Insert a row for the email and a row for its key; returns None if the key already exists. The caller commits."""
     email_id = uuid4()
     values = {
         "email_id": email_id,

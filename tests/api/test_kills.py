@@ -90,7 +90,7 @@ async def kill_under_load(host: Host, lives: int) -> Clients:
 
 
 def has_open_sessions(host: Host) -> bool:
-    """Whether PostgreSQL still executes statements of the killed API, which it may commit."""
+    """Whether PostgreSQL still executes, and may commit, statements of the killed API."""
     sessions = "select from pg_stat_activity where application_name = 'dispatcher api' and datname = current_database()"
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return connection.execute(sessions).fetchone() is not None

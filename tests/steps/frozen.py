@@ -49,7 +49,7 @@ class Waker:
     woken: int = 0
 
     def look(self) -> bool:
-        """Wakes the processes whose time has come; returns True."""
+        """Wakes the processes that are due to wake; always returns True."""
         frozen = self.kill_plan.kills()
         for number in range(len(self._wake_at), len(frozen)):
             self._wake_at[number] = time.monotonic() + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)

@@ -34,7 +34,7 @@ class Books:
     def __init__(self, connection: psycopg.Connection) -> None:
         """
         Args:
-            connection: In autocommit.
+            connection: A connection in autocommit mode.
         """
         self.connection = connection
 

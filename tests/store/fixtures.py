@@ -68,8 +68,8 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
 
 @pytest.fixture
 def clock(tables_url: str) -> Iterator[SteeredClock]:
-    """A settable PostgreSQL clock for sessions of `tables_url` that begin later. A test lists it before fixtures that
-    open sessions."""
+    """A settable PostgreSQL clock for sessions of `tables_url` that begin later. A test must list this fixture before
+    fixtures that open sessions."""
     name = urlsplit(tables_url).path.removeprefix("/")
     with psycopg.connect(tables_url, autocommit=True) as administration:
         clock = SteeredClock(tables_url)
