@@ -199,7 +199,7 @@ def _pauses(log: Path) -> Mapping[str, int]:
 
 def _print(figures: Figures) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title="Bad recipients: how their emails ended")
+    table = Table(title="Emails to bad recipients by final status")
     for heading in ("kind", "ended as", "emails"):
         table.add_column(heading)
     for kind, ends in figures.bad.items():

@@ -190,7 +190,7 @@ def _sum(used: Mapping[str, float]) -> float:
 
 
 def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> None:
-    table = Table(title="Microseconds per email, CPU (user and system) and what went by: medians of the turns")
+    table = Table(title="Microseconds per email: CPU (user and system), and elapsed time. Medians of the turns")
     for heading in ("", "our processes", *SERVERS, "sum", DOUBLE, ELAPSED):
         table.add_column(heading, justify="right" if heading else "left")
     for part in PARTS:

@@ -213,7 +213,7 @@ def _show(results: list[Measured], *, as_json: bool) -> None:
 
 def _table(results: list[Measured]) -> Table:
     table = Table(title="SendGrid's API over TLS, one process; medians (lowest – highest)")
-    headings = ("client", "at once", "emails", "emails/s", "range", "CPU µs", "double µs", "repeated", "missing")
+    headings = ("client", "concurrent", "emails", "emails/s", "range", "CPU µs", "double µs", "repeated", "missing")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for client in CLIENTS:

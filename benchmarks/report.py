@@ -116,7 +116,7 @@ def _booked(records: Sequence[Record], book: str) -> str:
 
 def _latency(cases: dict[Kind, list[Record]]) -> Table:
     table = Table(
-        title="Enqueue to accepted, ms: medians of the percentiles. In a backlog it is the position in the queue"
+        title="Enqueue to accepted, ms: medians of the percentiles. In a backlog, they depend on the queue's length"
     )
     table.add_column("case")
     table.add_column("clock starts")
@@ -182,7 +182,7 @@ def _work(cases: dict[Kind, list[Record]]) -> Table:
 
 
 def _statements(record: Record) -> Table:
-    table = Table(title=f"The costliest statements of the last run ({name_of(record)}), per email")
+    table = Table(title=f"The most expensive statements of the last run ({name_of(record)}), per email")
     table.add_column("statement", no_wrap=True, overflow="ellipsis", max_width=70)
     for heading in ("calls", "rows", "execution µs", "WAL bytes"):
         table.add_column(heading, justify="right")

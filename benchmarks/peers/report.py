@@ -25,8 +25,9 @@ WIDTH: Final = 170
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
 _BESIDE: Final = ("ours is", "published is")
 _CAPTION: Final = (
-    "`ours is` and `published is`: the speed of ours as a multiple, with messages published in the measured time and\n"
-    "before it; the ratio of the medians, and the lowest and highest ratio of single repetitions.\n"
+    "`ours is` and `published is`: how many times as fast our dispatcher is: the ratio of the medians, and the lowest\n"
+    "and highest ratio of single repetitions. For `ours is`, messages are published during the measured time; for\n"
+    "`published is`, before it.\n"
     "Stock peers are compared with our defaults, ours and ours-published;\n"
     "tuned peers and post_office-leasing with ours tuned, ours-tuned and ours-tuned-published.\n"
     "For Celery and dramatiq, whose messages are on RabbitMQ before the clock starts, read `published is`.\n"

@@ -75,7 +75,7 @@ _AT_LEAST_ONCE: Final = "redelivered, and sent again when its lease expires, eve
 PROMISES: Final[Mapping[str, Promise]] = {
     "ours": Promise(
         "yes: one statement, in the application's transaction",
-        "emails not on the wire are sent, answered ones recorded; those on the wire are held for an operator, "
+        "emails not on the wire are sent, and answers recorded; emails on the wire are held for an operator, "
         "or sent again if the policy says so",
         "docs/protocol.md",
     ),
@@ -91,7 +91,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     ),
     "procrastinate": Promise(
         "yes: the job is inserted by the application's transaction",
-        "its jobs stay `doing` until a task that the application provides retries stalled ones; then like Celery",
+        "its jobs stay `doing` until a task that the application provides retries stalled jobs; then like Celery",
         "procrastinate, How-to: Retry stalled jobs; Using an external database connection",
     ),
     "post_office": Promise(

@@ -99,7 +99,7 @@ class AttackedApi:
         result = attack(case, self.target | {"seconds": case.seconds})
         until = result["ended_at"] + AFTER_SECONDS
         wait_until(lambda: time.monotonic() > until)
-        # The bystander writes results in order. Once this result is written, all earlier results are written.
+        # Once this result is written, all earlier results are written, too.
         wait_until(lambda: self._has_result_since(until), 2 * RESPONSE_SECONDS)
         sends, health, raw = self._watched(result["began_at"], until)
         samples = [sample.resident_bytes for sample in self._samples if result["began_at"] <= sample.at <= until]

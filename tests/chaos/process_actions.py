@@ -125,8 +125,8 @@ def add_worker(stage: StormStage, random: Random) -> bool:
 
 
 def delete_ledger(stage: StormStage, random: Random) -> bool:
-    """Delete the ledger of a running worker. This action kills the worker soon after, or a different action kills it
-    later."""
+    """Delete the ledger of a running worker. This action may kill the worker soon after; otherwise a different action
+    may kill it later."""
     host = random.choice(stage.hosts)
     workers = host.workers()
     seconds = random.choice([0.0, random.uniform(0.0, 2.0), None])

@@ -3,7 +3,7 @@
 Each step first brings one email into the state that the step needs. So the first owner often writes after it has lost
 the lease, or after another worker has a new lease. Everything else that happened to the emails before the step is
 random. After every step the tables must match the model. To make leases expire without a wait, the test changes their
-end in the table. All leases get the same end, as after the clock was set back.
+end in the table. These ends are in the past and differ only by microseconds.
 """
 
 from __future__ import annotations
