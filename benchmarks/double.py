@@ -4,8 +4,9 @@
 
 The double prints one line of JSON with its URL and paths, and runs until SIGTERM. It accepts every email and, unlike
 `dispatcher.dev.http_double`, injects no faults. It uses as little CPU as Python allows, so that the benchmark does not
-measure the double. The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, in order of acceptance:
-`<email id> <unix seconds>`. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
+measure the double. The folder contains `ca.pem`, and `ledger.txt` with one line per accepted email, in order of
+acceptance: `<email id> <unix seconds>`. Lines stay in memory for up to a tenth of a second, so killing this process may
+lose some.
 """
 
 from __future__ import annotations

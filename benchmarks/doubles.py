@@ -27,7 +27,7 @@ class Double:
 
     Attributes:
         pid: The double's process id; None if the provider is a folder.
-        environment: The settings that make the product use it.
+        environment: The settings with which the product sends to the double.
         acceptances: Reads the double's ledger.
         ca_file: The authority to trust; None without TLS.
         keeps_books: Whether the double keeps a ledger; without a ledger, `acceptances` returns nothing.

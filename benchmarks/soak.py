@@ -141,8 +141,8 @@ def _watch(
 
 
 def _await_the_last(database_url: str) -> int:
-    """Wait until no email is pending or sending, or until the time limit. Returns the number of emails that still
-    are."""
+    """Wait until no email is pending or sending, or until the time limit. Returns the number of emails that are still
+    pending or sending."""
     deadline = time.monotonic() + FINISH_SECONDS
     with connected(database_url) as connection:
         while True:

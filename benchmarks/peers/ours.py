@@ -65,7 +65,8 @@ NAMES: Final = tuple(case.name for case in OURS)
 
 
 def counterparts(*, tuned: bool) -> tuple[str, str]:
-    """The two cases of ours, without and with published messages, with which a stock or tuned peer is compared."""
+    """The two cases of our dispatcher with which a stock or tuned peer is compared: without and with published
+    messages."""
     meanwhile, published = (case.name for case in OURS if bool(case.knobs) == tuned)
     return meanwhile, published
 

@@ -47,8 +47,8 @@ def stoppable() -> Iterator[StoppableServers]:
 def lasting(stoppable: StoppableServers) -> Topology:
     """Queues that were declared before any outage.
 
-    RabbitMQ writes declarations to disk some seconds late. A node that is killed before that restarts with a queue
-    without binding or leader, which these tests do not cover.
+    RabbitMQ writes declarations to disk some seconds late. If a node is killed before it has written them, it restarts
+    with a queue that has no binding or no leader. These tests do not cover that case.
     """
     topology = Topology("outages", "outages.send", "outages.dlq")
     asyncio.run(declare(stoppable.servers.amqp_url, topology))

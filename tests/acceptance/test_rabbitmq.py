@@ -1,4 +1,4 @@
-"""RabbitMQ fails or loses messages. No email is lost, because its state is in PostgreSQL."""
+"""RabbitMQ fails or loses messages. No email is lost, because the state of each email is in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators confirm, release and replay emails over HTTP, within the key's tenant."""
+"""Operators confirm, release and replay emails over HTTP, within the tenant of the API key."""
 
 from __future__ import annotations
 

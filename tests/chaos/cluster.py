@@ -149,7 +149,7 @@ class Cluster:
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild_standby(self) -> None:
-        """Rebuild the standby from the primary, and make commits wait for it."""
+        """Rebuild the standby from the primary, and make commits wait for the standby."""
         self._plans.pop(self.standby, None)
         primary = self._members[self.primary]
         access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)

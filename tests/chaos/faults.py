@@ -81,7 +81,7 @@ class FaultSchedule(Outages):
         names: Sequence[str] | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Create the schedule. The first `step` starts it.
+        """Create the schedule. The first `step` starts the schedule.
 
         Args:
             queue: The send queue, whose leader some actions disturb.

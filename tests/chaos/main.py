@@ -91,10 +91,11 @@ def command(
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
 
     The adversary kills, freezes and stops workers, relay, parent, producers and whole hosts. It cuts and black-holes a
-    host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes its clock, deletes
-    ledgers, and injects messages. It makes the provider answer late, refuse, or not answer. All servers are private,
-    and no email leaves the machine. At the end every fault is healed and all work completes. Then an oracle without any
-    code of the product compares the producers' answers, the database, the dead letters and the provider's ledger.
+    host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes PostgreSQL's clock,
+    deletes ledgers, and injects messages. It makes the provider answer late, refuse, or not answer. All servers are
+    private, and no email leaves the machine. At the end every fault is healed and all work completes. Then an oracle
+    without any code of the product compares the producers' answers, the database, the dead letters and the provider's
+    ledger.
 
     \b
     Examples:

@@ -208,7 +208,8 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
 
 @contextmanager
 def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that owns the folder's servers, until the servers are ready. Kill that process after the block."""
+    """Run a process that owns the folder's servers; the block begins when the servers are ready. Kill the process after
+    the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

@@ -34,8 +34,8 @@ async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
 async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
     octets: int, transport: HttpTransport
 ) -> None:
-    """The server begins an unrequested response right after the first response. It ends this response after it has read
-    the next request."""
+    """The server begins an unrequested response right after the first response. The server ends this response after it
+    has read the next request."""
     unasked = ACCEPTED % b"unasked"
     connections: list[asyncio.StreamWriter] = []
 

@@ -13,7 +13,7 @@ SETTINGS = application.settings()
 
 
 class EmailBackend(sendgrid.EmailBackend):
-    """The tuned backend. post_office opens one per thread, and closes it with the batch.
+    """The tuned backend. post_office opens a backend per thread, and closes the backend after the batch.
 
     Uses a psycopg connection, like the other peers, because psycopg prepares statements and Django's connection does
     not.
