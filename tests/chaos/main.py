@@ -105,9 +105,9 @@ def command(
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
-    With --cluster it kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one fault at a
-    time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
-    the provider while emails are due.
+    With --cluster, the adversary kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one
+    fault at a time, and promotes the standby. The command prints the standstill after each fault: the longest time
+    without an acceptance at the provider while emails are due.
 
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
