@@ -56,8 +56,8 @@ class Receiver(ThreadingHTTPServer):
     """The https server.
 
     Attributes:
-        posted: All requests so far, whatever their answer was.
-        statuses: The HTTP statuses of the next responses; when the list is empty, 204.
+        posted: All requests so far, whatever the response was.
+        statuses: The HTTP statuses of the next responses. When the list is empty, the status is 204.
         released: While this event is not set, the server does not answer.
     """
 

@@ -50,13 +50,13 @@ class Answer:
 
     @property
     def pointers(self) -> list[str]:
-        """The problem's errors: the JSON pointer, header or parameter of each."""
+        """The place of each error in the problem document: a JSON pointer, a header or a parameter."""
         return [next(iter(error.values())) for error in self.json.get("errors", [])]
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API, and a client of it."""
+    """A running API, and a client of this API."""
 
     port: int
     settings: Settings

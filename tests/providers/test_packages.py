@@ -43,7 +43,7 @@ def _forget() -> None:
 
 
 def mistake(environ: dict[str, str] | None = None) -> str:
-    """The only configuration error if DISPATCHER_PROVIDERS contains the provider."""
+    """The configuration error, which must be the only one, if DISPATCHER_PROVIDERS contains the provider."""
     (found,) = examine({**NAMED, **(environ or {})}, needs=["providers"])[2]
     return found
 

@@ -1,5 +1,5 @@
-"""After a worker was killed, the relay immediately records the answers in its ledger and releases its other leases, and
-does so only once."""
+"""After a worker was killed, the relay immediately records the answers in the worker's ledger and releases the worker's
+other leases. The relay does so only once."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions. The test's process opens them, so they can outlive the worker."""
+    """The worker's pool of PostgreSQL sessions. The test's process opens the sessions, so they can outlive the
+    worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened

@@ -20,13 +20,13 @@ class Known:
     """The expected state of one email.
 
     Attributes:
-        expired_at: The end of its lease, if the lease has expired.
-        expiries: The number of different ends that its lease has had. Each statement that moves the end sets a
-            different one.
-        due_since: The step at which it became due to be published; None if it is not due. `dead_letter_since` is the
-            same for its dead letter.
+        expired_at: When the email's lease expired; None if the lease has not expired.
+        expiries: The number of different end times that the email's lease has had. Each statement that moves the end
+            sets a new end time.
+        due_since: The step at which the email became due to be published; None if the email is not due.
+            `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
-        rows: Its attempts: number, outcome and worker.
+        rows: The email's attempts: number, outcome and worker.
         reported: The kinds of events that the provider has reported.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
@@ -92,7 +92,7 @@ class Known:
     @property
     def rescued_token(self) -> int | None:
         """The token of the lease that recovery took away, if recovery set the email to `held` and the email has not
-        changed since."""
+        changed since the recovery."""
         token = self.rescue_of[1] if self.rescue_of else None
         is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
         return token if self.status is Status.HELD and is_untouched else None

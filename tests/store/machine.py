@@ -1,9 +1,9 @@
 """Executes the store's statements in random order on two emails, and compares each email with its model (`known`).
 
-Each step first brings one email into the state that the step needs. So late writes by the first owner often meet lost
-and new leases. Everything else that happened to the emails before is random. After every step the tables must match the
-model. The test makes leases expire by a write, without waiting. All leases get the same end, as if the clock had been
-set back.
+Each step first brings one email into the state that the step needs. So the first owner often writes after it has lost
+the lease, or after another worker has a new lease. Everything else that happened to the emails before the step is
+random. After every step the tables must match the model. To make leases expire without a wait, the test changes their
+end in the table. These ends are in the past and differ only by microseconds.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ Write = Callable[["Machine", Known, str, Lease, Status], None]
 
 WRITES: Final = (
     "_renew",
-    # The next three come before statements that end the current lease or prove that the email was sent. After those, no
-    # lease is left to settle.
+    # These three statements come before the statements that end the current lease or prove that the email was sent,
+    # because no lease is left to settle afterwards.
     "_record_as_seen",
     "_release_as_seen",
     "_rescue_as_seen",
@@ -103,7 +103,7 @@ class Loss:
 
     Attributes:
         number: The index of the email, 0 or 1.
-        is_expired: Whether, before anything else, the lease expires and the relay finds it.
+        is_expired: Whether the lease first expires and the relay finds the expired lease.
         is_leased_again: Whether `next_worker` then leases the email.
     """
 
@@ -175,7 +175,8 @@ class Machine(RuleBasedStateMachine):
         return self.instant
 
     def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
-        """Brings an email into this status, and returns it. An email that was already sent is replaced by a new one."""
+        """Brings an email into this status, and returns the email. Replaces an email that was already sent by a new
+        email."""
         known = self.two[number]
         if known.is_settleable:
             self._settle_proven()
@@ -346,10 +347,10 @@ class Machine(RuleBasedStateMachine):
         if outcome is ItemOutcome.REPLAYED:
             known.replay(self._now())
 
-    # The steps.
+    # The steps, which run in random order.
 
     def _lost(self, loss: Loss) -> tuple[Known, str, Lease]:
-        """Makes the events of `loss` happen; returns the email, the first lease, and the worker that had it."""
+        """Makes the events of `loss` happen. Returns the email, the worker that had the first lease, and that lease."""
         known = self._prepared(loss.number, Status.SENDING, loss.worker)
         owner, lease = known.leases[-1]
         if loss.is_expired:
@@ -508,8 +509,8 @@ class Machine(RuleBasedStateMachine):
         is_older: bool,
         is_discarded: bool,
     ) -> None:
-        """The owner of the last or an older lease returns after a recovery, possibly after an operator replayed or
-        discarded the email."""
+        """The worker that had the last lease or an older lease returns after a recovery. An operator may have replayed
+        or discarded the email before."""
         known = self._prepared_after_doubt(number, Status.SENDING, is_in_doubt)
         owner, lease = known.leases[0 if is_older else -1]
         self._expire(known)
@@ -593,7 +594,7 @@ class Machine(RuleBasedStateMachine):
             known.replay(self._now())
 
     def _prepared_after_doubt(self, number: int, status: Status, is_in_doubt: bool) -> Known:
-        """Like `_prepared`, possibly with an uncertain attempt before."""
+        """Like `_prepared`, but if `is_in_doubt`, the email had an uncertain attempt before."""
         if is_in_doubt:
             known = self._prepared(number, Status.SENDING)
             self._record(known, *known.leases[-1], Status.PENDING)
