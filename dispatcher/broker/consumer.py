@@ -4,8 +4,8 @@ A message that points to several emails is split into several deliveries, its pa
 requeued separately; the whole message is acked or returned when this is done for all parts.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
-messages to other consumers, so the channel's deliveries become void. This module ignores calls for a void delivery, and
-a second ack. If it sent them, RabbitMQ would close the channel with error 406 and redeliver the whole window.
+messages to other consumers, so the channel's deliveries become void. This module sends no ack or reject for a void
+delivery, and none twice: RabbitMQ would close the channel with error 406 and redeliver the whole window.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Ack deliveries: one frame for all messages before the first unsettled one, one frame for each later message.
+        """Ack deliveries: one frame for all messages before the first unsettled message, one for each later message.
 
         A message with a refused part is returned to RabbitMQ instead.
         """
@@ -199,7 +199,7 @@ class Consumer:
                 await self._session.cancel()
 
     async def close(self) -> None:
-        """Stop and close the connection. Earlier acks have reached RabbitMQ; it redelivers unacked messages."""
+        """Stop and close the connection. Earlier acks have reached RabbitMQ, which redelivers all other messages."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -218,7 +218,7 @@ class Consumer:
         return not self._stopping.is_set()
 
     async def _consume(self) -> str | None:
-        """Consume over one connection. Returns why it ended, or None after `pause`."""
+        """Consume over one connection. Returns why consuming ended, or None after `pause`."""
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
@@ -281,7 +281,7 @@ class Consumer:
         """Requeue the message, or move it to the DLQ, when its other parts are settled.
 
         If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
-        other parts are done, and rejects a part again that can never be processed.
+        other parts are done, and again rejects a part that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)

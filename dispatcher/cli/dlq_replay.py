@@ -114,9 +114,9 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, it is sent once. If a running replay includes some of the same emails, the
-    command prints that replay's number before it starts, and both replays together keep to the lower of the two rates.
-    With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails,
+    the command prints that replay's number before it starts, and both replays together keep to the lower of the two
+    rates. With --force, this replay keeps its own rate.
 
     Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
@@ -323,7 +323,9 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 
 @click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most replays to list.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many replays."
+)
 @json_option()
 def replays(limit: int, as_json: bool) -> int:
     """List replays, newest first: state, progress, operator, reason.

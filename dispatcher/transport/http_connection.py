@@ -1,7 +1,7 @@
 """One persistent HTTP/1.1 connection that handles one request at a time.
 
-httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: it
-never sends octets that were not passed to the connection.
+httptools (llhttp) parses responses. This module writes requests itself, so it is always certain what was sent: the
+connection sends only octets that were passed to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_OCTETS: Final = 1024 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls those that begin with `on_`.
+    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
 
     Attributes:
         is_open: The connection is open.
