@@ -182,7 +182,7 @@ class HttpSession(asyncio.Protocol):
             is_same = known[0] == body
             self._records.record_request(request, "repeated" if is_same else "409")
             return known[1] if is_same else octets_of(RESEND.changed())
-        self._records.record_request(request, self._act or "accepted")
+        self._records.record_request(request, self._act if isinstance(self._act, Fault) else "accepted")
         self._records.accept(request, api.taken(request, behaviour.culprits))
         octets = api.accepted(request, behaviour.culprits)
         if key:
