@@ -88,7 +88,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
-    template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,
+    template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
     content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. The
     command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
     same file again.

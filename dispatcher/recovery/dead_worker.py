@@ -1,7 +1,8 @@
 """Settles the ledger of a dead worker. The relay on the same host does this within moments.
 
     answered       → the answer is recorded
-    on the wire    → uncertain: held or resent, by the policy in the ledger
+    on the wire    → uncertain: held or resent, by the policy in the ledger. Pending, and pinned to its provider, if the
+                     provider has idempotency keys (see `domain.decision`)
     being rendered → released, and one crash counted: rendering may have killed the worker. Fails after three crashes
     not in it      → released. If another host has recovered the email in the meantime, that recovery is undone: a held
                      email that has not changed since becomes pending again
@@ -114,7 +115,9 @@ class DeadWorkers:
         """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
         async with session(self._pool) as connection:
             bases = await find_attempt_bases(connection, [attempt.email_id for attempt in ledger.attempts])
-        results = [self._settlement.judge(attempt, bases.get(attempt.email_id, 0)) for attempt in ledger.attempts]
+        results = [
+            self._settlement.judge(attempt, *bases.get(attempt.email_id, (0, None))) for attempt in ledger.attempts
+        ]
         # The worker or an earlier settlement may have recorded some of these results, and died before the slots were
         # cleared.
         missing = [result for result in results if not await store.is_recorded(result)]

@@ -89,7 +89,7 @@ class FrozenWorkers:
             if attempt is None:
                 unnamed.append(lease)
             elif attempt.outcome or self._unrenewed.has_expired(lease, grace_seconds=self._grace_seconds):
-                result = self._settlement.judge(attempt, lease.attempt_base)
+                result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
         # Record under a different name: the worker may continue, record the same attempts, and count them, too.

@@ -2,7 +2,8 @@
 
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
 concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found
-that its provider cannot send the email. After a missing answer, the email never goes to a different provider.
+that its provider cannot send the email. After a missing answer, the email never goes to a different provider (see
+`domain.pin`).
 """
 
 from __future__ import annotations
@@ -171,6 +172,14 @@ class Routes:
     def copies(self) -> int:
         """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)
+
+    def key_seconds(self, name: str) -> float | None:
+        """How long this provider remembers an idempotency key; None without keys, or if it is not configured."""
+        return next((one.capabilities.idempotency_key_seconds for one in self._routes if one.name == name), None)
+
+    def others(self, name: str) -> frozenset[str]:
+        """The names of all other providers."""
+        return frozenset(route.name for route in self._routes if route.name != name)
 
     def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
         """Why no provider could ever send the email; None if one could."""

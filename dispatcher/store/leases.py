@@ -50,6 +50,8 @@ class Lease(NamedTuple):
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
         created_at: When the email was enqueued; None if this column was not read.
+        pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
+        pinned_seconds: How long ago the first attempt whose outcome is unknown began.
     """
 
     email_id: UUID
@@ -62,6 +64,8 @@ class Lease(NamedTuple):
     traceparent: str | None = None
     octets_apart: int = 0
     created_at: datetime | None = None
+    pinned_to: str | None = None
+    pinned_seconds: float | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -106,6 +110,7 @@ class Result(NamedTuple):
         error: The provider's error text, scrubbed.
         expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
             expired. The result is recorded only if the lease still has this end.
+        is_pinned: The provider may have accepted the email under an idempotency key, and is the only one to try again.
     """
 
     email_id: UUID
@@ -122,6 +127,7 @@ class Result(NamedTuple):
     provider_code: str | None = None
     provider_message_id: str | None = None
     expired_at: datetime | None = None
+    is_pinned: bool = False
 
     def without_provider_texts(self) -> Result:
         """The result without the provider's texts, for when PostgreSQL refuses to store them."""
@@ -131,6 +137,7 @@ class Result(NamedTuple):
 _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
+    "are_pinned",
 )
 """The statement's parameter for each field of `Result`, in order."""
 
@@ -175,11 +182,12 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
-            return Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
+            lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
+            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds)
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -346,9 +354,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-1] or 0
+    octets_apart = row[-3] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-1])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-3])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -362,6 +370,8 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
+        row[-2],
+        row[-1],
     )
 
 

@@ -2,7 +2,7 @@
 
 If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
 provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
-send the email.
+send the email. An email that its provider may have accepted under an idempotency key is tried at this provider only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.header_names import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.pin import Pin
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
@@ -164,7 +165,7 @@ class Attempts:
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
         """Adds the email to a bulk call; this needs no task. Returns None if `make` must send the email."""
         content = email.content
-        if content is None:
+        if content is None or email.pin is not None:
             return None
         route = self._routes.choose(content)
         if route is None or route.limit or not isinstance(route.provider, BulkSender) or self._forbidden(content):
@@ -202,11 +203,10 @@ class Attempts:
             NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider certainly did not
                 accept it. No attempt is used.
         """
+        if bulk is None and (unsent := self._unsendable(email)):
+            return unsent
         content = email.content
-        if content is None:
-            return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
-        if bulk is None and (why := self._forbidden(content)):
-            return self._refused(email, Reason.INVALID_CONTENT, why)
+        assert content is not None
         answer: Awaitable[Outcome]
         while True:
             if bulk is not None:
@@ -245,6 +245,28 @@ class Attempts:
             return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
+    def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
+        """The pin of an email whose outcome, or an earlier one, is unknown, if its provider has idempotency keys.
+
+        Returns:
+            The pin, and for how many more seconds the key lives; None if the email is not pinned.
+        """
+        pin = email.pin
+        if pin is None:
+            if not isinstance(outcome, Uncertain) or self._routes.key_seconds(email.provider) is None:
+                return None
+            pin = email.attempt_pin
+        return pin, (self._routes.key_seconds(pin.provider) or 0.0) - (steady_clock() - pin.since)
+
+    def _lapse_of(self, pin: Pin) -> str | None:
+        """Why a pinned email may no longer be tried; None if it may."""
+        key_seconds = self._routes.key_seconds(pin.provider)
+        if key_seconds is None:
+            return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
+        if steady_clock() - pin.since >= key_seconds:
+            return f"{pin.provider} may have accepted the email, and no longer knows its idempotency key."
+        return None
+
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
@@ -252,6 +274,19 @@ class Attempts:
         """The outcome of an attempt that makes no request to a provider."""
         email.begin_attempt(email.provider or self._routes.first_name)
         return Rejected(reason, why)
+
+    def _unsendable(self, email: InFlightEmail) -> Outcome | None:
+        """The outcome of an email that no provider may get; otherwise None. Excludes all providers but a pinned one."""
+        if email.content is None:
+            return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
+        if why := self._forbidden(email.content):
+            return self._refused(email, Reason.INVALID_CONTENT, why)
+        if email.pin is not None:
+            email.unable = self._routes.others(email.pin.provider)
+            if why := self._lapse_of(email.pin):
+                email.begin_attempt(email.pin.provider)
+                return Uncertain(why)
+        return None
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
         """Why no provider may get the email; None if a provider may.

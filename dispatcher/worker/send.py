@@ -195,8 +195,10 @@ class SendStage:
         # The wait that one provider requests does not apply to the next provider.
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
-        decision = decide(judged, number, email.policy, self._policy, random.random)
+        pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
+        decision = decide(judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds)
         retries = isinstance(decision, RetryIn)
+        email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
         if not (retries and fails_over):
             email.refused_by = frozenset()
@@ -210,7 +212,7 @@ class SendStage:
             finished_at,
         )
         lease_seconds = wait_seconds + self._lease_seconds if retries else None
-        result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds)
+        result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds, is_pinned=pin is not None)
         email.on(EmailEvent.ANSWER)
         self._outcomes.add(EndedAttempt(email, result, wait_seconds))
         report_attempt(email, outcome, result.status, finished_at)

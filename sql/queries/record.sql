@@ -11,6 +11,8 @@
 -- statement undoes it. The ids of such emails are not returned, because their lease is lost.
 -- A deferral does not extend the lease of an email that an event proves to be accepted: no retry begins, and the email is
 -- settled after its lease has ended (see events.sql).
+-- A pinned result pins the email to its provider: the provider may have accepted it under an idempotency key. The pin
+-- begins with the first such attempt, by the earlier of two clocks, because the key expires.
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
 -- lease has not changed since.
 -- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
@@ -31,10 +33,11 @@ with result as (
         %(providers)s::text[],
         %(provider_codes)s::text[],
         %(provider_message_ids)s::text[],
-        %(expired_ats)s::timestamptz[]
+        %(expired_ats)s::timestamptz[],
+        %(are_pinned)s::boolean[]
     ) as t (
         email_id, lease_token, status, lease_seconds, attempt_number, started_at, finished_at, outcome, error_type,
-        error, provider, provider_code, provider_message_id, expired_at
+        error, provider, provider_code, provider_message_id, expired_at, is_pinned
     )
 ),
 closed as (
@@ -61,6 +64,7 @@ closed as (
             when e.status = 'held' and r.outcome in ('deferred', 'rejected') then e.rescued_in_doubt
             else e.was_uncertain or r.outcome = 'uncertain'
         end,
+        pinned_at = case when r.is_pinned then coalesce(e.pinned_at, least(r.started_at, clock_timestamp())) end,
         rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
         publish_due_at = case

@@ -132,7 +132,7 @@ async def test_an_email_that_no_configured_provider_can_send_is_refused_and_the_
 
     assert (answer.status, answer.code, answer.pointers) == (422, "no-capable-provider", ["#/template_id"])
     assert answer.json["detail"] == (
-        "template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp. "
         "Add one to DISPATCHER_PROVIDERS, or set text or html."
     )
     accepted, refused = several.json["results"]

@@ -85,7 +85,7 @@ def test_a_provider_that_delivers_nothing_is_not_recommended(tmp_path: Path) -> 
 
     why = capability_gap(an_email(template_id="d-1", text=None), configured)
     assert why is not None
-    assert "(sendgrid, ses); configured: journal." in why.message
+    assert "(resend, sendgrid, ses); configured: journal." in why.message
 
 
 def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Path) -> None:
