@@ -202,7 +202,8 @@ def _parts(message: Message) -> Iterator[Message]:
     payload = message.get_payload()
     if message.get_content_maintype() == "multipart" and isinstance(payload, list):
         for part in payload:
-            yield from _parts(part)
+            if isinstance(part, Message):
+                yield from _parts(part)
     else:
         yield message
 
