@@ -52,6 +52,10 @@ class ProviderSettings:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
 
+    def mistakes(self, _settings: Settings, /) -> list[str]:
+        """Settings of this provider that contradict each other or the general settings; one sentence each."""
+        return []
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -283,6 +287,16 @@ class Settings:
     )
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email from the API may set.", empty=()
+    )
+    bounce_maildir: Path | None = setting(
+        values.path_of,
+        None,
+        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events.md.",
+    )
+    bounce_keep: bool = setting(
+        values.switch,
+        "off",
+        "Whether bounces stay in the Maildir, in its folder `cur`, after they are stored; off: they are deleted.",
     )
     retain_content_days: int = setting(
         values.whole(0, 36500),

@@ -255,6 +255,25 @@ def mailboxes(text: str) -> tuple[str, ...]:
     return found
 
 
+def bounce_mailbox(text: str) -> str:
+    """An address to whose local part a token can be added."""
+    from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS  # loaded late, because few commands need it
+
+    found = mailbox(text)
+    local = found.rpartition("@")[0]
+    if "+" in local or len(local) > MAX_MAILBOX_OCTETS:
+        raise ValueError(f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @: a token is added")
+    return found
+
+
+def signing_keys(text: str) -> tuple[bytes, ...]:
+    """Comma-separated secrets, each of at least 32 characters."""
+    keys = tuple(key.strip() for key in text.split(","))
+    if not all(key.isascii() and key.isprintable() and " " not in key and len(key) >= 32 for key in keys):
+        raise ValueError("must be keys of at least 32 characters; create one with: openssl rand -base64 32")
+    return tuple(key.encode() for key in keys)
+
+
 def name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):

@@ -10,6 +10,9 @@ import uvloop
 
 from dispatcher.alerts.channels import LogChannel, channels_of
 from dispatcher.config import Settings
+from dispatcher.events.bounce_mailbox import BounceMailbox
+from dispatcher.events.intake import EventIntake
+from dispatcher.events.maildir import Maildir
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
@@ -19,10 +22,11 @@ from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import depth_of_dlq
 from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
 from dispatcher.monitor.pages import pages_of
+from dispatcher.providers.smtp import SmtpSettings
 from dispatcher.store.alerts import AlertStore
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.retention import Retention
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
 
 IDLE_MARGIN_SECONDS: Final = 30.0
 """In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor alerts."""
@@ -31,6 +35,8 @@ IDLE_MARGIN_SECONDS: Final = 30.0
 def run_monitor(settings: Settings, context: ChildContext) -> int:
     """Runs the monitor until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, "monitor")
     uvloop.run(_monitor(settings, context))
     return 0
 
@@ -56,12 +62,22 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
         ]
-        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
+        pages = pages_of(settings, pool, context.process_table)
+        tasks = [*_alerting(settings, alert_store), *pruning, *_bounces(settings, pool), *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
         await pool.close()
     log.get_log().info("monitor.stopped")
+
+
+def _bounces(settings: Settings, pool: Pool) -> Sequence[Task]:
+    """The reader of this host's mailbox of bounces, if the host has one."""
+    address = settings.of(SmtpSettings).bounces()
+    if settings.bounce_maildir is None or address is None:
+        return []
+    mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
+    return [Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))]
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

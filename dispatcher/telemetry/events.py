@@ -84,6 +84,10 @@ EVENTS: Final = MappingProxyType(
         "alert.channel_recovered": "An alert channel works again. Fields: channel, kind, phase.",
         "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind, phase, reason, "
         "retry_in_seconds.",
+        "bounces.read": "The monitor read messages from the Maildir of bounces. Fields: stored, waiting (for an email "
+        "that another transaction has locked), forged (without a valid token), unreadable.",
+        "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
+        "retry_in_seconds.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",

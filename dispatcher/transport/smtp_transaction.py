@@ -46,8 +46,13 @@ class SmtpTransaction:
         phase: The attempt's progress.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
+        """
+        Args:
+            envelope_sender: The address to which servers return bounces; None for the email's sender.
+        """
         self._call = call
+        self._envelope_sender = envelope_sender
         self._loop = asyncio.get_running_loop()
         self._send_dot_by = 0.0
         self.phase = SmtpPhase.WAITING
@@ -101,7 +106,10 @@ class SmtpTransaction:
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
-            connection.protocol, _commands(email, connection), connection.has_pipelining, timeout_seconds
+            connection.protocol,
+            _commands(email, connection, self._envelope_sender or email.sender),
+            connection.has_pipelining,
+            timeout_seconds,
         )
         if connection.needs_reset:
             await commands.read_reset_reply()
@@ -277,8 +285,8 @@ def _utf8_reason(email: RenderedEmail) -> Reason:
     return Reason.INVALID_CONTENT
 
 
-def _commands(email: RenderedEmail, connection: SmtpConnection) -> list[bytes]:
-    mail = f"MAIL FROM:<{email.sender}>"
+def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender: str) -> list[bytes]:
+    mail = f"MAIL FROM:<{envelope_sender}>"
     if connection.has_size:
         mail += f" SIZE={len(email.body)}"
     if email.needs_smtputf8:
