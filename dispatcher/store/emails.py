@@ -161,6 +161,11 @@ async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
     return await _records(session, "list_attempts", {"email_id": email_id})
 
 
+async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
+    """What providers reported about the email, ordered by their clocks."""
+    return await _records(session, "list_events", {"email_id": email_id})
+
+
 async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:
     """The audited operator actions on the email, in order."""
     return await _records(session, "list_acts", {"email_id": email_id})

@@ -22,6 +22,13 @@ from dispatcher.email_attempt
 where email_id = %(email_id)s
 order by attempt_number, started_at;
 
+-- name: list_events
+-- The events of an email, in the order of the provider's instants.
+select provider, kind, bounce, code, detail, address_hash, happened_at, received_at
+from dispatcher.email_event
+where email_id = %(email_id)s
+order by happened_at, received_at, event_key;
+
 -- name: list_acts
 -- The actions of operators on an email, in order.
 select acted_at, actor, action, reason, detail
