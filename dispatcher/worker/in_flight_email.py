@@ -147,6 +147,7 @@ class InFlightEmail:
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
         refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
+        suppressed: The recipients that are left out: why, by position from 1 over To, Cc and Bcc. None if none is.
         unable: Providers whose adapters found that they cannot send this email.
         work: The pending task, bulk call, or timer of the next attempt.
     """
@@ -154,6 +155,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "work"),
+        "suppressed",
     )
 
     def __init__(
@@ -172,6 +174,7 @@ class InFlightEmail:
         self.started_at = self._started_steadily_at = 0.0
         self.refused_by: frozenset[str] = frozenset()
         self.unable: frozenset[str] = frozenset()
+        self.suppressed: Mapping[int, str] | None = None
         self.work: asyncio.Future[Any] | asyncio.TimerHandle | None = None
 
     @property

@@ -26,6 +26,7 @@ class Known:
             same for its dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: Its attempts: number, outcome and worker.
+        is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """
@@ -45,6 +46,7 @@ class Known:
     expiries: int = 0
     dead_letter_since: int | None = None
     is_discarded: bool = False
+    is_suppressed: bool = False
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
+        self.is_suppressed = False
 
     def release(self, step: int, *, token_moves: bool) -> None:
         """The worker or the relay releases the lease, and the attempt is not counted."""
