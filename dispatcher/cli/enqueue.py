@@ -142,6 +142,7 @@ def _email(options: dict[str, Any]) -> Email:
         InvalidEmail: a field of the email is invalid; the error's `field` is the option, such as `--from`.
     """
     _check_presence(options)
+    flags = ("erase_after_sending", "ignore_suppression")
     listed = ("to", "cc", "bcc", "reply_to", "tags")
     optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain")
     arguments = {

@@ -50,6 +50,8 @@ class Reason(StrEnum):
     """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
     SUPPRESSED = "suppressed"
     """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
+    DROPPED_BY_PROVIDER = "dropped_by_provider"
+    """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """The request was sent, and no valid answer arrived."""
 
