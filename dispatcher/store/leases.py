@@ -19,6 +19,7 @@ from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
 from dispatcher.store.statements import Row, fetch
+from dispatcher.store.suppressions import SuppressionReader
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -151,6 +152,7 @@ class LeaseStore:
 
     Attributes:
         locked: Emails whose rows are locked by other transactions.
+        suppressions: The statements about suppressed recipients.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
@@ -163,6 +165,7 @@ class LeaseStore:
         self._worker = worker
         self._slot = slot
         self.locked = LockedRows(pool)
+        self.suppressions = SuppressionReader(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases the given emails, except emails that are not pending or do not have the given message key."""

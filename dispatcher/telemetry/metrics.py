@@ -53,6 +53,13 @@ HELD: Final = Counter(
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
 )
+SUPPRESSED_RECIPIENTS: Final = Counter(
+    "dispatcher_suppressed_recipients_total",
+    "Recipients to whom a worker did not send, because they are suppressed.",
+    ("reason",),
+    (("hard_bounce",), ("soft_bounce",), ("complaint",), ("unsubscribe",), ("manual",)),
+    panel=Panel.TROUBLE,
+)
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
     "Results that a worker could not record because it had lost the email's lease.",

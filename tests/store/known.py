@@ -27,6 +27,7 @@ class Known:
             `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: The email's attempts: number, outcome and worker.
+        is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         reported: The kinds of events that the provider has reported.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
@@ -48,6 +49,7 @@ class Known:
     expiries: int = 0
     dead_letter_since: int | None = None
     is_discarded: bool = False
+    is_suppressed: bool = False
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
@@ -75,6 +77,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
+        self.is_suppressed = False
 
     def release(self, step: int, *, token_moves: bool) -> None:
         """The worker or the relay releases the lease, and the attempt is not counted."""

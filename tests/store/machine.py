@@ -22,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
+from dispatcher.domain.outcome import Reason
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
@@ -238,8 +239,9 @@ class Machine(RuleBasedStateMachine):
         elif known.rescued_token is not None and known.rescue_of is not None and known.rescue_of[0] == worker:
             known.recover(self._now())
 
-    def _record(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
-        closing = result(lease, status, lease_seconds=LONG_SECONDS if status is Status.SENDING else None)
+    def _record(self, known: Known, worker: str, lease: Lease, status: Status, error_type: str | None = None) -> None:
+        lease_seconds = LONG_SECONDS if status is Status.SENDING else None
+        closing = result(lease, status, lease_seconds=lease_seconds, error_type=error_type)
         ours = self.run(self.stores[worker].record([closing]))
         is_evidence = status is Status.SENT and known.status is not Status.SENT
         is_stopped = status is Status.SENDING and known.proven_by is not None
@@ -249,6 +251,8 @@ class Machine(RuleBasedStateMachine):
         if ours:
             self.counted[closing.outcome] += 1
             known.record(status, closing.outcome, self._now())
+            if error_type == Reason.SUPPRESSED:
+                known.is_suppressed, known.dead_letter_since = True, None
         elif known.rescued_token == lease.token and not is_stopped:
             self.counted[closing.outcome] += 1
             known.record_after_rescue(status, closing.outcome, self._now())
@@ -526,6 +530,11 @@ class Machine(RuleBasedStateMachine):
         self.tables_are_as_known()
         again(self, known, owner, lease, status)
 
+    @rule(number=NUMBER)
+    def suppress_every_recipient(self, number: int) -> None:
+        known = self._prepared(number, Status.SENDING)
+        self._record(known, *known.leases[-1], Status.FAILED, Reason.SUPPRESSED.value)
+
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
         known = self._prepared(number, status)
@@ -641,7 +650,8 @@ class Machine(RuleBasedStateMachine):
             self.discard_a_dead_letter(number, status)
         if is_out:
             self.publish_dead_letters(number, status, is_late=False)
-        is_missed = known.is_dead and not known.dead_letter_since and not known.is_discarded
+        has_none = known.is_discarded or known.is_suppressed
+        is_missed = known.is_dead and not known.dead_letter_since and not has_none
         assert (known.email_id in self.run(find_dead_lettered(self.relay))) == is_missed
         again = self.run(republish_dead_letters(self.relay, {known.email_id: known.attempts - fewer}))
         assert bool(again) == (is_missed and not fewer)
