@@ -63,8 +63,9 @@ def make_app(
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:
-    # The first route serves requests. The second route never does: it only adds the operation to the OpenAPI document,
-    # because FastAPI would resolve dependencies for each request. We have none, and that takes longer than an enqueue.
+    # The first route serves requests. The second route only adds the operation to the OpenAPI document: if it served
+    # requests, FastAPI would resolve each request's dependencies. Even without dependencies, that takes longer than an
+    # enqueue.
     app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,

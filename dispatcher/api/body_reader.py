@@ -18,7 +18,7 @@ from dispatcher.api.problems import FieldError, Problem
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
-"""The least memory that a request is charged: it needs some for headers, and for the task that waits for the body."""
+"""The least memory that a request is charged, for its headers and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
 """Memory per parsed JSON value, in addition to its text. It is used until the value's email is inserted."""
 

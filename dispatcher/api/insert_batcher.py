@@ -31,7 +31,7 @@ from dispatcher.telemetry.log import get_log
 CONCURRENT_INSERTS: Final = 2
 """While one statement waits for the disk, the next one is sent."""
 CONCURRENT_RETRIES: Final = 2
-"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`: new batches do not wait for these."""
+"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not wait."""
 
 InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""

@@ -147,7 +147,7 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Ack deliveries: one frame for all messages before the first unsettled one, one frame for each later message.
+        """Ack deliveries: one frame for all messages before the first unsettled message, one for each later message.
 
         A message with a refused part is returned to RabbitMQ instead.
         """
@@ -199,7 +199,7 @@ class Consumer:
                 await self._session.cancel()
 
     async def close(self) -> None:
-        """Stop and close the connection. Earlier acks have reached RabbitMQ; it redelivers unacked messages."""
+        """Stop and close the connection. Earlier acks have reached RabbitMQ, which redelivers all other messages."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:

@@ -34,8 +34,8 @@ _HEX: Final = "[0-9A-Fa-f]"
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Enqueue refuses more characters, such as unprintable ones. But the application's Python may have a newer Unicode
-# version than ours.
+# Only control characters are checked here. Enqueue refuses more characters, such as unprintable characters, but the
+# application's Python may have a newer Unicode version than this process.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 

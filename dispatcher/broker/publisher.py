@@ -222,7 +222,7 @@ class _Stream:
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
-        """Whether the queue has refused every message for REFUSED_SECONDS, including these."""
+        """Whether the queue has refused every message for REFUSED_SECONDS, including the messages of `answers`."""
         if any(answers) or answers.returned:
             self._refused_since.pop(queue, None)
             return False

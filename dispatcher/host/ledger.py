@@ -165,7 +165,7 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Marks the email as the suspect in case this process dies now. None if too many emails are being rendered."""
+        """Notes that this email is being rendered, in case the process dies. None if too many are being rendered."""
         try:
             index = self._renderings.pop()
         except IndexError:

@@ -204,7 +204,7 @@ class StateDurations:
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
         """Whether at least one of these states has lasted long enough.
 
-        None if that is unknown: the longest state already existed at the first check.
+        None if that is unknown, because the oldest of these states already existed at the first check.
         """
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:

@@ -82,7 +82,8 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
     found = await _compare(session, dlq, announced)
     if act and found.count:
         await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
-        # Audit orphans before their removal, because a removed orphan could not be published again.
+        # Write orphans (dead letters without an email) to the audit log before their removal: without the email's row,
+        # a removed orphan cannot be published again.
         await audit_orphans(session, Counter(found.orphans), actor=act.actor, reason=act.reason)
         counts = {
             "missing": len(found.missing),

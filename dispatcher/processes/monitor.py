@@ -25,7 +25,7 @@ from dispatcher.store.retention import Retention
 from dispatcher.telemetry import log
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor may alert."""
+"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor alerts."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:

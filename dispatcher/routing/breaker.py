@@ -181,7 +181,7 @@ class CircuitBreaker:
         return self._trials
 
     def may_proceed(self, trial: int) -> bool:
-        """Whether an attempt that has sent nothing may send: the breaker is closed, or the attempt is the probe."""
+        """Whether an attempt that has sent nothing may send: if the breaker is closed, or the attempt is the probe."""
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:

@@ -39,8 +39,8 @@ class RollingReplacement:
         return int(self._new is not None and self._old is not None and self._old.ending is None)
 
     def begin_reload(self) -> None:
-        """Start a reload. All running processes are of an older generation, because the manager has adopted new
-        roles."""
+        """Start a reload. Call this when the manager has adopted new roles, so that every running process has an older
+        generation."""
         self._reloading = True
 
     def includes(self, process: Process) -> bool:

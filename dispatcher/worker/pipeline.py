@@ -100,7 +100,7 @@ class Pipeline:
     async def drain(self, seconds: float) -> None:
         """Releases unsent emails, waits for answers to the others, and records them.
 
-        An email without an answer after this time is recorded as uncertain. Stop the deliveries before you call this.
+        An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
         # Stop twice. The first stop comes before the lease stage ends, because that may wait for PostgreSQL, and no

@@ -46,8 +46,8 @@ _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
 """Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Collect rarely. An email's few dozen objects are freed by reference counting; cycles (of exceptions and closed
-connections) are rare. By default the collector would run after every ten emails."""
+"""Collect garbage rarely. An email's few dozen objects are freed by reference counting. Cycles (of exceptions and
+closed connections) are rare. By default the collector would run after every ten emails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ async def _dispatch(
     ledger: Ledger,
     process_slot: ProcessSlot,
 ) -> None:
-    """Consumes until the stop, then drains.
+    """Consumes until `stop` is set, then drains.
 
     Raises:
         ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker to be replaced keeps
@@ -200,7 +200,7 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     if window < settings.prefetch:
         # A rate ceiling has reduced the window. A message may point to many emails, so more messages would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # As if each message pointed to one email. At low load each does, and the messages must keep a slow provider busy.
+    # Count one email per message: at low load, each message has only one, and a slow provider must be kept busy.
     return emails
 
 
@@ -210,7 +210,7 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     The worker keeps running until the parent stops it.
 
     Args:
-        after_emails: 0: never.
+        after_emails: 0 means never.
     """
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf

@@ -59,7 +59,7 @@ def report_lease(emails: int, seconds: float) -> None:
     """Counts a lease statement.
 
     Args:
-        emails: How many emails it tried to lease.
+        emails: How many emails the statement tried to lease.
     """
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)

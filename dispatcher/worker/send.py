@@ -88,7 +88,8 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        This method adds the release, because neither a timer nor a task that is cancelled before its first step does.
+        This method queues the release itself. A timer would not, nor would a task that is cancelled before its first
+        step.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -117,7 +118,7 @@ class SendStage:
             if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.release(email)  # its adapter has not noticed the stop yet
+                self.release(email)  # `stop_all` stopped the email, but its adapter has not noticed yet
 
     def _work(self) -> list[asyncio.Future[object]]:
         """The pending tasks and bulk calls."""
@@ -170,7 +171,7 @@ class SendStage:
             self._conclude(email, outcome)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. Meanwhile, another email may use its slot in the window."""
+        """Retries the email later, under the same lease. A waiting email takes up no room in the window."""
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
             return
