@@ -25,8 +25,8 @@ DELIVERY_LIMIT: Final = 1_000_000
 """High, because PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole
 prefetch window of harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
-# An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but
-# current is none
+# An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr'
+# but current is none
 _DIFFERENCE: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' for .*: received (?P<ours>.+) but current is (?P<theirs>.+)"
 )

@@ -323,7 +323,9 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 
 @click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most replays to list.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many replays."
+)
 @json_option()
 def replays(limit: int, as_json: bool) -> int:
     """List replays, newest first: state, progress, operator, reason.

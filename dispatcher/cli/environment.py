@@ -100,7 +100,7 @@ def known_variables(providers: Iterable[str]) -> frozenset[str]:
 def _closest(name: str, known: Collection[str]) -> str | None:
     from difflib import get_close_matches
 
-    # The names are compared without the prefix that they share: it would make all of them similar.
+    # Compare the names without their common prefix, because the prefix would make all names similar.
     bare = [variable.removeprefix(PREFIX) for variable in sorted(known) if variable.startswith(PREFIX)]
     found = get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
     return f"{PREFIX}{found[0]}" if found else None

@@ -33,7 +33,8 @@ class Email:
         headers: Additional headers, read-only.
         tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
             receives it.
-        erase_after_sending: Whether the content, including attachments, is deleted about a minute after it is sent.
+        erase_after_sending: Whether the content, including attachments, is deleted about a minute after the email is
+            sent.
         tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
             include it.

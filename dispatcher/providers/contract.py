@@ -112,7 +112,7 @@ class CheckableProvider(Provider, Protocol):
 
 
 class ProviderClass(Protocol):
-    """An adapter's class: `PROVIDER` in its module of this package, or the target of a package's entry point.
+    """An adapter's class: `PROVIDER` in a module of this package, or the target of an installed package's entry point.
 
     Every command imports this module. So import libraries that load slowly inside the functions that use them.
     """

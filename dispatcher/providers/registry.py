@@ -1,4 +1,4 @@
-"""Finds providers by name: built-in ones, and those of installed packages. `config.plugins` finds the classes."""
+"""Finds providers by name: built-in providers and providers of installed packages. `config.plugins` finds classes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class Counts:
     Attributes:
         emails: Number of emails by status. Contains every status.
         oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
-        longest_due_seconds: How long the longest due email has waited to be published; None if none is due.
+        longest_due_seconds: The longest time that an email has been due and is not yet published; None if none is due.
     """
 
     emails: dict[Status, int]
@@ -32,7 +32,7 @@ class MonitorCounts(Counts):
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
             that is partly in this time counts in proportion.
-        sent_last_day: The same for the last 24 hours.
+        sent_last_day: As `sent_last_hour`, for the last 24 hours.
     """
 
     sent_last_hour: float

@@ -36,7 +36,7 @@ _NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 class Lease(NamedTuple):
-    """Timed ownership of an email, with all that is needed to send the email.
+    """Timed ownership of an email, with everything that the worker needs to send the email.
 
     A tuple, because thousands are created per second.
 
@@ -289,8 +289,8 @@ class LeaseStore:
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Releases the leases that a `lease` call may have taken although its answer was lost.
 
-        None of these emails may be in flight in this worker. The statement contains tokens, not the owner. A statement
-        with the owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
+        None of these emails may be in flight in this worker. The statement selects the leases by token, not by owner: a
+        statement by owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -301,7 +301,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """As `release`, but skips locked rows. Returns the skipped emails' ids: the caller must release them later.
 
-        If PostgreSQL refuses to release an email, it stays leased until the lease expires.
+        If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
         """
         outcome = await self.locked.execute_unlocked(
             leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)

@@ -25,7 +25,7 @@ from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked. A process that has to write it checks more often."""
+"""How long an email is remembered after it was last found locked. A process that must write its row checks sooner."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MAX_NAMED: Final = 5

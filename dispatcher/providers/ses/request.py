@@ -56,8 +56,7 @@ MAX_DATA_CHARACTERS: Final = 262_144
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
 """The limit for a header's name and value together. MAX_HEADERS and this limit apply to emails with a template and to
-bulk
-entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
+bulk entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
 MAX_CONTENT_TYPE_CHARACTERS: Final = 78
 """The limit for attachments of an email with a template: AttachmentContentType in boto3's model."""
 EMAIL_ID_TAG: Final = "email_id"
