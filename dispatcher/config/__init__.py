@@ -88,7 +88,7 @@ def examine(
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
     """Reads the settings; returns the settings, the origin of each setting by its variable, and every mistake.
 
-    An invalid setting has its default.
+    An invalid setting gets its default value.
 
     Args:
         reads_own: Whether to read providers' settings, too. Loading the providers takes about 50 ms.

@@ -110,7 +110,7 @@ class SettingReader:
         self.invalid: set[str] = set()
 
     def read(self, kind: type[T], prefix: str = PREFIX) -> T:
-        """Reads the settings that a dataclass declares. An invalid setting has its default."""
+        """Reads the settings that a dataclass declares. An invalid setting gets its default value."""
         found: dict[str, Any] = {}
         for each in settings_in(kind, prefix):
             self.origins[each.variable] = Origin(each.variable, None, "default")

@@ -44,8 +44,8 @@ class ProviderSettings:
     max_per_second: float | None = setting(
         values.rate,
         None,
-        "Most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, the "
-        "rate is halved.",
+        "The most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, "
+        "the rate is halved.",
     )
 
     def max_connections(self, settings: Settings, /) -> int:
@@ -105,20 +105,20 @@ class Settings:
     prefetch: int = setting(
         values.whole(1, 5000),
         "256",
-        "Most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
+        "The most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
         "broker's round trip.",
     )
     bundle_emails: int = setting(
         values.whole(1, MAX_BUNDLE_EMAILS),
         "1",
-        "Most emails that one message on the send queue points to (a bundle); 1: one message per email. Larger bundles "
-        "cost RabbitMQ and workers less CPU, but RabbitMQ then counts bundles instead of emails.",
+        "The most emails that one message on the send queue points to (a bundle); 1: one message per email. Larger "
+        "bundles cost RabbitMQ and workers less CPU, but RabbitMQ then counts bundles instead of emails.",
     )
     bulk_call_emails: int = setting(
         values.whole(1, 1000),
         "1",
-        "Most emails of the same sender and template in one bulk call to SendGrid (up to 1000) or SES (up to 50); 1: "
-        "one call per email. Larger calls are faster, but if a call's answer is lost, all its emails become held.",
+        "The most emails of the same sender and template in one bulk call to SendGrid (up to 1000) or SES (up to 50); "
+        "1: one call per email. Larger calls are faster, but if a call's answer is lost, all its emails become held.",
     )
     allowed_provider_headers: tuple[str, ...] = setting(
         values.header_names,
@@ -140,7 +140,7 @@ class Settings:
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )
     max_attempts: int = setting(
-        values.whole(1, 100), "5", "Most attempts for one email. If the last attempt is deferred, the email fails."
+        values.whole(1, 100), "5", "The most attempts for one email. If the last attempt is deferred, the email fails."
     )
     retry_base_seconds: float = setting(
         values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
@@ -250,12 +250,12 @@ class Settings:
         "its monitor serves the API's metrics, too.",
     )
     api_insert_batch_emails: int = setting(
-        values.whole(1, 500), "256", "Most emails that one statement inserts; 1: one statement per request."
+        values.whole(1, 500), "256", "The most emails that one statement inserts; 1: one statement per request."
     )
     api_max_concurrent_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
-        "Most requests that a process serves at the same time. One key may have half; further requests get 503.",
+        "The most requests that a process serves at the same time. One key may have half; further requests get 503.",
     )
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
@@ -273,8 +273,8 @@ class Settings:
         "Memory that a process may use for all request bodies and for parsing them. One key may use half; further "
         "requests get 503.",
     )
-    api_max_recipients: int = setting(values.whole(1, 1000), "50", "Most recipients of an email from the API.")
-    api_max_attachments: int = setting(values.whole(0, 100), "20", "Most attachments of an email from the API.")
+    api_max_recipients: int = setting(values.whole(1, 1000), "50", "The most recipients of an email from the API.")
+    api_max_attachments: int = setting(values.whole(0, 100), "20", "The most attachments of an email from the API.")
     api_max_attachment_bytes: int = setting(
         values.whole(0, 25 * _MIB), str(25 * _MIB), "Total size of an email's attachments from the API, decoded."
     )

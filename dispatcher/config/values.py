@@ -114,7 +114,7 @@ def worker_count(text: str) -> int:
 
 
 def schema_name(text: str) -> str:
-    """A schema name that needs no quotes, unless it is an SQL keyword."""
+    """A schema name of characters that need no quotes in SQL. A name that is an SQL keyword is accepted, too."""
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", text) or text.startswith("pg_") or text == "information_schema":
         raise ValueError(
             "must be a schema name: a lower-case letter or underscore, then up to 62 lower-case letters, digits or "
@@ -370,7 +370,7 @@ def api_listener(text: str) -> Listener:
 
 
 def header_names(text: str) -> tuple[str, ...]:
-    """Complete header names. Patterns are refused, because the operator should allow each header on its own."""
+    """Complete header names. Patterns are refused, because the operator should allow each header separately."""
     from dispatcher.domain.header_names import is_reserved  # few commands look at emails
 
     found = names("A-Za-z0-9_.-")(text)

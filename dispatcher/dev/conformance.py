@@ -86,7 +86,7 @@ class CountingAttempt(Attempt):
     """An attempt that counts the adapter's calls of `mark_on_wire`.
 
     Attributes:
-        left: The number of calls.
+        left: How often the adapter has called `mark_on_wire`; each call announces that an email leaves.
     """
 
     __slots__ = ("left",)

@@ -116,7 +116,7 @@ def send(pid: int, number: int) -> None:
 
 
 def replace_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically: readers see the old content or the new one."""
+    """Writes a JSON file atomically: readers see either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file, indent=1)

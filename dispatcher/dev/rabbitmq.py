@@ -135,7 +135,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """The installed programs, or else downloaded ones from Debian. DISPATCHER_DEV_RABBITMQ forces one of the two."""
+    """The installed programs, or else Debian's packages. DISPATCHER_DEV_RABBITMQ forces one of the two sources."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(f"DISPATCHER_DEV_RABBITMQ is {forced!r}.", remedy='Set it to "installed" or "debian".')

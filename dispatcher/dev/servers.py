@@ -5,7 +5,7 @@
 
     start(folder, owner_pid=None, …)              # `dispatcher dev up`: the servers run until `stop(folder)`
 
-If the environment variables set a server, that server is used, and no private one is started for it.
+If the environment variables set a server, that server is used, and no private server is started in its place.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ EVENTS: Final = MappingProxyType(
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
-        "commits were lost (lossy is true), earlier leases and messages are uncertain. Fields: timeline, "
-        "previous_timeline, lossy, leases, messages.",
+        "commits may be lost (lossy is true), the emails that were leased or published before are uncertain. Fields: "
+        "timeline, previous_timeline, lossy, leases and messages (how many are uncertain).",
         "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
         "reason, seconds.",
         "provider.resumed": "The provider can be used again. Field: provider.",
@@ -116,8 +116,8 @@ EVENTS: Final = MappingProxyType(
         "Fields: file, reason.",
         "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
         "deletes it. Fields: file, database_id.",
-        "ledger.lost": "The ledger of a running worker was deleted or replaced. The worker requests a replacement. "
-        "Field: file.",
+        "ledger.lost": "The ledger of a running worker was deleted, or another file has its name. The worker asks the "
+        "parent to start a new worker in its place. Field: file.",
         "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
         "it. Fields: file, reason.",
         "http.listening": "The monitor serves /metrics and the health checks. Field: listener.",

@@ -1,8 +1,8 @@
 """The HTTP client for providers: a pool of TLS connections, exactly one POST per call, and an exact result.
 
-The transport calls `call.mark_on_wire` when a connection is open and the body is about to be written. For a large body,
-all octets except the last are written before that call. The server cannot accept the request without the last octet, so
-a connection that breaks after half of ten megabytes is a definite failure.
+When a connection is open, the transport calls `call.mark_on_wire` and then writes the body. For a large body, it first
+writes all octets except the last. The server cannot accept the request without the last octet, so a connection that
+breaks after half of ten megabytes is a definite failure.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ MAX_OCTETS: Final = 1024 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls those that begin with `on_`.
+    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
 
     Attributes:
         is_open: The connection is open.

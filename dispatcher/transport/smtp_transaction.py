@@ -251,7 +251,7 @@ class CommandSequence:
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome for an unexpected reply. Unless it is a refusal, the server is out of step: close."""
+    """The outcome for an unexpected reply. If it is no refusal, the server is out of step: closes the connection."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)

@@ -109,7 +109,7 @@ def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Pat
                 "does not follow the provider contract: its `name` is not 'journal'; its `capabilities` are not a "
                 "dispatcher.domain.capabilities.Capabilities; its `settings` are not a subclass of "
                 "dispatcher.config.ProviderSettings; it has no method `open`; it has no method `check`; it has no "
-                "method `close`. Install a release of it for this Email Dispatcher"
+                "method `close`. Install a release of that package that supports this version"
             ),
         ),
     ],
