@@ -67,7 +67,7 @@ class BodyReader:
                 self._charge(context, len(body))
         length = len(body)
         if length >= LARGE_BYTES:
-            # A smaller body is parsed without yielding to the event loop, so only one is parsed at a time.
+            # A smaller body is parsed without yielding to the event loop, so only one such body is parsed at a time.
             values = await run_off_loop(length, lambda: count_values(body))
             if values > MAX_VALUES:
                 detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."

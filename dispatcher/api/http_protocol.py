@@ -239,7 +239,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
     def _is_fast_enough(self) -> bool:
         min_bytes = MIN_BODY_BYTES_PER_SECOND * self._timeouts.head_seconds
-        # If we have paused reading, the client is not slow.
+        # While this process has paused reading, the client is not slow.
         return self.loop.time() < self._request_deadline and (self._body_bytes >= min_bytes or self.flow.read_paused)
 
     def _on_timeout(self) -> None:
@@ -274,7 +274,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _abandon_unanswered(self) -> None:
-        # uvicorn disconnects only the last request. An earlier request would write to the closed transport.
+        # Disconnect every unanswered request. uvicorn disconnects only the last request, and an earlier request would
+        # write to the closed transport.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()

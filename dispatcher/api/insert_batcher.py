@@ -91,7 +91,8 @@ class InsertBatcher:
                 tenant_queue = self._waiting[draft.email.tenant_id] = deque()
             tenant_queue.append(queued)
         if not self._is_scheduled:
-            # Starts a moment later: requests that the event loop reads in the same turn then join the batch.
+            # Start the inserts a moment later, so that requests that the event loop reads in the same turn join the
+            # batch.
             self._is_scheduled = True
             loop.call_soon(self._start_inserts)
         await request.done

@@ -146,8 +146,8 @@ class Quotas:
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
         """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
         asked_at = self._clock()
-        # Take the chunk out of use during the statement. Otherwise, concurrent requests could use up its recipients,
-        # which `needed` does not ask for.
+        # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
+        # chunk, and the grant would be too small for this request.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside
         quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))

@@ -46,7 +46,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # Only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a blocked one.
+    # This timeout is only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a
+    # blocked RabbitMQ.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""

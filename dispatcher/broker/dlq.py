@@ -103,7 +103,8 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # One window after the other: if two windows returned at the same time, the order of messages would be lost.
+        # Close one window after the other: if two windows returned their messages at the same time, the order would be
+        # lost.
         for window in scan.windows:
             expected += await window.close()
             await _wait_until_returned(expected, depth_now)

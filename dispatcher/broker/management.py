@@ -205,10 +205,10 @@ class _Node:
             raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
-            # No thread may survive, because the caller may fork.
+            # Wait until the timer's thread has ended: the caller may fork, and no thread may run then.
             cut.join()
             connection.close()
-        # A truncated reply may look complete.
+        # A reply that the timer has cut off may look complete.
         if is_late.is_set():
             raise self._timeout()
         return answer

@@ -30,7 +30,7 @@ MAX_BODY_OCTETS: Final = 64 * 1024
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
-# Written without a repeated group and without the ignore-case flag, because these take twice the time.
+# The pattern has no repeated group and no ignore-case flag, because these take twice the time.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 

@@ -237,7 +237,7 @@ class _Stream:
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:
-            # The numbers ascend with gaps, because a quorum queue confirms in any order.
+            # The numbers of unanswered messages ascend with gaps, because a quorum queue confirms in any order.
             numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._unanswered))
         else:
             numbers = [method.delivery_tag]

@@ -149,7 +149,8 @@ def _with_metrics_dir(settings: Settings) -> Settings:
 
 
 def _roles(settings: Settings) -> list[Role]:
-    # Imported before the fork, so all processes share the memory of these modules: dozens of MB for each process.
+    # Import these modules before the fork, so that all processes share the modules' memory: dozens of MB for each
+    # process.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.supervised import Role

@@ -38,8 +38,9 @@ WHEEL = (
 )
 WHEEL_CACHE = "postgres-18-wheel-0.6.0"
 
-# Durable as in production, so that benchmark results are realistic: fsync, full_page_writes and synchronous_commit keep
-# the default, on. Only TCP, because the path of a unix socket may not be longer than 107 bytes.
+# The server is durable as in production, so that benchmark results are realistic: fsync, full_page_writes and
+# synchronous_commit keep the default, on. It uses only TCP, because the path of a unix socket may not be longer than
+# 107 bytes.
 SETTINGS = {
     "listen_addresses": ports.LOOPBACK,
     "unix_socket_directories": "",

@@ -146,7 +146,8 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones.
+    # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones an
+    # email.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)

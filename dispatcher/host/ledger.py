@@ -199,8 +199,8 @@ class Ledger:
 
 
 def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
-    # Locked before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live worker.
-    # The descriptor stays open until the process exits, and so the file stays locked.
+    # Lock the file before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live
+    # worker. The descriptor stays open until the process exits, and so the file stays locked.
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

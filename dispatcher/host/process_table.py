@@ -174,7 +174,7 @@ class ProcessSlot:
         self.commit = Wait(cells, at + _Field.AWAITS_COMMIT)
         self.confirm = Wait(cells, at + _Field.AWAITS_CONFIRM)
 
-    # For the child.
+    # Methods that the child calls.
 
     def mark_up(self) -> None:
         """Marks the process as up. Idempotent."""
@@ -197,7 +197,7 @@ class ProcessSlot:
         octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
         self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
 
-    # For the parent.
+    # Methods that the parent calls.
 
     def begin(self) -> None:
         """Resets the row before a fork, because the previous process's values do not apply to the new process."""

@@ -104,7 +104,7 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
             backoff.reset()
-        # Wait at least half of the time: jitter down to zero would fill the log.
+        # Wait at least half of the backoff, because very short waits would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 
 

@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # asyncio writes a text and a colon before the system's text, such as "address already in use".
+        # Use the system's text alone, such as "address already in use": asyncio's message has its own text before it.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",

@@ -39,12 +39,12 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     stop = stop_event(context)
     retention = Retention.of(settings)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
-    # Does not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
+    # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
     alert_store = AlertStore(
         settings.database_url,
         queue=settings.dlq,
-        # Stable across restarts. Includes the run directory, because a host may have several.
+        # The name is the same after a restart. It includes the run directory, because a host may have several.
         holder=f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}",
         host=settings.host_name,
         retention=retention,

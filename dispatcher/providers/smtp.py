@@ -148,7 +148,7 @@ class SmtpProvider:
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Rendered only now: otherwise the attachments of emails that wait for a slot would stay in memory.
+                # Render only now: otherwise the attachments of emails that wait for a slot would stay in memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)

@@ -133,7 +133,7 @@ class DeadWorkers:
             except StatementRefused:
                 released, suspects = 0, {}  # release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
-        # A suspect that is still leased is locked by another transaction; a later settlement counts its crash.
+        # If a suspect is still leased, another transaction has locked its row; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
         outcome = await self._settlement.release(ledger.path, free)
         is_all = len(free) == len(leases) and not (unrecorded or outcome.locked or outcome.refused)

@@ -101,8 +101,9 @@ class PointerPublisher:
         if new:
             self._unconfirmed |= {row.email_id: row.due_at for row in new}
             self._calls.add(asyncio.create_task(self._publish_batch(new)))
-        # Clear marks that no lease has cleared: a batch at most, so that neither a scan nor a lease waits longer. Clear
-        # only the marks of emails that a full scan has found still due: most of the others may be leased already.
+        # Clear marks that no lease has cleared: at most one batch, so that scans and leases wait only briefly. Clear
+        # only the marks of emails that a full scan has found still due, because most other emails may be leased
+        # already.
         before = self._full_scan_began_at - self._mark_after_seconds
         if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._max_unmarked):
             await self._mark(outbox, due)

@@ -93,7 +93,8 @@ class Route:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # No answer. Without a breaker, a provider that never answers would cause the whole queue to be held.
+                # The provider did not answer. If the breaker ignored this, a provider that never answers would cause
+                # the whole queue to become held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)

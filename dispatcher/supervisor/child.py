@@ -33,7 +33,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
     try:
         _follow_parent(parent)
         _reset_signals()
-        # The inherited metrics file belongs to the parent.
+        # Stop counting in the inherited metrics files, because they belong to the parent.
         metric_files.end()
         # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints the traceback. It also does
         # so if a library crashes.

@@ -143,7 +143,7 @@ async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
-        # A server that predates ESMTP (1995).
+        # The server predates ESMTP (1995), so try HELO.
         reply = await _command(protocol, f"HELO {name}")
     if reply.code != _DONE:
         raise _refused_to_open(reply)

@@ -272,7 +272,7 @@ class SmtpProtocol(asyncio.Protocol):
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
-            # The first surplus reply is kept for `contradicts`; a second one ends the connection.
+            # The first surplus reply is kept for `contradicts`; a second surplus reply ends the connection.
             if len(self._replies) > self._outstanding + 1:
                 self._break(UnexpectedReply())
 

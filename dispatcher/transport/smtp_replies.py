@@ -158,8 +158,8 @@ def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Conce
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT concerns the recipient, whatever its text says. Only if many recipients are refused in the same
-    # way does the refusal concern the server.
+    # A refusal of RCPT concerns the recipient, whatever its text says. If the server refuses many recipients in the
+    # same way, the refusals concern the server.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

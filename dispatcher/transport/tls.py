@@ -167,7 +167,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
                 self._below.close()
                 return
             self._above.data_received(octets)
-            # The usual case. Asking OpenSSL for more would raise an exception.
+            # Usually, all input has been read now, and asking OpenSSL for more would raise an exception.
             if not (self._incoming.pending or self._incoming.eof or self._tls.pending()):
                 break
         self._flush()

@@ -189,7 +189,7 @@ class LeaseStage:
         try:
             return await self._store.lease(keys_by_id, self._settings.lease_seconds)
         except StatementRefused:
-            # If only the reply was unreadable, PostgreSQL has executed the statement.
+            # If only the reply was unreadable, PostgreSQL has executed the statement, so release the emails.
             await self._store.release_unanswered(list(keys_by_id))
             raise
 
@@ -276,7 +276,7 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # Finished, or leased elsewhere: the owner of the lease or recovery will finish it.
+        # The email is finished, or leased elsewhere: its owner or recovery will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

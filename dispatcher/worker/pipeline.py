@@ -103,8 +103,9 @@ class Pipeline:
         An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
-        # Stop twice. The first stop comes before the lease stage ends, because that may wait for PostgreSQL, and no
-        # email may be sent during the wait. The second stops the emails that the last lease statement returned.
+        # Stop twice. The first stop comes before the lease stage ends, because the lease stage may wait for PostgreSQL,
+        # and no email may be sent during the wait. The second stop is for the emails that the last lease statement
+        # returned.
         self.send.stop_all()
         await self.lease.stop()
         self.send.stop_all()
@@ -113,7 +114,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Once a second and not per email, because a gauge is only sampled.
+        # Report once a second and not per email, because a gauge is only sampled.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

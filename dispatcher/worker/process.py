@@ -96,7 +96,8 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
         lock_seconds=BATCH_LOCK_SECONDS,
         keeps_plans=True,
     )
-    # Two windows: after a lost channel, emails of the old channel are still on the wire while new ones are leased.
+    # The ledger has slots for two windows: after a lost channel, emails of the old channel are still on the wire while
+    # new emails are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)
     breakers = BreakerListener(providers)
@@ -214,7 +215,7 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     """
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
-    # Polls once a second, to cost nothing per email.
+    # Poll once a second, which costs nothing per email.
     while pipeline.record.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_SECONDS)
     if not ledger.is_in_place:

@@ -120,7 +120,7 @@ class RecordStage:
                     await self._outage.wait(error)
                 is_busy = True
             except SchemaError as error:
-                # Probably a trigger's error. Keep the result until it can be recorded.
+                # The cause is probably a trigger. Keep the result until it can be recorded.
                 raise StatementRefused(error.message) from error
             except StoreUnavailable as error:
                 for ended in batch:

@@ -158,7 +158,8 @@ class SendStage:
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
-            # No code awaits this task: without this, the email would stay leased until the process exits.
+            # No code awaits this task, so handle every error here. Otherwise, the email would stay leased until the
+            # process exits.
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:

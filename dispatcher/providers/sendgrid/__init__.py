@@ -65,8 +65,8 @@ class SendGridProvider:
     """Sends over SendGrid's API; see `contract.Provider`."""
 
     name = NAME
-    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. Its limit of 1,000 recipients is also
-    # the limit of every Email, so it needs no check here.
+    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. SendGrid's limit of 1,000 recipients is
+    # also the limit of every Email, so it needs no check here.
     capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
     settings = SendGridSettings
     limits = LIMITS

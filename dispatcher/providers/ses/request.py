@@ -92,7 +92,7 @@ class SesRequest:
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
-            # A lone surrogate. orjson's text contains only types, no values.
+            # The email contains a lone surrogate. orjson's text contains only types, no values.
             raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
         if not self.files:
             return encoded
