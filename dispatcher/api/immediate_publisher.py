@@ -40,7 +40,7 @@ MAX_QUEUED: Final = 20_000
 class ImmediatePublisher:
     """Publishes emails in batches, one batch at a time.
 
-    When RabbitMQ has confirmed an email's message, clears the email's due mark, so that the relay does not publish it.
+    When RabbitMQ has confirmed an email's message, clears the email's due mark. The relay then does not publish it.
     """
 
     interval_seconds = 0.25

@@ -45,7 +45,7 @@ def parse(body: bytearray) -> Any:
 
     Raises:
         Problem: `malformed-json`: the body is not JSON, is nested too deep, or repeats a name in one object.
-            `body-too-large`: it is larger than any email or batch.
+            `body-too-large`: the body is larger than any email or batch.
     """
     if len(body) < LARGE_BYTES:
         root = [_load(body)]

@@ -218,7 +218,7 @@ class Consumer:
         return not self._stopping.is_set()
 
     async def _consume(self) -> str | None:
-        """Consume over one connection. Returns why it ended, or None after `pause`."""
+        """Consume over one connection. Returns why consuming ended, or None after `pause`."""
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
@@ -281,7 +281,7 @@ class Consumer:
         """Requeue the message, or move it to the DLQ, when its other parts are settled.
 
         If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
-        other parts are done, and rejects a part again that can never be processed.
+        other parts are done, and again rejects a part that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)

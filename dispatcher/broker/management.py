@@ -57,7 +57,7 @@ class CountsUnavailable(BrokerUnavailable):
 class Management:
     """A client for the HTTP API of one node or of a cluster. Prefers the node that answered last.
 
-    Follows no redirect and uses no proxy, because the other server would receive the password.
+    Follows no redirect and uses no proxy, because a different server would then receive the password.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Publishes messages and reports which ones RabbitMQ confirmed and routed to a queue.
+"""Publishes messages, and reports which messages RabbitMQ confirmed and routed to a queue.
 
 A confirm alone does not prove routing: a message that matches no queue is returned first and then confirmed. So every
 message is persistent and `mandatory`, and the publisher checks both answers.
@@ -109,7 +109,7 @@ class Publisher:
         await self._connected()
 
     async def close(self) -> None:
-        """Close the connection if one is open. A later `publish` opens a new one."""
+        """Close the connection if one is open. A later `publish` opens a new connection."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.connection.close()
@@ -122,7 +122,7 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drop this connection; the next message uses a new one. The callers publish unconfirmed messages again."""
+        """Drop this connection; the next message opens a new one. The callers publish unconfirmed messages again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -188,7 +188,7 @@ async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: i
 
 
 class _Stream:
-    """A channel in confirm mode and its unconfirmed messages. RabbitMQ numbers published messages from 1; so do we."""
+    """A channel in confirm mode and its unconfirmed messages. RabbitMQ and this class number messages from 1."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection

@@ -63,7 +63,7 @@ class Finding:
     Attributes:
         subject: What was checked, such as `PostgreSQL`.
         detail: What the check found.
-        remedy: How to fix it; None if there is nothing to fix.
+        remedy: How to fix the problem; None if there is nothing to fix.
     """
 
     subject: str

@@ -41,7 +41,7 @@ def read_settings(*needs: str) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`. Values from the env file have the source `env-file`, and their mistakes have the line."""
+    """Like `config.examine`. Values from the env file have the source `env-file`; mistakes in the file have a line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes

@@ -29,7 +29,7 @@ def setting(
 
     Args:
         parse: Converts the variable's text to the value; raises ValueError with a sentence for the operator.
-        default: The text to parse if the variable is unset; None if the value is `empty` then.
+        default: The text to parse if the variable is unset; None if the value is then `empty`.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
         secret: The value is never shown. It may be read from a file: the variable with `_FILE` appended has the path.

@@ -299,7 +299,7 @@ def _plan(
 ) -> Plan:
     """The keeper's plan for a node.
 
-    The script is started by a relative name from the script's own folder, because it fails if its path has a space.
+    The script is started by a relative name from its own folder, because the script fails if its path has a space.
     With RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
     """
     home = folder / name

@@ -109,7 +109,7 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
 
 
 def _described(error: Exception) -> str:
-    """The message of our own exceptions. For others, only type and location: their text may contain private values."""
+    """The message of our own exceptions. For other exceptions, only type and location: the text may be private."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

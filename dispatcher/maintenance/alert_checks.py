@@ -125,7 +125,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of the kinds of alerts that are raised only after some time. A change restarts this time."""
+        """The states of alerts that are raised only if a condition lasts for some time. A change restarts this time."""
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
         hosts = sorted(tables.hosts.items())

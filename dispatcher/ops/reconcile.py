@@ -116,7 +116,7 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collecti
     """Reads the DLQ once and removes surplus dead letters; returns how many it removed or tried to remove.
 
     Args:
-        orphans: The ids of audited emails that no longer exist. Dead letters of other missing emails are not removed.
+        orphans: Emails that no longer exist and are in the audit log. Dead letters of other missing emails stay.
     """
     found = Differences()
     seen: set[UUID] = set()

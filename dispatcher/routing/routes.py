@@ -1,4 +1,4 @@
-"""The providers in the operator's order, and the choice of one for the next attempt.
+"""The providers in the operator's order, and the choice of the provider for the next attempt.
 
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
 concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found

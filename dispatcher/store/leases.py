@@ -156,7 +156,7 @@ class LeaseStore:
         self.locked = LockedRows(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases those of the given emails that are pending and have the given message key."""
+        """Leases the given emails, except emails that are not pending or do not have the given message key."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -255,7 +255,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
 
-        If another host has recovered such an email in the meantime, also reverts that (see `revert_recovery`).
+        If another host has recovered such an email in the meantime, also reverts the recovery (see `revert_recovery`).
 
         Args:
             leases: The token by email id.

@@ -81,7 +81,7 @@ def _public_reason(error: BaseException) -> str:
 def _follow_parent(parent: int) -> None:
     """Have the kernel send SIGTERM when the parent dies. If the parent died before this call, exit.
 
-    SIGTERM, not SIGKILL: the process then waits for answers to in-flight emails and starts nothing new.
+    The signal is SIGTERM and not SIGKILL, so that the process waits for answers to in-flight emails.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:

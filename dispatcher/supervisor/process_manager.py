@@ -128,7 +128,7 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stop a process, for the given reason. It restarts only after a reload, and if its role has one process."""
+        """Stop a process, for the given reason. After a reload, it restarts if its role has exactly one process."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:

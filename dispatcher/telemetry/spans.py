@@ -42,7 +42,7 @@ class OpenSpan:
     """The span of an enqueue in progress.
 
     Attributes:
-        traceparent: The trace context of this span, for its emails.
+        traceparent: The trace context of this span, for the enqueued emails.
     """
 
     def __init__(self, span: Span) -> None:

@@ -1,7 +1,7 @@
 """One persistent HTTP/1.1 connection that handles one request at a time.
 
-httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: it
-never sends octets that were not passed to the connection.
+httptools (llhttp) parses responses. This module writes requests itself, so it is always certain what was sent: the
+connection sends only octets that were passed to it.
 """
 
 from __future__ import annotations

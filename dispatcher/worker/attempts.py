@@ -319,7 +319,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Returns if another provider may be tried.
+        """Returns normally if another provider may be tried.
 
         Raises:
             TryLater: No other provider may be tried.

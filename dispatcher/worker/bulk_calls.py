@@ -240,7 +240,7 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: each suspected email alone and the others together, or two halves."""
+    """Splits a refused call: each suspected email alone and all other emails together, or two halves."""
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]

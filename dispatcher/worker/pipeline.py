@@ -98,7 +98,7 @@ class Pipeline:
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 
     async def drain(self, seconds: float) -> None:
-        """Releases unsent emails, waits for answers to the others, and records them.
+        """Releases unsent emails, waits for the answers to all other emails, and records the answers.
 
         An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """

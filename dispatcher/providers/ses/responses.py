@@ -232,7 +232,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault for a failed search: credentials are missing or incomplete, or their server refused the request."""
+    """The fault if no AWS credentials were found: they are missing or incomplete, or their server refused to answer."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )

@@ -131,7 +131,7 @@ def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
 
 @dataclass(frozen=True, slots=True)
 class _CanonicalForm:
-    """The canonical form of requests to one URL.
+    """The canonical form of requests to one URL (AWS Signature Version 4), without the time and the body's digest.
 
     Attributes:
         before: botocore's canonical request before the time.
