@@ -114,7 +114,7 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, it is sent once. If a running replay includes some of the same emails, the
+    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails, the
     command prints that replay's number before it starts, and both replays together keep to the lower of the two rates.
     With --force, this replay keeps its own rate.
 

@@ -59,7 +59,7 @@ select database_id
 from dispatcher.dispatcher_database;
 
 -- name: find_address_key
--- The key of the hashes of addresses (see store/address_hashes.py).
+-- The key with which addresses are hashed (see store/address_hashes.py).
 select address_key
 from dispatcher.dispatcher_database;
 
