@@ -114,9 +114,9 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails, the
-    command prints that replay's number before it starts, and both replays together keep to the lower of the two rates.
-    With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails,
+    the command prints that replay's number before it starts, and both replays together keep to the lower of the two
+    rates. With --force, this replay keeps its own rate.
 
     Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
