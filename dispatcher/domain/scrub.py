@@ -19,11 +19,11 @@ _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
 """
 _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
 """The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
-# Matches white space except the space, C0 and C1 controls, zero-width and reordering marks, and lone surrogates.
+# White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )
-# Matches our credentials, in case a server repeats them: HTTP schemes, SendGrid keys, AWS ids and signatures.
+# Our credentials, in case a server repeats them: HTTP schemes, SendGrid keys, AWS ids and signatures.
 _CREDENTIAL: Final = re.compile(
     r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,

@@ -276,7 +276,7 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # The email is finished, or leased elsewhere: its owner or recovery will finish it.
+        # Finished, or leased elsewhere: the owner of the lease or recovery will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
