@@ -61,7 +61,8 @@ def parse(body: bytearray) -> Any:
 def count_values(body: bytes | bytearray) -> int:
     """Counts a JSON text's values, without parsing it.
 
-    Returns an upper bound if that is at most MAX_VALUES; else the exact number, but at most MAX_VALUES + 1.
+    If a quick upper bound is at most MAX_VALUES, returns this bound. Else returns the exact number, but at most
+    MAX_VALUES + 1.
     """
     count = _count_marks(body, 0, len(body))
     if count <= MAX_VALUES:

@@ -4,8 +4,8 @@ A message that points to several emails is split into several deliveries, its pa
 requeued separately; the whole message is acked or returned when this is done for all parts.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
-messages to other consumers, so the channel's deliveries become void. This module ignores calls for a void delivery, and
-a second ack. If it sent them, RabbitMQ would close the channel with error 406 and redeliver the whole window.
+messages to other consumers, so the channel's deliveries become void. This module sends no ack or reject for a void
+delivery, and none twice: RabbitMQ would close the channel with error 406 and redeliver the whole window.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """One process; differs from a later process with the same pid."""
+    """Identifies one process. A later process with the same pid has another identity."""
 
     pid: int
     started: str

@@ -45,7 +45,9 @@ _PAUSED: Final = SetupFault("See the SES console and the account's inbox. Sendin
 _CREDENTIALS: Final = SetupFault(
     "Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role."
 )
-_PERMISSION: Final = SetupFault("Allow these credentials ses:SendEmail (raw and templated too) for this identity.")
+_PERMISSION: Final = SetupFault(
+    "Allow these credentials to call ses:SendEmail for this identity, with raw and templated content too."
+)
 _CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
 _SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
 _ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
