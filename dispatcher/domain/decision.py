@@ -101,7 +101,7 @@ def decide(
     policy: RetryPolicy,
     random: Callable[[], float],
 ) -> Decision:
-    """Decide what to do after an attempt.
+    """Decides what to do after an attempt.
 
     Args:
         attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay.

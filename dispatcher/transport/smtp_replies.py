@@ -94,7 +94,7 @@ MAX_RANGES: Final = 10
 
 
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parse a reply from its basic code and the text after the code."""
+    """Parses a reply from its basic code and the text after the code."""
     # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
