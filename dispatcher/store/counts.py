@@ -32,7 +32,7 @@ class MonitorCounts(Counts):
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
             that is partly in this time counts in proportion.
-        sent_last_day: As `sent_last_hour`, for the last 24 hours.
+        sent_last_day: The same for the last 24 hours.
     """
 
     sent_last_hour: float
