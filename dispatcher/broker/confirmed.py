@@ -34,13 +34,13 @@ class ConfirmedMessages:
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:
-        """Record that RabbitMQ confirmed the messages of these emails."""
+        """Records that RabbitMQ confirmed the messages of these emails."""
         for email_id, due_at in due.items():
             self._forget(email_id)
             self._waiting[email_id] = due_at, now
 
     def retain(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
-        """Drop emails that are no longer due, or that have a different due time.
+        """Drops emails that are no longer due, or that have a different due time.
 
         Args:
             due: All emails that became due before `until`; all due emails if `until` is None.
@@ -66,7 +66,7 @@ class ConfirmedMessages:
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 
     def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
-        """Drop the emails whose due mark was cleared. Keep emails whose row was locked, for the next try, and emails
+        """Drops the emails whose due mark was cleared. Keeps emails whose row was locked, for the next try, and emails
         that were confirmed again for a different due time."""
         for email_id, due_at in due.items():
             if self.contains(email_id, due_at):

@@ -63,7 +63,7 @@ class Management:
     def __init__(
         self, url: str, *, vhost: str = "/", ca_file: Path | None = None, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        """Create a client. Does not connect yet.
+        """Creates a client. Does not connect yet.
 
         Args:
             url: `http://user:password@host:15672`, or several URLs, comma-separated. The user needs the monitoring tag.
@@ -237,7 +237,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Shut down the socket. A read in another thread then returns immediately."""
+    """Shuts down the socket. A read in another thread then returns immediately."""
     is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)

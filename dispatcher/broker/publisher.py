@@ -49,7 +49,7 @@ class Publisher:
         batch_seconds: float = BATCH_SECONDS,
         window: int = WINDOW,
     ) -> None:
-        """Create a publisher. Does not connect yet.
+        """Creates a publisher. Does not connect yet.
 
         Args:
             name: The name of the connection on RabbitMQ's management page.
@@ -70,7 +70,7 @@ class Publisher:
         self._connecting = asyncio.Lock()
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publish messages. For each message, return whether RabbitMQ confirmed it and routed it to a queue.
+        """Publishes messages. For each message, returns whether RabbitMQ confirmed it and routed it to a queue.
 
         False means that the message was refused or returned as unroutable, or that the result is unknown because the
         connection was lost or the timeout passed. Publish such a message again. The queue may then contain the message
@@ -101,7 +101,7 @@ class Publisher:
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:
-        """Connect, unless a connection is open.
+        """Connects, unless a connection is open.
 
         Raises:
             BrokerUnavailable: RabbitMQ is unreachable.
@@ -109,7 +109,7 @@ class Publisher:
         await self._connected()
 
     async def close(self) -> None:
-        """Close the connection if one is open. A later `publish` opens a new connection."""
+        """Closes the connection if one is open. A later `publish` opens a new connection."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.connection.close()
@@ -122,7 +122,7 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drop this connection; the next message opens a new one. The callers publish unconfirmed messages again."""
+        """Drops this connection; the next message opens a new one. The callers publish unconfirmed messages again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -203,7 +203,7 @@ class _Stream:
         channel.closed.add_done_callback(self._on_closed)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
-        """Write all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
+        """Writes all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
         if not messages:
             resolve(batch.done, None)
         await self.connection.unblocked()
@@ -233,7 +233,7 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """Handle RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
+        """Handles RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:

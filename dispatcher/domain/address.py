@@ -67,7 +67,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse a text into an address.
+    """Parses a text into an address.
 
     Raises:
         ValueError: The text is not a valid address. The message says why, and never quotes the text.

@@ -86,7 +86,7 @@ class Email:
         ignore_suppression: bool = False,
         allowed_headers: Collection[str] = (),
     ) -> None:
-        """Validate and create an email.
+        """Validates and creates an email.
 
         Args:
             allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
@@ -129,7 +129,7 @@ class Email:
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
-        """Create an email from a decoded JSON object. A null field counts as absent.
+        """Creates an email from a decoded JSON object. A null field counts as absent.
 
         Args:
             allowed_headers: As for `Email`.

@@ -75,7 +75,7 @@ CONTROL_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _split_patterns(patterns: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Split patterns into full names and prefixes."""
+    """Splits patterns into full names and prefixes."""
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), prefixes
 

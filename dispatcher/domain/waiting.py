@@ -215,7 +215,7 @@ def _also(facts: Facts) -> str:
 def describe_holder(
     pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
 ) -> str:
-    """Describe a session that may hold a lock."""
+    """Describes a session that may hold a lock."""
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", transaction open for {age_seconds:.0f} s"

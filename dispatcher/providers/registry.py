@@ -33,7 +33,7 @@ def max_in_flight(name: str, settings: Settings) -> int:
 
 
 def open_provider(name: str, settings: Settings) -> CheckableProvider:
-    """Create the adapter of this name, without connecting. Call this after the fork.
+    """Creates the adapter of this name, without connecting. Call this after the fork.
 
     Raises:
         ConfigurationError: No provider has this name, or a setting is missing or invalid.

@@ -94,7 +94,7 @@ class SmtpProvider:
     def __init__(
         self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
     ) -> None:
-        """Create the adapter without connecting.
+        """Creates the adapter without connecting.
 
         Args:
             ca_file: Certificates to trust instead of the system's.
@@ -135,7 +135,7 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connect, log in and report for `dispatcher doctor`. Sends no email.
+        """Connects, logs in and reports for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: The server cannot be used.
@@ -159,7 +159,7 @@ class SmtpProvider:
         return self._report(connection)
 
     async def close(self) -> None:
-        """Close idle connections with QUIT."""
+        """Closes idle connections with QUIT."""
         await self._pool.close()
 
     @property
@@ -170,7 +170,7 @@ class SmtpProvider:
         return await open_connection(self._server, self._context)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
-        """Run the transaction as soon as a connection slot is free.
+        """Runs the transaction as soon as a connection slot is free.
 
         Raises:
             NoFreeConnection: No slot became free in time.
@@ -201,7 +201,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Run the transaction over an idle connection, or over a new one if the idle connection is dead."""
+        """Runs the transaction over an idle connection, or over a new one if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

@@ -28,7 +28,7 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Run a role in a process that was just forked, and exit with its code."""
+    """Runs a role in a process that was just forked, and exits with its code."""
     code = _FAILED
     try:
         _follow_parent(parent)
@@ -57,7 +57,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Print an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
+    """Prints an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -79,7 +79,7 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _follow_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies. If the parent died before this call, exit.
+    """Has the kernel send SIGTERM when the parent dies. If the parent died before this call, exits.
 
     The signal is SIGTERM and not SIGKILL, so that the process waits for answers to in-flight emails.
     """

@@ -101,7 +101,7 @@ class HttpResponse:
 
 
 def number(text: str) -> float | None:
-    """Parse a header's value; None if the value is not a whole number, or has more than twelve digits."""
+    """Parses a header's value; None if the value is not a whole number, or has more than twelve digits."""
     return float(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 

@@ -87,7 +87,7 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """Render the message and its envelope.
+    """Renders the message and its envelope.
 
     Raises:
         UnrenderableEmail: Enqueue should have refused the email. The text has the field's name, never its value.

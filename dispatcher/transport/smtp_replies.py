@@ -99,7 +99,7 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 
 
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parse a reply from its basic code and the text after the code."""
+    """Parses a reply from its basic code and the text after the code."""
     # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)

@@ -58,7 +58,7 @@ class SmtpTransaction:
         self.phase = SmtpPhase.WAITING
 
     async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool) -> Outcome:
-        """Send the email and return the outcome.
+        """Sends the email and returns the outcome.
 
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
@@ -133,7 +133,7 @@ class SmtpTransaction:
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """Send the body; return the reply to the email, or an earlier reply to an incomplete body.
+        """Sends the body; returns the reply to the email, or an earlier reply to an incomplete body.
 
         Raises:
             SmtpConnectionLost: There is no reply. Or the server replied before the final dot, so the dot was not sent.
@@ -174,7 +174,7 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Write a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
+        """Writes a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
             if not protocol.awaits_reply:
@@ -214,7 +214,7 @@ class CommandSequence:
             protocol.write(b"".join(commands), len(commands))
 
     async def next(self) -> SmtpReply:
-        """Read the reply to the oldest command without a reply. Without PIPELINING, send that command first.
+        """Reads the reply to the oldest command without a reply. Without PIPELINING, sends that command first.
 
         Raises:
             SmtpConnectionLost: There is no reply, or it cannot belong to this command.
@@ -233,7 +233,7 @@ class CommandSequence:
         return reply
 
     async def read_reset_reply(self) -> None:
-        """Read the reply to RSET.
+        """Reads the reply to RSET.
 
         Raises:
             SmtpConnectionLost: The server refused RSET, so its state is unknown.
@@ -242,9 +242,9 @@ class CommandSequence:
             raise SmtpConnectionLost("the server refused RSET")
 
     async def cancel(self) -> None:
-        """Send no further command, and read the outstanding replies. No part of the email was sent.
+        """Sends no further command, and reads the outstanding replies. No part of the email was sent.
 
-        If a server asks for the body although it accepted no recipient, close the connection. RFC 2920, section 3.1,
+        If a server asks for the body although it accepted no recipient, closes the connection. RFC 2920, section 3.1,
         would have us send an empty email.
         """
         self._unsent.clear()

@@ -183,7 +183,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Add the subject and the bodies. A template may replace any of these."""
+    """Adds the subject and the bodies. A template may replace any of these."""
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:

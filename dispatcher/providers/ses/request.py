@@ -282,7 +282,7 @@ def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | B
 
 
 def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
-    """Return a placeholder, which `body` replaces with the file's content."""
+    """Returns a placeholder, which `body` replaces with the file's content."""
     files.append(file)
     return _placeholder(len(files) - 1)
 

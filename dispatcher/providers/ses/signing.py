@@ -64,7 +64,7 @@ class AwsCredentials:
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """Return valid credentials once botocore has found or renewed them.
+        """Returns valid credentials once botocore has found or renewed them.
 
         Args:
             deadline: When to stop waiting, in the loop's `time()`.
@@ -81,7 +81,7 @@ class AwsCredentials:
         return found
 
     def _check_expiry(self, now: float) -> None:
-        """Start a renewal if one is due, and drop credentials that are about to expire."""
+        """Starts a renewal if one is due, and drops credentials that are about to expire."""
         if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
             self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
             self._start_search()
@@ -89,14 +89,14 @@ class AwsCredentials:
             self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
-        """Start a thread that finds or renews the credentials, if none is running. Return the thread's result."""
+        """Starts a thread that finds or renews the credentials, if none is running. Returns the thread's result."""
         if self._pending is None:
             self._pending = in_daemon_thread(self._find, "aws-credentials")
             self._pending.add_done_callback(self._on_found)
         return self._pending
 
     def _find(self) -> _Found:
-        """Find or renew the credentials. Runs in the thread."""
+        """Finds or renews the credentials. Runs in the thread."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
