@@ -1,4 +1,7 @@
-"""The monitor process: serves its host's status pages, alerts operators, and prunes. No email passes through it."""
+"""The monitor process: serves its host's status pages, alerts operators, prunes, and delivers events to webhooks.
+
+No email passes through it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import uvloop
 
 from dispatcher.alerts.channels import LogChannel, channels_of
 from dispatcher.config import Settings
+from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
@@ -22,7 +26,8 @@ from dispatcher.monitor.pages import pages_of
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.retention import Retention
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
+from dispatcher.transport.signed_post import trusting_context
 
 IDLE_MARGIN_SECONDS: Final = 30.0
 """In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor may alert."""
@@ -31,6 +36,8 @@ IDLE_MARGIN_SECONDS: Final = 30.0
 def run_monitor(settings: Settings, context: ChildContext) -> int:
     """Runs the monitor until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, "monitor")
     uvloop.run(_monitor(settings, context))
     return 0
 
@@ -56,7 +63,13 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
         ]
-        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
+        webhooks = WebhookDelivery(
+            settings.database_url,
+            allow_private=settings.webhooks_allow_private,
+            context=trusting_context(settings.ca_file),
+        )
+        alerting = _alerting(settings, alert_store)
+        tasks = [*alerting, *pruning, webhooks, *pages_of(settings, pool, context.process_table)]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
