@@ -292,14 +292,14 @@ async def _post(poster: SignedPoster, secrets: list[str], attempt: Attempt, body
         answer = await poster.post(str(attempt.event.event_id), secrets, body)
     except NoAnswer as error:
         return Result(attempt, Verdict.UNAVAILABLE, scrub(error.reason))
-    error = f"it answered {answer.status}"
+    words = f"it answered {answer.status}"
     if answer.is_success:
         return Result(attempt, Verdict.DELIVERED)
     if answer.status == _GONE:
-        return Result(attempt, Verdict.GONE, error)
+        return Result(attempt, Verdict.GONE, words)
     if answer.status in _BUSY:
-        return Result(attempt, Verdict.UNAVAILABLE, error, answer.retry_after_seconds)
-    return Result(attempt, Verdict.REFUSED, error)
+        return Result(attempt, Verdict.UNAVAILABLE, words, answer.retry_after_seconds)
+    return Result(attempt, Verdict.REFUSED, words)
 
 
 def settle(

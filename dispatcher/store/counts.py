@@ -59,4 +59,4 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     (oldest,) = await fetch(session, "find_oldest_pending")
     (sent,) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, *oldest, *sent, await measure_lag(session))
+    return MonitorCounts(emails, *oldest, *sent, webhook_lag_seconds=await measure_lag(session))

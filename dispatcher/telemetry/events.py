@@ -82,14 +82,14 @@ EVENTS: Final = MappingProxyType(
         "alert.channel_recovered": "An alert channel works again. Fields: channel, kind, phase.",
         "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind, phase, reason, "
         "retry_in_seconds.",
-        "webhook.failing": "A webhook's receiver accepts no event. Its events wait, and it is tried again at least every "
-        "half hour. Fields: webhook (its number), reason.",
+        "webhook.failing": "A webhook's receiver accepts no event. Its events wait, and it is tried again at least "
+        "every half hour. Fields: webhook (its number), reason.",
         "webhook.recovered": "The receiver accepts events again. Field: webhook.",
         "webhook.disabled": "A webhook's receiver accepted no event for about 27 hours, or answered 410. It gets no "
         "further events until an operator enables it. Fields: webhook, reason.",
         "webhook.event_given_up": "A receiver refused one event at every attempt, although it accepted other events. "
         "Fields: webhook, event_id, reason.",
-        "webhook.feed_restored": "The feed of events came from a dump of another server; its events are readable again.",
+        "webhook.feed_restored": "The feed of events came from a dump of another server. Its events can be read again.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",

@@ -33,8 +33,7 @@ grant select on
 grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.find_dead_emails, dispatcher.email_partitions_ended,
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
-    dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune,
-    dispatcher.outgoing_event_id_make
+    dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune
     to {role};
 
 -- name: grant_reader

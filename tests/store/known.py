@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
-from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.leases import MAX_DEAD_LETTER_REPLAYS, DeadLetterVerdict, Lease
 from dispatcher.store.replays import ItemOutcome
 
@@ -26,6 +26,7 @@ class Known:
             same for its dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: Its attempts: number, outcome and worker.
+        announced: Its final statuses, in order: the events that the feed must have.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """
@@ -48,6 +49,7 @@ class Known:
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
+    announced: list[Status] = field(default_factory=list)
     rescue_of: tuple[str | None, int | None, bool] | None = None
 
     @property
@@ -70,6 +72,8 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
+        if status in FINISHED:
+            self.announced.append(status)
 
     def release(self, step: int, *, token_moves: bool) -> None:
         """The worker or the relay releases the lease, and the attempt is not counted."""
