@@ -45,6 +45,8 @@ class Reason(StrEnum):
     """Our own code failed on this email before anything was sent."""
     WORKER_CRASHED = "worker_crashed"
     """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
+    DROPPED_BY_PROVIDER = "dropped_by_provider"
+    """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """The request was sent, and no valid answer arrived."""
 

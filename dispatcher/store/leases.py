@@ -75,11 +75,13 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
+        is_proven: Whether an event of a provider waits to settle the email. Until then, no worker may lease it.
     """
 
     message_key: str
     status: Status
     our_token: int | None
+    is_proven: bool
 
 
 class DeadLetterVerdict(StrEnum):
@@ -225,7 +227,7 @@ class LeaseStore:
     async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
         """The states of emails that could not be leased, by id. Does not contain ids that have no row."""
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
-        return {email_id: UnleasedEmail(key, Status(status), token) for email_id, key, status, token in rows}
+        return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
 
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
         """Replays emails whose dead letters were moved back to the send queue.

@@ -140,6 +140,28 @@ BREAKERS: Final = Gauge(
     panel=Panel.HOSTS,
 )
 
+# What providers report after they accepted an email.
+EVENTS: Final = Counter(
+    "dispatcher_provider_events_total",
+    "Events that providers reported. kind: as in docs/events.md, a bounce with its permanence. result: new, duplicate, "
+    "unknown (no such email), refused (by PostgreSQL), stale or forged (not stored; their kind is unknown).",
+    ("provider", "kind", "result"),
+    panel=Panel.EVENTS,
+)
+SETTLED: Final = Counter(
+    "dispatcher_settled_emails_total",
+    "Emails whose status an event of the provider changed, by the status before and after.",
+    ("provider", "previous_status", "status"),
+    panel=Panel.EVENTS,
+)
+DELIVERY_SECONDS: Final = Histogram(
+    "dispatcher_delivery_seconds",
+    "Time from the provider's acceptance to the delivery, by the provider's clock.",
+    _END_TO_END_SECONDS,
+    ("provider",),
+    panel=Panel.EVENTS,
+)
+
 # The HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",

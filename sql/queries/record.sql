@@ -9,6 +9,8 @@
 -- still counts, because nothing was accepted under the lease. A deferred email becomes pending, because the worker
 -- cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no later
 -- statement undoes it. The ids of such emails are not returned, because their lease is lost.
+-- A deferral does not extend the lease of an email that an event proves to be accepted: no retry begins, and the email is
+-- settled after its lease has ended (see events.sql).
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
 -- lease has not changed since.
 -- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
@@ -86,6 +88,7 @@ closed as (
             )
         ) is true
         and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
+        and (r.status <> 'sending' or e.proven_by is null)
     returning
         e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider, e.attempt_count,
         r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued,

@@ -135,6 +135,7 @@ class Row(NamedTuple):
         recovered_from: The worker from which recovery took the lease when recovery set the email to `held`. Cleared
             when the email changes.
         in_doubt: The email was published before a promotion that lost commits, and was not leased since.
+        proven: An event proves that the provider accepted the email, and has not settled it yet.
     """
 
     status: Status = Status.PENDING
@@ -145,6 +146,7 @@ class Row(NamedTuple):
     dead_letter: DeadLetter = DeadLetter.NONE
     recovered_from: int = NOBODY
     in_doubt: bool = False
+    proven: bool = False
 
 
 class State(NamedTuple):
@@ -158,6 +160,7 @@ class State(NamedTuple):
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
+        sent_after_event: A worker got a lease, or a longer lease for a retry, after an event had proven the email.
     """
 
     row: Row = Row()
@@ -170,6 +173,7 @@ class State(NamedTuple):
     resent: int = 0
     may_be_held: bool = False
     promoted: bool = False
+    sent_after_event: bool = False
 
 
 def canonical(state: State) -> State:

@@ -155,7 +155,7 @@ class FakeStore(LeaseStore):
         def commit() -> dict[UUID, UnleasedEmail]:
             return {
                 i: UnleasedEmail(
-                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None
+                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None, False
                 )
                 for i, row in rows.items()
             }
