@@ -50,14 +50,15 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"alerts"}, {"aiosmtplib"}),
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
-    ({"alerts"}, {"standardwebhooks"}),
+    # Only tests use it, to verify our signatures.
+    (set(), {"standardwebhooks"}),
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
     # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
-    ({"host", "alerts"}, {"h11"}),
+    ({"host", "transport"}, {"h11"}),
     # This package comes with the extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
     # No room may import smtplib, because it blocks, and hides the phase in which a request failed.

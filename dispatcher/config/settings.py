@@ -298,6 +298,12 @@ class Settings:
         "off",
         "Whether bounces stay in the Maildir, in its folder `cur`, after they are stored; off: they are deleted.",
     )
+    webhooks_allow_private: bool = setting(
+        values.switch,
+        "off",
+        "Whether webhooks may have URLs whose host has a private address, and http URLs of this host's loopback. Use "
+        "the same value on all hosts.",
+    )
     retain_content_days: int = setting(
         values.whole(0, 36500),
         "30",
@@ -319,6 +325,12 @@ class Settings:
         values.whole(0, 36500),
         "0",
         "Days to keep the record of operators' actions and their reasons; 0: for ever.",
+    )
+    retain_events_days: int = setting(
+        values.whole(1, 366),
+        "7",
+        "Days to keep the events that webhooks deliver and applications poll; a webhook that is down for longer misses "
+        "events.",
     )
     log_level: str = setting(values.choice(*LOG_LEVELS), "info", "Lowest level to log: debug, info, warning or error.")
     log_format: str = setting(

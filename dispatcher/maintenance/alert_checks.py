@@ -122,6 +122,11 @@ class AlertChecks:
         is_growing = (due_seconds or 0.0) > max(LONGEST_DUE_SECONDS, self.interval_seconds)
         states[Kind.DEAD_LETTERS_UNPUBLISHED] = _State(is_growing, depth, due_seconds)
         states[Kind.UNDECIDED_EXPIRING] = _State(tables.expiring > 0, tables.expiring, oldest_seconds)
+        disabled = "; ".join(
+            f"webhook {each.webhook_id} ({each.tenant_id or 'all tenants'}): {each.last_error}"
+            for each in tables.webhooks
+        )
+        states[Kind.WEBHOOK_DISABLED] = _State(bool(tables.webhooks), len(tables.webhooks), reason=disabled or None)
         return states | self._timed_states(tables)
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:

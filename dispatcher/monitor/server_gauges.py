@@ -53,6 +53,11 @@ SENT_LAST_HOUR: Final = ServerGauge("dispatcher_sent_last_hour_emails", "Emails 
 SENT_LAST_DAY: Final = ServerGauge(
     "dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, approximately."
 )
+WEBHOOK_LAG: Final = ServerGauge(
+    "dispatcher_webhook_lag_seconds",
+    "How long the oldest event has waited that an active webhook has not delivered, by the webhook's number.",
+    ("webhook",),
+)
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
     "Messages on the send queue and on the DLQ, without delivered messages that are not yet acked.",
@@ -109,3 +114,4 @@ def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
     yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
     yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
     yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
+    yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})

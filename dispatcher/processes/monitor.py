@@ -1,4 +1,7 @@
-"""The monitor process: serves its host's status pages, alerts operators, and prunes. No email passes through it."""
+"""The monitor process: serves its host's status pages, alerts operators, prunes, and delivers events to webhooks.
+
+No email passes through it.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from dispatcher.config import Settings
 from dispatcher.events.bounce_mailbox import BounceMailbox
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.maildir import Maildir
+from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
@@ -27,6 +31,7 @@ from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.retention import Retention
 from dispatcher.telemetry import log, metric_files
+from dispatcher.transport.signed_post import trusting_context
 
 IDLE_MARGIN_SECONDS: Final = 30.0
 """In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor alerts."""
@@ -62,8 +67,14 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
         ]
+        webhooks = WebhookDelivery(
+            settings.database_url,
+            allow_private=settings.webhooks_allow_private,
+            context=trusting_context(settings.ca_file),
+        )
+        alerting = _alerting(settings, alert_store)
         pages = pages_of(settings, pool, context.process_table)
-        tasks = [*_alerting(settings, alert_store), *pruning, *_bounces(settings, pool), *pages]
+        tasks = [*alerting, *pruning, webhooks, *_bounces(settings, pool), *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()

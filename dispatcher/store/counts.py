@@ -8,6 +8,7 @@ from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.webhooks import measure_lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +34,12 @@ class MonitorCounts(Counts):
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
             that is partly in this time counts in proportion.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
+        webhook_lag_seconds: How long the oldest event has waited that an active webhook has not handled, by webhook.
     """
 
     sent_last_hour: float
     sent_last_day: float
+    webhook_lag_seconds: dict[int, float]
 
 
 def count_emails(connection: Session) -> Counts:
@@ -56,4 +59,4 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     (oldest,) = await fetch(session, "find_oldest_pending")
     (sent,) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, *oldest, *sent)
+    return MonitorCounts(emails, *oldest, *sent, webhook_lag_seconds=await measure_lag(session))

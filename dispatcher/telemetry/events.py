@@ -90,6 +90,14 @@ EVENTS: Final = MappingProxyType(
         "that another transaction has locked), forged (without a valid token), unreadable.",
         "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
         "retry_in_seconds.",
+        "webhook.failing": "A webhook's receiver accepts no event. Its events wait, and it is tried again at least "
+        "every half hour. Fields: webhook (its number), reason.",
+        "webhook.recovered": "The receiver accepts events again. Field: webhook.",
+        "webhook.disabled": "A webhook's receiver accepted no event for about 27 hours, or answered 410. It gets no "
+        "further events until an operator enables it. Fields: webhook, reason.",
+        "webhook.event_given_up": "A receiver refused one event at every attempt, although it accepted other events. "
+        "Fields: webhook, event_id, reason.",
+        "webhook.feed_restored": "The feed of events came from a dump of another server. Its events can be read again.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",

@@ -196,6 +196,14 @@ API_INSERT_EMAILS: Final = Histogram(
     panel=Panel.API,
 )
 
+# Webhooks.
+WEBHOOK_EVENTS: Final = Counter(
+    "dispatcher_webhook_events_total",
+    "Events posted to webhooks, by the webhook's number; failed attempts are repeated.",
+    ("webhook", "outcome"),
+    panel=Panel.API,
+)
+
 # Processes.
 IN_FLIGHT: Final = Gauge(
     "dispatcher_in_flight_emails", "Emails that workers of this host have leased.", panel=Panel.HOSTS

@@ -19,7 +19,7 @@ with given as (
     ) as t (email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at)
 ),
 known as (
-    select email_id, sent_at
+    select email_id, sent_at, tenant_id, message_key, correlation_id
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -33,7 +33,20 @@ stored as (
     where email_id in (select email_id from known)
     order by email_id, event_key
     on conflict (email_id, event_key) do nothing
-    returning email_id, provider, kind, bounce, happened_at
+    returning email_id, provider, kind, bounce, code, address_hash, happened_at
+),
+announced as (
+    insert into dispatcher.outgoing_event (
+        kind, email_id, tenant_id, message_key, correlation_id, provider, code, bounce, address_hash, happened_at
+    )
+    select
+        s.kind, s.email_id, k.tenant_id, k.message_key, k.correlation_id, s.provider, s.code, s.bounce, s.address_hash,
+        s.happened_at
+    from stored as s
+    join known as k using (email_id)
+    where (select is_on from dispatcher.outgoing_feed)
+        and s.kind in ('delivered', 'bounced', 'complained')
+    order by s.happened_at
 ),
 marked as (
     update dispatcher.email_log as e
@@ -149,7 +162,8 @@ settled as (
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = j.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status, j.proven_by
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status,
+        j.proven_by, e.error_type
 ),
 completed as (
     update dispatcher.email_idempotency as k
@@ -182,6 +196,13 @@ audited as (
         jsonb_build_object('attempts', attempt_count, 'from', previous_status, 'to', status)
     from settled
     where status <> previous_status
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select status, email_id, tenant_id, message_key, correlation_id, error_type, proven_by
+    from settled
+    where (select is_on from dispatcher.outgoing_feed)
+        and status <> previous_status
 )
 select email_id, correlation_id, proven_by, previous_status, status
 from settled

@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from dispatcher.alerts.destination import is_public
+from dispatcher.transport.destination import is_public
 
 
 @pytest.mark.parametrize(

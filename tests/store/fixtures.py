@@ -28,7 +28,7 @@ DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
-        and relname not in ('dispatcher_migration', 'dispatcher_database')
+        and relname not in ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed')
 """
 _OTHERS: Final = """
     from pg_stat_activity
@@ -59,6 +59,7 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
         cleaner.execute("set dispatcher.prune_audit = 'on'")
         for (table,) in cleaner.execute(_TABLES).fetchall():
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
+        cleaner.execute("update outgoing_feed set is_on = false, wanted_at = 'epoch'")
         yield kept_database_url
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
         # Terminated sessions end a moment later. Wait, because the next test would otherwise find their locks and

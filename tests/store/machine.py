@@ -68,6 +68,8 @@ EMPTIED: Final = (
     b"delete from email_idempotency",
     b"delete from email_attempt",
     b"delete from email_hourly",
+    b"delete from outgoing_event",
+    b"update outgoing_feed set is_on = true",
     b"delete from email_event",
 )
 
@@ -663,6 +665,13 @@ class Machine(RuleBasedStateMachine):
         rows = {row["email_id"]: row for row in self.books.rows()}
         for known in self.known.values():
             assert _told(rows[known.email_id]) == _expected(known)
+
+    @invariant()
+    def the_feed_has_each_event_once(self) -> None:
+        found: dict[UUID, list[str]] = {known.email_id: [] for known in self.known.values()}
+        for row in self.books.select("select email_id, kind from outgoing_event order by made_in, position"):
+            found[row["email_id"]].append(row["kind"])
+        assert found == {known.email_id: known.announced for known in self.known.values()}
 
     @invariant()
     def other_tables_agree(self) -> None:
