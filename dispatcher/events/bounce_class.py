@@ -41,7 +41,7 @@ _UNKNOWN_TO_MICROSOFT: Final = any_of(
 )
 _BLOCKED: Final = any_of(
     r"spam|unsolicited|phish|virus|malware|content (reject|filter)",
-    r"black ?-?list|block(ed|ing| ?-?list)|banned|\brbl\b|dnsbl|reputation|polic(y|ies)",
+    r"black ?-?list|block(ed|ing| ?-?list)|banned|\b[prsx]bl\b|dnsbl|reputation|polic(y|ies)",
     r"\bspf\b|\bdkim\b|dmarc|authenticat|reverse dns|\bptr\b",
     r"prohibited|unauthori[sz]ed|restricted|relay|refused due|preferences|not (allowed|permitted|authori[sz]ed)",
     r"(access|permission|delivery|sender|message|mail)\b.{0,20} denied",

@@ -27,6 +27,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, any_of, classify, is_vague, says_why
@@ -180,10 +181,10 @@ def _code(finding: _Finding) -> str | None:
 def _detail(words: str, known: Known) -> str:
     """The server's words, without the addresses, and without the names of the recipients' mailboxes."""
     scrubbed = scrub(words)
-    for address in known:
-        local = address.partition("@")[0]
-        if len(local) > 2:
-            scrubbed = re.sub(rf"(?<!\w){re.escape(local)}(?!\w)", "<private>", scrubbed, flags=re.IGNORECASE)
+    folded = scrubbed.lower()
+    for local in (address.partition("@")[0] for address in known):
+        if len(local) >= NAME_CHARACTERS and local in folded:
+            scrubbed = re.sub(rf"(?<!\w){re.escape(local)}(?!\w)", PRIVATE_WORD, scrubbed, flags=re.IGNORECASE)
     return scrubbed
 
 
@@ -368,7 +369,7 @@ def _decoded(part: Message) -> str:
         return ""
     try:
         return octets.decode(part.get_content_charset("utf-8"), "replace").replace("\r\n", "\n")
-    except LookupError:
+    except (LookupError, ValueError):
         return octets.decode("utf-8", "replace").replace("\r\n", "\n")
 
 
