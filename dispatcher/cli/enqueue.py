@@ -152,10 +152,7 @@ def _email(options: dict[str, Any]) -> Email:
         "html": _body("html", options),
         "template_data": _template_data(options["template_data"]),
         "allowed_headers": read_settings().allowed_provider_headers,
-        **{
-            name: options[name]
-            for name in ("message_key", "sender", "erase_after_sending", "ignore_suppression", *listed)
-        },
+        **{name: options[name] for name in ("message_key", "sender", *flags, *listed)},
         **{name: options[name] for name in optional if options[name] is not None},
     }
     try:
