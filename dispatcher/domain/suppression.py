@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from dispatcher.domain.address import parse_address
 from dispatcher.errors import InvalidEmail
@@ -44,6 +45,8 @@ class Recipient:
         """
         text = text.strip()
         is_domain = text.startswith("@") or "@" not in text
+        if is_domain and "." not in text:
+            raise InvalidEmail("domain", "has no dot; write an address, or a domain such as example.org")
         try:
             address = parse_address(f"x@{text.removeprefix('@')}" if is_domain else text)
         except ValueError as error:
@@ -53,5 +56,28 @@ class Recipient:
     @property
     def masked(self) -> str:
         """What an operator recognises: `j•••@example.com`, or the domain."""
-        local, at, domain = self.text.rpartition("@")
-        return f"{local[:1]}•••{at}{domain.lower()}" if at else self.text.lower()
+        local, at, domain = self.text.lower().rpartition("@")
+        return f"{local[:1]}•••{at}{domain}" if at else domain
+
+
+AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, SuppressionReason.UNSUBSCRIBE)
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressionRules:
+    """Which events of providers suppress a recipient.
+
+    Attributes:
+        reasons: Suppress at once for these reasons.
+        days: How long an automatic entry lasts; 0: for ever.
+        soft_bounces: Suppress an address after soft bounces of this many emails; 0: never.
+        soft_bounce_days: Count the soft bounces of this many days.
+    """
+
+    reasons: frozenset[SuppressionReason] = frozenset(AUTOMATIC)
+    days: int = 0
+    soft_bounces: int = 0
+    soft_bounce_days: int = 7
+
+
+DEFAULT_RULES: Final = SuppressionRules()

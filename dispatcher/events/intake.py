@@ -10,6 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.suppression import DEFAULT_RULES, SuppressionRules
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
@@ -41,13 +42,17 @@ class Stored:
 class EventIntake:
     """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
 
-    def __init__(self, pool: Pool, hasher: AddressHasher | None = None) -> None:
+    def __init__(
+        self, pool: Pool, hasher: AddressHasher | None = None, rules: SuppressionRules = DEFAULT_RULES
+    ) -> None:
         """
         Args:
+            rules: Which events suppress a recipient (see `suppression_rules`).
             hasher: Hashes recipients; by default, opened at the first call of `store`.
         """
         self._pool = pool
         self._hasher = hasher
+        self._rules = rules
         self._locked = LockedRows(pool)
         self._log = get_log()
 
@@ -83,7 +88,7 @@ class EventIntake:
         """Stores a part of the events; returns what was done, and the emails that are locked."""
         outcome = await self._locked.execute_unlocked(
             {row.email_id for row in rows},
-            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free]),
+            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
         )
         for email_id, error in outcome.refused.items():
             metrics.EVENTS.add(1, "unknown", "unknown", "refused")
