@@ -56,7 +56,7 @@ def count_emails(connection: Session) -> Counts:
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
     unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
-    (oldest,) = await fetch(session, "find_oldest_pending")
+    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending")
     ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, *oldest, last_hour, last_day, await measure_lag(session))
+    return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, await measure_lag(session))
