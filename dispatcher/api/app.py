@@ -16,11 +16,13 @@ from dispatcher.api import openapi as operations
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
+from dispatcher.api.event_endpoints import EventEndpoints
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
+from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
@@ -31,6 +33,8 @@ def make_app(
     enqueueing: EnqueueEndpoints,
     status: StatusEndpoints,
     operators: OperatorEndpoints,
+    events: EventEndpoints,
+    webhooks: WebhookEndpoints,
     refusals: RefusalCounter,
 ) -> FastRoutes:
     """Builds the application from its endpoints, whose connections are already open."""
@@ -56,6 +60,15 @@ def make_app(
     _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
     _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
+    _add(app, "GET", "/v1/events", events.list, operations.LIST_EVENTS)
+    _add(app, "POST", "/v1/webhooks", webhooks.create, operations.CREATE_WEBHOOK)
+    _add(app, "GET", "/v1/webhooks", webhooks.list, operations.LIST_WEBHOOKS)
+    _add(app, "GET", "/v1/webhooks/{webhook_id}", webhooks.get, operations.GET_WEBHOOK)
+    _add(app, "DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, operations.REMOVE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, operations.TEST_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, operations.ROTATE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, operations.ENABLE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, operations.REPLAY_WEBHOOK)
     _add_pages(app, access)
     return FastRoutes(
         app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}

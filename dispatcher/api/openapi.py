@@ -9,16 +9,20 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
+from dispatcher.api.event_endpoints import PARAMETERS as EVENT_PARAMETERS
 from dispatcher.api.operator_endpoints import MAX_IDS, MAX_PER_SECOND, MAX_REASON_CHARACTERS, MAX_SECONDS
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import FILTER_TEXT, NOT_BLANK, PARAMETERS, TENANT, TENANT_ID, Parameter
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
+from dispatcher.domain.outgoing_event import TYPES
 from dispatcher.domain.provider_event import Bounce, EventKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import WaitReason
+from dispatcher.domain.webhook import WebhookState
 from dispatcher.ops.replaying import MIN_PER_SECOND
+from dispatcher.ops.webhooks import MAX_URL_CHARACTERS
 from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (
@@ -265,6 +269,91 @@ RESUME_REPLAY: Final = Operation(
     parameters=(_REPLAY_ID,),
     problems=_DECISION_PROBLEMS,
 )
+_WEBHOOK_ID: Final = _path("webhook_id", {"type": "integer", "minimum": 1}, "The webhook's id.")
+LIST_EVENTS: Final = Operation(
+    name="list_events",
+    summary="Poll what became of emails",
+    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, complained "
+    "about, suppressed. No event is left out, whenever its transaction commits. Poll again with `next`. The first "
+    "request starts the recording of events. They are kept for DISPATCHER_RETAIN_EVENTS_DAYS.",
+    response_schema="Events",
+    parameters=(*(_query(name, parameter) for name, parameter in EVENT_PARAMETERS.items()), _TENANT),
+    problems=("invalid-parameter",),
+)
+CREATE_WEBHOOK: Final = Operation(
+    name="create_webhook",
+    summary="Add a webhook",
+    description="The tenant's events are posted to the URL from now on, signed according to Standard Webhooks. Only "
+    "this response contains the secret.",
+    status=201,
+    response_schema="NewWebhook",
+    request_schema="WebhookRequest",
+    example={"url": "https://shop.example.com/hooks", "events": ["email.bounced"], "reason": "the shop's mail page"},
+    problems=("too-many-webhooks", *_BODY_PROBLEMS, "invalid-body"),
+    headers={"Location": {"schema": {"type": "string"}, "description": "The path of the webhook.", "required": True}},
+)
+LIST_WEBHOOKS: Final = Operation(
+    name="list_webhooks",
+    summary="List webhooks",
+    description="The tenant's webhooks, with their state.",
+    response_schema="Webhooks",
+    parameters=(_TENANT,),
+    problems=("invalid-parameter",),
+)
+GET_WEBHOOK: Final = Operation(
+    name="get_webhook",
+    summary="Get a webhook",
+    description="Its state, and how many events wait for it.",
+    response_schema="Webhook",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+REMOVE_WEBHOOK: Final = Operation(
+    name="remove_webhook",
+    summary="Remove a webhook",
+    description="What it has not delivered is dropped. Returns the webhook as it was.",
+    response_schema="Webhook",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+TEST_WEBHOOK: Final = Operation(
+    name="test_webhook",
+    summary="Post a test event",
+    description="Posts an event of the type `webhook.test`, even if the webhook is disabled, and returns the answer.",
+    response_schema="WebhookTest",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+ROTATE_WEBHOOK: Final = Operation(
+    name="rotate_webhook",
+    summary="Give a webhook a new secret",
+    description="For 24 hours, events are signed with both secrets. Only this response contains the new secret.",
+    response_schema="NewWebhook",
+    request_schema="Decision",
+    example={"reason": "a developer left"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
+ENABLE_WEBHOOK: Final = Operation(
+    name="enable_webhook",
+    summary="Enable a webhook",
+    description="Makes a disabled or failing webhook active, and posts now what waits for it.",
+    response_schema="Webhook",
+    request_schema="Decision",
+    example={"reason": "the receiver works again"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
+REPLAY_WEBHOOK: Final = Operation(
+    name="replay_webhook",
+    summary="Deliver events again",
+    description="Delivers the events since a time again, with the same ids.",
+    response_schema="Webhook",
+    request_schema="WebhookReplay",
+    example={"since": "2026-11-21T10:00:00Z", "reason": "the receiver lost them"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
 
 
 def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:
@@ -293,6 +382,23 @@ _EMAIL_FIELDS: Final[dict[str, Any]] = {
     "created_at": _INSTANT,
     "sent_at": _nullable("string", "date-time"),
     "refused_recipients": _nullable("string"),
+}
+_EVENT_TYPES: Final = {"type": "string", "enum": list(TYPES)}
+_WEBHOOK_FIELDS: Final[dict[str, Any]] = {
+    "id": {"type": "integer"},
+    "url": {"type": "string"},
+    "tenant_id": _nullable("string"),
+    "events": {"type": "array", "items": _EVENT_TYPES},
+    "recipients": {"type": "boolean"},
+    "state": {"type": "string", "enum": list(WebhookState)},
+    "failing_since": _nullable("string", "date-time"),
+    "next_attempt_at": _INSTANT,
+    "last_error": _nullable("string"),
+    "delivered_at": _nullable("string", "date-time"),
+    "created_at": _INSTANT,
+    "lag_seconds": _nullable("number"),
+    "retries": {"type": "integer", "description": "Refused events that wait for another attempt."},
+    "given_up": {"type": "integer", "description": "Events that were refused at every attempt."},
 }
 _REASON: Final = {
     "type": "string",
@@ -434,6 +540,49 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "changed_at": _INSTANT,
         }
     ),
+    "Event": _object(
+        {
+            "id": {**_ID, "description": "The same in each response and each webhook."},
+            "cursor": {"type": "string", "description": "`after=` this cursor returns the events after this event."},
+            "type": _EVENT_TYPES,
+            "timestamp": _INSTANT,
+            "data": _object(
+                {
+                    "email_id": _ID,
+                    "tenant_id": {"type": "string"},
+                    "message_key": {"type": "string"},
+                    "correlation_id": _nullable("string"),
+                    "provider": _nullable("string"),
+                    "reason": _nullable("string"),
+                    "code": _nullable("string"),
+                    "bounce": {"enum": [*Bounce, None]},
+                    "happened_at": _INSTANT,
+                }
+            ),
+        }
+    ),
+    "Events": _object(
+        {
+            "events": {"type": "array", "items": _schema("Event")},
+            "next": {"type": "string", "description": "The cursor for the next request, even if there is no event."},
+            "has_more": {"type": "boolean", "description": "Whether the next request may return events now."},
+        }
+    ),
+    "Webhook": _object(_WEBHOOK_FIELDS),
+    "NewWebhook": _object({**_WEBHOOK_FIELDS, "secret": {"type": "string", "pattern": "^whsec_"}}),
+    "Webhooks": _object({"webhooks": {"type": "array", "items": _schema("Webhook")}}),
+    "WebhookRequest": _object(
+        {
+            "url": {"type": "string", "maxLength": MAX_URL_CHARACTERS, "description": "Begins with https://."},
+            "reason": _REASON,
+            "tenant_id": TENANT_ID,
+            "events": {"type": "array", "minItems": 1, "maxItems": len(TYPES), "items": _EVENT_TYPES},
+            "recipients": {"type": "boolean", "default": False, "description": "Include recipients' addresses."},
+        },
+        *("tenant_id", "events", "recipients"),
+    ),
+    "WebhookReplay": _object({"since": _INSTANT, "reason": _REASON, "tenant_id": TENANT_ID}, "tenant_id"),
+    "WebhookTest": _object({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}}),
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],

@@ -22,6 +22,7 @@ from dispatcher.api.app import make_app
 from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
+from dispatcher.api.event_endpoints import EventEndpoints
 from dispatcher.api.fair_limiter import FairLimiter
 from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
@@ -31,6 +32,7 @@ from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
 from dispatcher.api.validation import EmailValidator
+from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -204,7 +206,10 @@ async def serve(
         operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
         operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, settings)
         opened.push_async_callback(operators.stop)
-        app = ErrorMiddleware(make_app(access, enqueueing, status, operators, refusals), refusals=refusals)
+        events = EventEndpoints(access, read_sessions, asyncio.Semaphore(CONCURRENT_LISTS))
+        webhooks = WebhookEndpoints(access, operator_bodies, operator_sessions, settings)
+        endpoints = (enqueueing, status, operators, events, webhooks)
+        app = ErrorMiddleware(make_app(access, *endpoints, refusals), refusals=refusals)
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
