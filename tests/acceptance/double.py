@@ -88,6 +88,15 @@ class Double:
         return [orjson.loads(line) for line in lines]
 
 
+class ResendDouble(Double):
+    """A local Resend, which honours idempotency keys."""
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """See `Recipient`."""
+        return {"PROVIDERS": "resend", "RESEND_URL": self._url, "RESEND_API_KEY": "re_test_key"}
+
+
 class SeveralRecipients:
     """Presents several provider doubles as one `Recipient`: merged settings, and the sum of their deliveries."""
 

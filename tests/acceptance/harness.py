@@ -37,7 +37,7 @@ CONNECTIONS: Final = 8
 """SMTP connections per worker, and so the most emails that a worker can have on the wire."""
 
 
-VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
+VENDOR_NAMES: Final = ("SENDGRID_API_KEY", "RESEND_API_KEY", "OTEL_", "LD_PRELOAD", "FAKETIME_")
 """Prefixes of settings that do not start with DISPATCHER_."""
 
 
