@@ -22,10 +22,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
+from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
+from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.failures import (
     confirm_held,
     discard_dead,
@@ -56,11 +59,15 @@ WORKERS: Final = ("worker-1", "worker-2")
 RELAY: Final = "slot-1:relay"
 PERSON: Final = {"actor": "ann@ops-1", "reason": "test"}
 LONG_SECONDS: Final = 600
+HASHER: Final = AddressHasher(b"k" * 32)
+BOOKED: Final = "ann@example.org"
+"""The recipient of every email."""
 EMPTIED: Final = (
     b"delete from email_log",
     b"delete from email_idempotency",
     b"delete from email_attempt",
     b"delete from email_hourly",
+    b"delete from email_event",
 )
 
 NUMBER: Final = st.integers(0, 1)
@@ -170,6 +177,8 @@ class Machine(RuleBasedStateMachine):
     def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
         """Brings an email into this status, and returns it. An email that was already sent is replaced by a new one."""
         known = self.two[number]
+        if known.is_settleable:
+            self._settle_proven()
         if known.status is status:
             return known
         if known.status is Status.SENT:
@@ -187,7 +196,7 @@ class Machine(RuleBasedStateMachine):
     def _lease(self, asked: list[Known], worker: str, key: str | None = None) -> None:
         keys = {known.email_id: key or known.key for known in asked}
         found = {lease.email_id: lease for lease in self.run(self.stores[worker].lease(keys, 60))}
-        wanted = [known for known in asked if not key and known.status is Status.PENDING]
+        wanted = [known for known in asked if not key and known.may_be_leased]
         assert set(found) == {known.email_id for known in wanted}
         for known in wanted:
             lease = found[known.email_id]
@@ -232,13 +241,14 @@ class Machine(RuleBasedStateMachine):
         closing = result(lease, status, lease_seconds=LONG_SECONDS if status is Status.SENDING else None)
         ours = self.run(self.stores[worker].record([closing]))
         is_evidence = status is Status.SENT and known.status is not Status.SENT
-        assert bool(ours) == (known.is_under(lease) or is_evidence)
+        is_stopped = status is Status.SENDING and known.proven_by is not None
+        assert bool(ours) == ((known.is_under(lease) and not is_stopped) or is_evidence)
         assert self.run(self.stores[worker].is_recorded(closing))
         known.rows.append((closing.attempt_number, closing.outcome, worker))
         if ours:
             self.counted[closing.outcome] += 1
             known.record(status, closing.outcome, self._now())
-        elif known.rescued_token == lease.token:
+        elif known.rescued_token == lease.token and not is_stopped:
             self.counted[closing.outcome] += 1
             known.record_after_rescue(status, closing.outcome, self._now())
 
@@ -390,9 +400,11 @@ class Machine(RuleBasedStateMachine):
         loss = Loss(number, worker, True, happen, status, True, worker, is_expired_again)
         settle(self, *self._lost(loss), status)
 
-    @rule(number=NUMBER, then=st.sampled_from([_renew, _release_unanswered, _give_back]))
-    def defer(self, number: int, then: Write) -> None:
+    @rule(number=NUMBER, is_reported=st.booleans(), then=st.sampled_from([_renew, _release_unanswered, _give_back]))
+    def defer(self, number: int, is_reported: bool, then: Write) -> None:
         known = self._prepared(number, Status.SENDING)
+        if is_reported:
+            self._report(known, EventKind.DELIVERED)
         self._record(known, *known.leases[-1], Status.SENDING)
         then(self, known, *known.leases[-1], Status.SENDING)
 
@@ -402,6 +414,63 @@ class Machine(RuleBasedStateMachine):
         if is_expired:
             self._expire(known)
         self._lease(self.two, worker, key)
+
+    @rule(
+        number=NUMBER,
+        status=STATUS,
+        kinds=st.lists(
+            st.sampled_from([EventKind.ACCEPTED, EventKind.DELIVERED, EventKind.REJECTED]), min_size=1, unique=True
+        ),
+        is_leased=st.booleans(),
+        then=st.sampled_from([_record, _release, _renew, _rescue, _lease_too]),
+        recorded=STATUS,
+        is_settled=st.booleans(),
+    )
+    def report(
+        self,
+        number: int,
+        status: Status,
+        kinds: list[EventKind],
+        is_leased: bool,
+        then: Write,
+        recorded: Status,
+        is_settled: bool,
+    ) -> None:
+        """The provider reports each event twice. Other statements may come before the events settle the email."""
+        known = self._prepared(number, status)
+        for kind in kinds:
+            self._report(known, kind)
+        self.tables_are_as_known()
+        if is_leased:
+            self._lease([known], WORKERS[0])
+        if known.leases:
+            then(self, known, *known.leases[-1], recorded)
+        if is_settled:
+            self._settle_proven()
+
+    def _report(self, known: Known, kind: EventKind) -> None:
+        event = ProviderEvent(
+            email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient=BOOKED
+        )
+        row = EventRow.of(event, HASHER)
+        is_new = kind not in known.reported
+        (stored,) = self.run(store_events(self.relay, [row, row]))
+        assert (stored.new, stored.duplicates) == (is_new, 2 - is_new)
+        if is_new:
+            known.report(kind, "smtp")
+            assert stored.settleable == ([known.email_id] if known.is_settleable else [])
+
+    def _settle_proven(self) -> None:
+        settled = {email.email_id: email.status for email in self.run(self.outbox.settle_proven(100))}
+        changed = {}
+        for known in self.known.values():
+            if known.is_settleable:
+                before = known.status
+                known.settle(self._now())
+                self.counted["accepted"] += known.status is Status.SENT
+                if known.status is not before:
+                    changed[known.email_id] = known.status
+        assert settled == changed
 
     @rule(number=NUMBER, status=STATUS)
     def enqueue_again(self, number: int, status: Status) -> None:
@@ -627,6 +696,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
         "due": (row["publish_due_at"] is not None, row["dead_letter_due_at"] is not None),
         "sent": row["sent_at"] is not None,
         "discarded": row["dead_letter_discarded_at"] is not None,
+        "proven": row["proven_by"],
         "uncertain": row["was_uncertain"],
         "rescued": (row["rescued_from"], row["rescued_token"], row["rescued_in_doubt"]),
     }
@@ -643,6 +713,7 @@ def _expected(known: Known) -> dict[str, Any]:
         "due": (known.due_since is not None, known.dead_letter_since is not None),
         "sent": known.status is Status.SENT,
         "discarded": known.is_discarded,
+        "proven": known.proven_by,
         "uncertain": known.was_uncertain,
         "rescued": known.rescue_of or (None, None, None),
     }
