@@ -145,10 +145,12 @@ class WebhookEndpoints:
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
         """The tenant's webhook of a request with a body."""
-        async with operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given):
-            async with session(self.pool) as connection:
-                webhook = await _found(connection, _number(request), caller.tenant(given.get("tenant_id")))
-                yield connection, webhook, act_of(caller, given["reason"]), given
+        async with (
+            operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
+            session(self.pool) as connection,
+        ):
+            webhook = await _found(connection, _number(request), caller.tenant(given.get("tenant_id")))
+            yield connection, webhook, act_of(caller, given["reason"]), given
 
 
 def _number(request: Request) -> int:

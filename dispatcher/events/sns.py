@@ -46,7 +46,6 @@ _CERTIFICATE_URL: Final = re.compile(
     r"https://sns\.[a-z]{2}(?:-[a-z]{2,12}){1,2}-\d\.amazonaws\.com(?:\.cn)?/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem",
     re.ASCII,
 )
-_TOPIC: Final = re.compile(r"arn:(aws|aws-cn|aws-us-gov):sns:([a-z0-9-]+):\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
 _HASHES: Final[Mapping[str, SHA1 | SHA256]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303 - SNS's default
 _MAX_TOKEN_CHARACTERS: Final = 1024
 _NO_SUCH_FILE: Final = frozenset({403, 404})
@@ -108,16 +107,18 @@ class SnsVerifier:
         max_age_seconds: float,
         fetch: Fetch,
         clock: Callable[[], float] = time.time,
+        fetch_interval_seconds: float = FETCH_INTERVAL_SECONDS,
     ) -> None:
         """
         Args:
             topics: The ARNs of the allowed topics.
             max_age_seconds: See `Freshness`.
+            fetch_interval_seconds: See FETCH_INTERVAL_SECONDS.
         """
         self._topics = frozenset(topics)
         self._freshness = Freshness(max_age_seconds, clock)
         self._fetch = fetch
-        self._certificates = _Certificates(fetch, clock)
+        self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
 
     async def verify(self, body: bytes | bytearray) -> SnsMessage:
         """The verified message in a request body.
@@ -157,20 +158,15 @@ class SnsVerifier:
         if not 0 < len(token) <= _MAX_TOKEN_CHARACTERS:
             raise EventsRefused(Refusal.SIGNATURE, "The message has no token.")
         query = {"Action": "ConfirmSubscription", "Version": "2010-03-31", "TopicArn": message.topic, "Token": token}
-        response = await self._fetch(f"{_endpoint_of(message.topic)}/?{urlencode(query)}")
+        response = await self._fetch(f"{endpoint_of(message.topic)}/?{urlencode(query)}")
         if response.status != 200:
             raise SourceUnavailable(f"Amazon SNS refused to confirm a subscription with status {response.status}.")
 
 
-def is_topic(text: str) -> bool:
-    """Whether a text is the ARN of an SNS topic."""
-    return _TOPIC.fullmatch(text) is not None
-
-
-def _endpoint_of(topic: str) -> str:
-    match = _TOPIC.fullmatch(topic)
-    assert match is not None  # the setting's parser has checked the allowed topics
-    return f"https://sns.{match[2]}.amazonaws.com{'.cn' if match[1] == 'aws-cn' else ''}"
+def endpoint_of(topic: str) -> str:
+    """The URL of SNS in a topic's region."""
+    _, partition, _, region, *_ = topic.split(":")  # the setting's parser has checked the allowed topics
+    return f"https://sns.{region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
 
 
 def _envelope(body: bytes | bytearray) -> dict[str, Any]:
@@ -202,8 +198,9 @@ def _signed_text(kind: MessageType, given: Mapping[str, Any]) -> bytes:
 class _Certificates:
     """The keys of SNS's certificates, by URL. Each is fetched once; a few are kept."""
 
-    def __init__(self, fetch: Fetch, clock: Callable[[], float]) -> None:
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], interval_seconds: float) -> None:
         self._fetch = fetch
+        self._interval_seconds = interval_seconds
         self._clock = clock
         self._known: dict[str, tuple[RSAPublicKey, datetime]] = {}
         self._lock = asyncio.Lock()
@@ -221,7 +218,7 @@ class _Certificates:
         async with self._lock:
             if (known := self._usable(url)) is not None:  # another request has fetched it
                 return known
-            if time.monotonic() < self._fetched_at + FETCH_INTERVAL_SECONDS:
+            if time.monotonic() < self._fetched_at + self._interval_seconds:
                 raise SourceUnavailable("Another certificate of Amazon SNS was fetched a moment ago.")
             self._fetched_at = time.monotonic()
             response = await self._fetch(url)

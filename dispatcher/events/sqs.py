@@ -40,7 +40,7 @@ MAX_MESSAGES: Final = 10
 """Messages per call; the most that SQS allows."""
 SESSIONS: Final = 2
 _CALL_SECONDS: Final = 10
-_FIRST_WAIT_SECONDS: Final = 1.0
+FIRST_WAIT_SECONDS: Final = 1.0
 _LONGEST_WAIT_SECONDS: Final = 60.0
 _REGION: Final = re.compile(r"(?:^|\.)(?:sqs\.)?([a-z]{2}(?:-[a-z]+){1,2}-\d)\.", re.ASCII)
 
@@ -119,15 +119,24 @@ class Queue:
 class QueuePoller:
     """Moves events from a queue to a sink."""
 
-    def __init__(self, queue: Queue, sink: EventSink, *, topics: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        sink: EventSink,
+        *,
+        topics: Collection[str] = (),
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+    ) -> None:
         """
         Args:
             topics: See `ses.events_of_message`.
+            first_wait_seconds: The wait before a failed call is repeated. It doubles with each failure.
         """
         self._queue = queue
         self._sink = sink
         self._topics = frozenset(topics)
-        self._backoff = Backoff(base_seconds=_FIRST_WAIT_SECONDS, cap_seconds=_LONGEST_WAIT_SECONDS)
+        self._first_wait_seconds = first_wait_seconds
+        self._backoff = self._new_backoff()
 
     async def run(self) -> None:
         """Polls until cancelled."""
@@ -162,7 +171,7 @@ class QueuePoller:
 
     async def _store_all(self, parsed: Sequence[ParsedEvents]) -> list[bool]:
         """Whether each message's events are stored. Waits while PostgreSQL is unavailable."""
-        backoff = Backoff(base_seconds=_FIRST_WAIT_SECONDS, cap_seconds=_LONGEST_WAIT_SECONDS)
+        backoff = self._new_backoff()
         while True:
             try:
                 return await asyncio.gather(*map(self._store, parsed))
@@ -170,6 +179,9 @@ class QueuePoller:
                 seconds = backoff.next_wait(lambda: 1.0)
                 get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
                 await asyncio.sleep(seconds)
+
+    def _new_backoff(self) -> Backoff:
+        return Backoff(base_seconds=self._first_wait_seconds, cap_seconds=_LONGEST_WAIT_SECONDS)
 
     async def _store(self, parsed: ParsedEvents) -> bool:
         try:
@@ -199,8 +211,3 @@ class QueuePolling:
                     tasks.create_task(QueuePoller(queue, batcher, topics=settings.ses_events_topics).run())
         finally:
             await pool.close()
-
-
-def queue_polling_of(settings: Settings) -> list[QueuePolling]:
-    """The task that polls the configured queue; empty if no queue is configured."""
-    return [QueuePolling(settings)] if settings.ses_events_queue_url else []

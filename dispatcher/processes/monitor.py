@@ -74,7 +74,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
         )
         alerting = _alerting(settings, alert_store)
         pages = pages_of(settings, pool, context.process_table)
-        tasks = [*alerting, *pruning, webhooks, *_bounces(settings, pool), *pages]
+        tasks = [*alerting, *pruning, webhooks, *_bounces(settings, pool), *_event_polling(settings), *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
@@ -89,6 +89,15 @@ def _bounces(settings: Settings, pool: Pool) -> Sequence[Task]:
         return []
     mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
     return [Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))]
+
+
+def _event_polling(settings: Settings) -> Sequence[Task]:
+    """The task that polls the queue with providers' events; empty if no queue is configured."""
+    if not settings.ses_events_queue_url:
+        return ()
+    from dispatcher.events.sqs import QueuePolling
+
+    return [QueuePolling(settings)]
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

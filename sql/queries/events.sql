@@ -276,4 +276,5 @@ where status <> previous_status;
 -- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
 select email_id, recipients
 from dispatcher.email_content
-where email_id = any(%(email_ids)s::uuid[]);
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;

@@ -175,6 +175,7 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
         async with await connect_async(database_url, name="earlier") as earlier:
             await store_events(earlier, reported(email_ids[1::2]))
             await settle_proven(earlier, email_ids)
+        connection.execute("vacuum email_log")
 
     async def work() -> int:
         await store_events(session, reported(email_ids[:: EMAILS // BATCH]))
