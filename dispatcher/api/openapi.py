@@ -579,7 +579,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "changed_at": _INSTANT,
         }
     ),
-    "Event": _object(
+    "FeedEvent": _object(
         {
             "id": {**_ID, "description": "The same in each response and each webhook."},
             "cursor": {"type": "string", "description": "`after=` this cursor returns the events after this event."},
@@ -602,7 +602,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     ),
     "Events": _object(
         {
-            "events": {"type": "array", "items": _schema("Event")},
+            "events": {"type": "array", "items": _schema("FeedEvent")},
             "next": {"type": "string", "description": "The cursor for the next request, even if there is no event."},
             "has_more": {"type": "boolean", "description": "Whether the next request may return events now."},
         }

@@ -21,6 +21,7 @@ from dispatcher.ops.acts import Act
 from dispatcher.store import webhooks as store
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit
+from dispatcher.store.statements import Source
 from dispatcher.store.webhooks import MAX_WEBHOOKS
 from dispatcher.transport.destination import NoAnswer
 from dispatcher.transport.signed_post import SignedPoster, trusting_context
@@ -150,14 +151,14 @@ async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: A
     await _audit(session, "webhook_replay", webhook_id, act)
 
 
-async def test(session: AsyncSession, webhook_id: int, settings: Settings) -> TestResult:
+async def test(source: Source, webhook_id: int, settings: Settings) -> TestResult:
     """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing.
 
     Raises:
         UnknownWebhook: There is no such webhook.
         ConfigurationError: The CA file is not usable.
     """
-    target = await store.find_target(session, webhook_id)
+    target = await store.find_target(source, webhook_id)
     _require(webhook_id, exists=target is not None)
     assert target is not None
     poster = SignedPoster(
