@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.bounce_address import BounceAddress
 from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.errors import StoreBusy
 from dispatcher.events.bounce_parser import PROVIDER, events_of
-from dispatcher.events.intake import EventIntake
+from dispatcher.events.intake import EmailsLocked, EventIntake
 from dispatcher.events.maildir import Maildir, NewMessage
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import find_recipients
@@ -108,14 +106,8 @@ class BounceMailbox:
         """Stores the events; returns the messages whose events are committed."""
         try:
             await self._intake.store([event for each in reported for event in each.events])
-        except StoreBusy:
-            # One message at a time, so that a locked email delays only its own bounces.
-            stored = []
-            for each in reported:
-                with suppress(StoreBusy):
-                    await self._intake.store(each.events)
-                    stored.append(each)
-            return stored
+        except EmailsLocked as locked:
+            return [each for each in reported if each.events[0].email_id not in locked.email_ids]
         return reported
 
 

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.header import decode_header, make_header
 from email.message import Message
 from email.parser import BytesParser, HeaderParser
 from email.policy import compat32
@@ -30,14 +29,21 @@ from uuid import UUID
 from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
-from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, any_of, classify, is_vague, says_why
+from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, classify, is_vague
+from dispatcher.events.bounce_text import (
+    BLANK_LINES,
+    MAX_TEXT_CHARACTERS,
+    about,
+    decoded,
+    explanation,
+    field,
+    is_text,
+    kind_of_notice,
+    place_of,
+)
 from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
-MAX_TEXT_CHARACTERS: Final = 8192
-"""A server explains a bounce at the beginning of its text."""
-MAX_COPY_CHARACTERS: Final = 64 * 1024
-"""Only this much of the text is searched for the copy of the email."""
 MAX_RECIPIENTS: Final = 1000
 """An email has fewer recipients, so later blocks of a report are not read."""
 _AT_MOST_LATER: Final = timedelta(days=1)
@@ -63,38 +69,6 @@ _FEEDBACK: Final = {
 _WORD: Final = re.compile(r"[a-z]+")
 _DIAGNOSTIC_TYPE: Final = re.compile(r"^[\w.-]{1,40} ?; ?")
 _STATUS_TYPES: Final = ("message/delivery-status", "message/global-delivery-status")
-_BLANK_LINES: Final = re.compile(r"\n[ \t]*\n\s*")
-_SERVER: Final = any_of(
-    r"^$|<>|mailer[-_ ]?d(a|e)emon|mdaemon|post[ _]?master|ndr admin|mail ?delivery|delivery (sub)?system",
-    r"mail (administrator|system|router)|system administrator|mailer@",
-)
-"""What the From field of a mail server contains; some servers leave it empty."""
-_FAILURE: Final = any_of(
-    r"undeliver|non-?deliver|not (be )?deliver|did not reach|not reached|failure notice|bounced|rejected",
-    r"(cannot|could ?n.t|unable to|failed to|not possible to) (be )?(deliver|sen[dt])|returned (mail|e-?mail|message)",
-    r"deliver\w+ (status notification|fail|problem|error|report|unsucc)|permanent|fatal",
-    r"(mail|message|delivery) (delivery )?(fail|error)",
-)
-_DELAY: Final = any_of(
-    r"delayed|still being (retried|tried)|(will|is going to) (be (re)?tried|continue|keep|try|retry)|has been queued",
-    r"not yet (been )?deliver|not need to (be )?resen[dt]|warning message only|could not send message for past",
-)
-_GIVEN_UP: Final = any_of(r"permanent|fatal|final|giv(en|ing) up|no further attempts|not be retried|has failed")
-_REPLY_FIELDS: Final = ("X-Autoreply", "X-Autorespond", "X-Auto-Response-From", "X-Vacation")
-_COPY_OF_EMAIL: Final = any_of(
-    r"^[-=*_ >]*(this is )?(a copy of|(the )?(original|unsent|returned|undelivered|bounced) (message|mail|header)s?\b)"
-    r"(?! was).*$",
-    r"^[-=*_ >]*(below (this line )?is|message (header|text|contents)|included is|start of|content of).*$",
-    r"^[-=*_ >]*(the )?(body|header)s? of.*$",
-    r"^(received|return-path|message-id|mime-version|dkim-signature): .*$",
-)
-"""The line at which a copy of the email begins."""
-_ADDRESS_LINE: Final = re.compile(r"^[ \t<\"']*([\w.+%=-]{1,64}@[\w.-]{1,255}\w)", re.MULTILINE)
-_STYLE: Final = any_of(r"<(style|script)\b[^<]*")
-_LINE_END: Final = any_of(r"<br\b[^<>]*>|</(p|div|tr|li|h\d)>")
-_TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
-
-
 Known = tuple[str, ...]
 """The addresses to which the email was sent, normalised."""
 
@@ -144,7 +118,7 @@ def _findings(message: Message, known: Known) -> Iterator[_Finding]:
         if part.get_content_type() == "message/feedback-report":
             yield from _of_feedback(part, known)
             return
-    text = _text(parts)
+    text = explanation(parts)
     blocks = [block for part in parts for block in _status_blocks(part) if _is_of_recipient(block)][:MAX_RECIPIENTS]
     if blocks:
         for block in blocks:
@@ -191,7 +165,7 @@ def _detail(words: str, known: Known) -> str:
 def _instant(message: Message, received_at: datetime) -> datetime:
     """When the notice was written, by its Date field; if that is missing or not plausible, when we received it."""
     with suppress(ValueError, TypeError, OverflowError):
-        found = parsedate_to_datetime(_header(message, "Date"))
+        found = parsedate_to_datetime(field(message, "Date"))
         found = found if found.tzinfo else found.replace(tzinfo=UTC)
         if received_at - _AT_MOST_EARLIER <= found <= received_at + _AT_MOST_LATER:
             return found
@@ -225,14 +199,14 @@ def _status_blocks(part: Message) -> Iterator[Message]:
         for block in blocks:
             body = block.get_payload()
             if isinstance(body, str) and body.strip():
-                encoding = _header(part, "Content-Transfer-Encoding").lower()
+                encoding = field(part, "Content-Transfer-Encoding").lower()
                 yield from _groups(_from_base64(body) if encoding == "base64" else body)
-    elif _is_text(part) and "final-recipient:" in (text := _decoded(part)).lower():
+    elif is_text(part) and "final-recipient:" in (text := decoded(part)).lower():
         yield from _groups(text)
 
 
 def _groups(text: str) -> Iterator[Message]:
-    for group in _BLANK_LINES.split(text.replace("\r\n", "\n")):
+    for group in BLANK_LINES.split(text.replace("\r\n", "\n")):
         yield HeaderParser(policy=compat32).parsestr(group)
 
 
@@ -248,14 +222,14 @@ def _is_of_recipient(block: Message) -> bool:
 
 
 def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Finding:
-    found = ENHANCED.search(_header(block, "Status"))
+    found = ENHANCED.search(field(block, "Status"))
     status = found[1] if found else None
-    words = _DIAGNOSTIC_TYPE.sub("", _header(block, "Diagnostic-Code"))[:MAX_TEXT_CHARACTERS]
-    action = _WORD.match(_header(block, "Action").lower())
+    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))[:MAX_TEXT_CHARACTERS]
+    action = _WORD.match(field(block, "Action").lower())
     kind = _ACTIONS.get(action[0], EventKind.BOUNCED) if action else _kind_of(status)
     recipient, is_sent_to = _recipient_of(block, known)
     if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
-        words = _about(_address_in(_header(block, "Final-Recipient")), text) or (text if is_only else "")
+        words = about(_address_in(field(block, "Final-Recipient")), text) or (text if is_only else "")
     return _Finding(kind, recipient, is_sent_to, status, words, bool(AFTER_DATA.search(text)))
 
 
@@ -269,16 +243,16 @@ def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
 
     If the final address is another one than the original address, the email was forwarded.
     """
-    original, final = (_address_in(_header(block, f"{name}-Recipient")) for name in ("Original", "Final"))
+    original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
     if final in known:
         return final, original in ("", final)
     return (original, not final) if original in known else (None, False)
 
 
-def _address_in(field: str) -> str:
+def _address_in(value: str) -> str:
     """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if there is none."""
-    address = field.rpartition(";")[2].strip()
-    return normalised(address.strip("<>\"' ")) if "@" in address else ""
+    address = value.rpartition(";")[2].strip("\"' ")
+    return normalised(address) if "@" in address else ""
 
 
 # Feedback reports.
@@ -288,7 +262,7 @@ def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
     payload = part.get_payload()
     report = payload[0] if isinstance(payload, list) and payload else part
     assert isinstance(report, Message)
-    kind = _FEEDBACK.get(_header(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
+    kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
     addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
     # A report often conceals the recipient. Of several recipients, only one has complained, and nothing says which one.
     found = [each for each in known if each in addresses] or known
@@ -300,83 +274,14 @@ def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
 
 
 def _of_text(message: Message, text: str, known: Known) -> Iterator[_Finding]:
-    if not _is_from_server(message):
+    failed = {_address_in(each) for each in field(message, "X-Failed-Recipients").split(",")} - {""}
+    named = [address for address in known if address in failed or place_of(address, text) >= 0]
+    kind = kind_of_notice(message, text, names_recipient=bool(named))
+    if kind is None:
         return
-    subject = _header(message, "Subject")
-    failed = {_address_in(each) for each in _header(message, "X-Failed-Recipients").split(",")} - {""}
-    folded = text.lower()
-    named = [address for address in known if address in failed or address in folded]
-    words = f"{subject}\n{text}"
-    is_failure = failed or _FAILURE.search(words) or (named and (says_why(text) or _is_from_daemon(message)))
-    if not is_failure:
-        return
-    is_delay = not failed and _DELAY.search(words) and not _GIVEN_UP.search(text)
-    kind = EventKind.DEFERRED if is_delay else EventKind.BOUNCED
     after_data = bool(AFTER_DATA.search(text))
     for address in named:
-        reason = _about(address, text) or (text if len(named) == 1 else "")
+        reason = about(address, text) or (text if len(named) == 1 else "")
         yield _Finding(kind, address, is_sent_to=True, words=reason, after_data=after_data)
     if not named:
         yield _Finding(kind, words=text)
-
-
-def _is_from_daemon(message: Message) -> bool:
-    return "mailer-daemon" in _header(message, "From").lower()
-
-
-def _is_from_server(message: Message) -> bool:
-    """Whether a mail server wrote the message, and not the recipient's mail program or a challenge for the sender."""
-    if any(name in message for name in _REPLY_FIELDS) or message.get_content_subtype() == "disposition-notification":
-        return False
-    if "X-Failed-Recipients" in message:
-        return True
-    return bool(_SERVER.search(_header(message, "From")))
-
-
-def _about(address: str, text: str) -> str:
-    """What the text says about an address: the first paragraph that has the address and a reason, or else the text from
-    the line with the address on. Ends before a line that begins with another address. Empty if the text does not have
-    the address."""
-    if not address or address not in text.lower():
-        return ""
-    paragraphs = [each for each in _BLANK_LINES.split(text) if address in each.lower()]
-    chosen = next((each for each in paragraphs if says_why(each)), text)
-    start = chosen.rfind("\n", 0, chosen.lower().find(address)) + 1
-    another = next((each for each in _ADDRESS_LINE.finditer(chosen, start) if normalised(each[1]) != address), None)
-    return chosen[start : another.start() if another else None]
-
-
-def _text(parts: list[Message]) -> str:
-    """The explanation for humans: the first text that is not empty, without the copy of the email."""
-    for part in parts:
-        if _is_text(part) and (text := _decoded(part).strip()):
-            text = text[:MAX_COPY_CHARACTERS]
-            if part.get_content_subtype() == "html":
-                text = _TAG.sub(" ", _LINE_END.sub("\n", _STYLE.sub(" ", text)))
-            copy = _COPY_OF_EMAIL.search(text)
-            return text[: copy.start() if copy else None][:MAX_TEXT_CHARACTERS]
-    return ""
-
-
-def _is_text(part: Message) -> bool:
-    """Whether the part is a text, or a multipart whose boundary is wrong."""
-    return part.get_content_type() in ("text/plain", "text/html") or part.get_content_maintype() == "multipart"
-
-
-def _decoded(part: Message) -> str:
-    octets = part.get_payload(decode=True)
-    if not isinstance(octets, bytes):
-        return ""
-    try:
-        return octets.decode(part.get_content_charset("utf-8"), "replace").replace("\r\n", "\n")
-    except (LookupError, ValueError):
-        return octets.decode("utf-8", "replace").replace("\r\n", "\n")
-
-
-def _header(message: Message, name: str) -> str:
-    """The first field with this name, on one line and decoded; empty if there is none."""
-    value = str(message.get(name, ""))
-    if "=?" in value:
-        with suppress(ValueError, LookupError):
-            value = str(make_header(decode_header(value)))
-    return " ".join(value.split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -86,9 +87,18 @@ def _read(folder: int, name: str) -> NewMessage | None:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return None
-    except OSError:
+    except OSError:  # a link, or a file of another user
         return NewMessage(name, None, datetime.now(UTC))
-    with os.fdopen(file, "rb") as opened:
+    try:
         found = os.fstat(file)
-        octets = opened.read(MAX_OCTETS) if stat.S_ISREG(found.st_mode) else None
+        octets = b"".join(_octets(file)) if stat.S_ISREG(found.st_mode) else None
         return NewMessage(name, octets, datetime.fromtimestamp(found.st_mtime, UTC))
+    finally:
+        os.close(file)
+
+
+def _octets(file: int) -> Iterator[bytes]:
+    left = MAX_OCTETS
+    while left and (octets := os.read(file, left)):
+        left -= len(octets)
+        yield octets

@@ -13,8 +13,12 @@ from pathlib import Path
 from typing import Final
 from uuid import UUID
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from dispatcher.domain.bounce_address import BounceAddress
-from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.events.bounce_parser import events_of
 
 FOLDER: Final = Path(__file__).parent / "bounces"
@@ -222,3 +226,40 @@ def test_no_event_repeats_an_address_or_the_name_of_a_mailbox() -> None:
     details = [(row.name, event.detail or "") for row in rows() for event in row.events]
 
     assert [name for name, detail in details if "@" in detail or "ann" in detail.lower().split()] == []
+
+
+@pytest.mark.parametrize("named", ["joann@example.org", "ann@example.org.uk", "x.ann@example.org", "ann@example.orgs"])
+def test_a_longer_address_in_a_text_is_not_the_recipient(named: str) -> None:
+    octets = octets_of("qmail-no-mailbox").replace(b"<ann@example.org>:", f"<{named}>:".encode())
+
+    (event,) = events_of(octets, EMAIL_ID, (ANN,), RECEIVED_AT)
+
+    assert (event.bounce, event.recipient) == (Bounce.SOFT, None)
+
+
+def test_a_reason_that_is_not_about_the_recipient_makes_no_hard_bounce() -> None:
+    octets = octets_of("exim-two-recipients").replace(b"bob@example.org", b"eve@example.org")
+
+    events = events_of(octets, EMAIL_ID, (ANN, "eve@example.org", BOB), RECEIVED_AT)
+
+    assert {event.recipient: event.bounce for event in events} == {ANN: Bounce.HARD, "eve@example.org": Bounce.SOFT}
+
+
+@pytest.mark.parametrize("date", ["", "yesterday", "31 Dec 9999 23:59:59 -2359", "01 Jan 2001 00:00:00 +0000"])
+def test_an_implausible_date_is_replaced_by_the_time_of_receipt(date: str) -> None:
+    octets = octets_of("qmail-no-mailbox").replace(b"Date: Mon, 23 Nov 2026 10:00:00 +0000", f"Date: {date}".encode())
+
+    (event,) = events_of(octets, EMAIL_ID, (ANN,), RECEIVED_AT)
+
+    assert event.happened_at == RECEIVED_AT
+
+
+@given(st.binary(max_size=2000), st.sampled_from(sorted(ONE)))
+def test_damaged_messages_never_become_hard_bounces_of_other_addresses(noise: bytes, name: str) -> None:
+    octets = octets_of(name)
+    middle = len(octets) // 2
+
+    events = events_of(octets[:middle] + noise + octets[middle:], EMAIL_ID, (BOB,), RECEIVED_AT)
+
+    assert events
+    assert all(event.bounce is not Bounce.HARD and event.recipient in (None, BOB) for event in events)
