@@ -21,6 +21,7 @@ from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
+from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.version import VERSION
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
@@ -56,6 +57,10 @@ def make_app(
     _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
     _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
+    suppressed = SuppressionEndpoints(operators)
+    _add(app, "GET", "/v1/suppressions", suppressed.list, operations.LIST_SUPPRESSIONS)
+    _add(app, "POST", "/v1/suppressions", suppressed.add, operations.ADD_SUPPRESSIONS)
+    _add(app, "DELETE", "/v1/suppressions", suppressed.remove, operations.REMOVE_SUPPRESSIONS)
     _add_pages(app, access)
     return FastRoutes(
         app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}
