@@ -22,6 +22,7 @@ from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
+from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
 
@@ -38,6 +39,7 @@ def make_app(
     operators: OperatorEndpoints,
     feed: FeedEndpoints,
     webhooks: WebhookEndpoints,
+    suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
     events: EventEndpoints | None = None,
 ) -> FastRoutes:
@@ -77,6 +79,9 @@ def make_app(
     _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, operations.ROTATE_WEBHOOK)
     _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, operations.ENABLE_WEBHOOK)
     _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, operations.REPLAY_WEBHOOK)
+    _add(app, "GET", "/v1/suppressions", suppressions.list, operations.LIST_SUPPRESSIONS)
+    _add(app, "POST", "/v1/suppressions", suppressions.add, operations.ADD_SUPPRESSIONS)
+    _add(app, "DELETE", "/v1/suppressions", suppressions.remove, operations.REMOVE_SUPPRESSIONS)
     fast: dict[tuple[str, str], Endpoint] = {
         ("POST", "/v1/emails"): enqueueing.create,
         ("POST", "/v1/emails/batch"): enqueueing.create_many,

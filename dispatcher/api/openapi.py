@@ -13,12 +13,15 @@ from dispatcher.api.feed_endpoints import PARAMETERS as EVENT_PARAMETERS
 from dispatcher.api.operator_endpoints import MAX_IDS, MAX_PER_SECOND, MAX_REASON_CHARACTERS, MAX_SECONDS
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import FILTER_TEXT, NOT_BLANK, PARAMETERS, TENANT, TENANT_ID, Parameter
+from dispatcher.api.suppression_endpoints import MAX_NOTE_CHARACTERS, MAX_RECIPIENTS, MAX_STOPPED
+from dispatcher.api.suppression_endpoints import PARAMETERS as SUPPRESSION_PARAMETERS
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
 from dispatcher.domain.outgoing_event import TYPES
 from dispatcher.domain.provider_event import Bounce, EventKind
 from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.domain.waiting import WaitReason
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.ops.replaying import MIN_PER_SECOND
@@ -273,6 +276,34 @@ RESUME_REPLAY: Final = Operation(
     parameters=(_REPLAY_ID,),
     problems=_DECISION_PROBLEMS,
 )
+LIST_SUPPRESSIONS: Final = Operation(
+    name="list_suppressions",
+    summary="List suppressed recipients",
+    description="Newest first, masked: the addresses are not stored. Entries that have expired are listed, too.",
+    response_schema="Suppressions",
+    parameters=(*(_query(name, parameter) for name, parameter in SUPPRESSION_PARAMETERS.items()), _TENANT),
+    problems=("invalid-parameter",),
+)
+ADD_SUPPRESSIONS: Final = Operation(
+    name="add_suppressions",
+    summary="Suppress recipients",
+    description="Addresses and domains get no email of the tenant any more. A domain does not include its subdomains. "
+    "An entry that already lasts as long stays as it is. The audit log records the reason.",
+    response_schema="AddedSuppressions",
+    request_schema="NewSuppressions",
+    example={"recipients": ["ann@example.org", "example.net"], "reason": "closed account"},
+    problems=(*_BODY_PROBLEMS, "invalid-body"),
+)
+REMOVE_SUPPRESSIONS: Final = Operation(
+    name="remove_suppressions",
+    summary="Remove suppressed recipients",
+    description="The next email goes to the recipients again. `stopped_email_ids` are failed emails that the entries "
+    "had stopped, oldest first: `POST /v1/replays` with these ids sends each of them once.",
+    response_schema="RemovedSuppressions",
+    request_schema="OldSuppressions",
+    example={"recipients": ["ann@example.org"], "reason": "mailbox works again"},
+    problems=(*_BODY_PROBLEMS, "invalid-body"),
+)
 _WEBHOOK_ID: Final = _path("webhook_id", {"type": "integer", "minimum": 1}, "The webhook's id.")
 LIST_EVENTS: Final = Operation(
     name="list_events",
@@ -445,6 +476,14 @@ _REASON: Final = {
     "maxLength": MAX_REASON_CHARACTERS,
     "pattern": NOT_BLANK,
     "description": "Printable characters, not only spaces. The audit log records the reason.",
+}
+_SUPPRESSION_KIND: Final = {"type": "string", "enum": list(SuppressionReason)}
+_SUPPRESSED: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_RECIPIENTS,
+    "items": {"type": "string"},
+    "description": "Addresses, and domains such as `example.org`.",
 }
 _FIELD_ERROR: Final = {
     "type": "object",
@@ -631,6 +670,42 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "SignatureVersion": {"enum": ["1", "2"]},
         },
     },
+    "Suppression": _object(
+        {
+            "id": {"type": "integer"},
+            "tenant_id": {"type": "string"},
+            "recipient": {"type": "string", "description": "Masked, such as `j•••@example.com`; or a domain."},
+            "is_domain": {"type": "boolean"},
+            "kind": _SUPPRESSION_KIND,
+            "source_email_id": {**_nullable("string", "uuid"), "description": "The email whose event made the entry."},
+            "note": _nullable("string"),
+            "created_at": _INSTANT,
+            "expires_at": _nullable("string", "date-time"),
+        }
+    ),
+    "Suppressions": _object(
+        {"suppressions": {"type": "array", "items": _schema("Suppression")}, "next": _nullable("integer")}
+    ),
+    "NewSuppressions": _object(
+        {
+            "recipients": _SUPPRESSED,
+            "reason": _REASON,
+            "kind": {**_SUPPRESSION_KIND, "default": "manual"},
+            "note": {"type": "string", "maxLength": MAX_NOTE_CHARACTERS, "description": "For operators."},
+            "expires_at": {**_INSTANT, "description": "When the entry ends. Default: never."},
+            "tenant_id": TENANT_ID,
+        },
+        *("kind", "note", "expires_at", "tenant_id"),
+    ),
+    "AddedSuppressions": _object({"added": {"type": "integer", "description": "Entries that are new or changed."}}),
+    "OldSuppressions": _object({"recipients": _SUPPRESSED, "reason": _REASON, "tenant_id": TENANT_ID}, "tenant_id"),
+    "RemovedSuppressions": _object(
+        {
+            "removed": {"type": "integer"},
+            "stopped_count": {"type": "integer"},
+            "stopped_email_ids": {"type": "array", "items": _ID, "maxItems": MAX_STOPPED},
+        }
+    ),
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],

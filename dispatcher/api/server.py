@@ -31,6 +31,7 @@ from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
+from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.validation import EmailValidator
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
@@ -217,7 +218,8 @@ async def serve(
         feed = FeedEndpoints(access, read_sessions, asyncio.Semaphore(CONCURRENT_LISTS))
         webhooks = WebhookEndpoints(access, operator_bodies, operator_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
-        endpoints = (enqueueing, status, operators, feed, webhooks)
+        suppressions = SuppressionEndpoints(access, operator_bodies, operator_sessions)
+        endpoints = (enqueueing, status, operators, feed, webhooks, suppressions)
         app = ErrorMiddleware(make_app(access, *endpoints, refusals, events), refusals=refusals)
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
