@@ -94,7 +94,8 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """
     if email.template_id is not None:
         raise UnrenderableEmail(
-            Reason.INVALID_CONTENT, "only providers with templates (resend, sendgrid, ses) take template_id; set text or html"
+            Reason.INVALID_CONTENT,
+            "only providers with templates (resend, sendgrid, ses) take template_id; set text or html",
         )
     sender = addresses("from", (email.sender,), Reason.REJECTED_SENDER)
     to = addresses("to", email.to, Reason.REJECTED_RECIPIENT)

@@ -20,6 +20,9 @@ MUTANTS = {
     "recovery_not_confirmed": Rules(confirms_recovery=False, faults=frozenset({Fault.RELAY, Fault.DEATH})),
     "recovery_undone_unfenced": Rules(fenced_undo=False, faults=frozenset({Fault.RELAY})),
     "recorded_under_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
+    "pinned_email_fails_over": Rules(keys=True, pins=False, faults=_NONE),
+    "pin_not_durable": Rules(keys=True, durable_pins=False, faults=_NONE),
+    "refusal_ends_the_doubt": Rules(keys=True, doubts=False, faults=_NONE),
 }
 MUTANTS |= {
     f"without_{state.name}_{event.name}".lower(): Rules(
