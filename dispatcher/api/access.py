@@ -75,6 +75,16 @@ class Caller:
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
 
+    def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
+        """Checks that the caller may use a field of an email.
+
+        Raises:
+            Problem: the key does not have the scope.
+        """
+        if self.key is not None and scope not in self.key.scopes:
+            error = FieldError("pointer", pointer_of(field, prefix), f"needs a key with the scope {scope.value}")
+            raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.", errors=[error])
+
 
 class AccessControl:
     """Authenticates callers, and enforces scopes, rates and quotas.

@@ -15,6 +15,7 @@ from dispatcher.api.status_endpoints import FILTER_TEXT, NOT_BLANK, PARAMETERS, 
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
+from dispatcher.domain.provider_event import Bounce, EventKind
 from dispatcher.domain.status import Status
 from dispatcher.domain.waiting import WaitReason
 from dispatcher.ops.replaying import MIN_PER_SECOND
@@ -176,7 +177,7 @@ LIST: Final = Operation(
 GET: Final = Operation(
     name="get_email",
     summary="Get an email's status",
-    description="Status, attempts, and why a pending email waits; never the content.",
+    description="Status, attempts, what providers reported, and why a pending email waits; never the content.",
     response_schema="EmailStatus",
     parameters=(_path("email_id", {"type": "string", "format": "uuid"}, "The email's id."), _TENANT),
     problems=("not-found", "invalid-parameter"),
@@ -342,12 +343,37 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "provider_code": _nullable("string"),
         }
     ),
+    "Event": _object(
+        {
+            "happened_at": {**_INSTANT, "description": "By the provider's clock."},
+            "kind": {"type": "string", "enum": [kind.value for kind in EventKind]},
+            "bounce": {
+                "enum": [*(bounce.value for bounce in Bounce), None],
+                "description": "How permanent a bounce is.",
+            },
+            "provider": {"type": "string"},
+            "code": _nullable("string"),
+            "detail": _nullable("string"),
+            "received_at": _INSTANT,
+            "recipient": {
+                "type": ["integer", "null"],
+                "minimum": 1,
+                "description": "The recipient's position, counted over to, cc, bcc; null if unknown, or if the content "
+                "was deleted.",
+            },
+        }
+    ),
     "ListedEmail": _object(_EMAIL_FIELDS),
     "EmailStatus": _object(
         {
             **_EMAIL_FIELDS,
             "waiting": {"oneOf": [_schema("Waiting"), {"type": "null"}]},
             "attempts": {"type": "array", "items": _schema("Attempt")},
+            "events": {
+                "type": "array",
+                "items": _schema("Event"),
+                "description": "What providers reported after they accepted the email, by their clocks.",
+            },
         }
     ),
     "Waiting": _object(

@@ -146,7 +146,7 @@ TENANT: Final = Parameter(
 
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
-    """Reads emails and their attempts.
+    """Reads emails, their attempts, and what providers reported about them.
 
     Attributes:
         listing: Limits concurrent list queries.
@@ -196,6 +196,7 @@ class StatusEndpoints:
         whole = document(email) | {
             "waiting": await self._waiting(email),
             "attempts": [_attempt(attempt) for attempt in attempts],
+            "events": await self.store.list_events(email.email_id),
         }
         return Response(orjson.dumps(whole), media_type="application/json")
 

@@ -39,6 +39,8 @@ _NAMES: Final = {
     "provider_code": "code",
     "started_at": "started",
     "finished_at": "finished",
+    "happened_at": "when",
+    "received_at": "received",
     "acted_at": "when",
     "replay_id": "replay",
     "settled_at": "when",
@@ -65,6 +67,7 @@ def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) 
     """
     fields_table({**_email(story.email), **_wait(story.waiting)}).show()
     _list("attempts", story.attempts)
+    _list("events from providers", story.events)
     _list("operator actions", story.acts)
     _list("replays", story.replays)
     if messages is not None:

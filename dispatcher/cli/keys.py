@@ -62,7 +62,8 @@ def command() -> None:
     multiple=True,
     default=("send", "read"),
     show_default=True,
-    help="What the key allows: send, read, operate (replay, confirm or release emails). Repeatable.",
+    help="What the key allows: send, read, operate (replay, confirm or release emails; suppress recipients), "
+    "ignore_suppression (together with send: email suppressed recipients). Repeatable.",
 )
 @click.option(
     "--from-domain",

@@ -9,7 +9,16 @@ API enqueues the email once, even if a request or response is lost. `Email` vali
 """
 
 from dispatcher.client.clients import AsyncClient, Client
-from dispatcher.client.results import ApiProblem, Attempt, EmailStatus, NoResponse, Receipt, Refused, WaitStatus
+from dispatcher.client.results import (
+    ApiProblem,
+    Attempt,
+    EmailStatus,
+    NoResponse,
+    Receipt,
+    Refused,
+    ReportedEvent,
+    WaitStatus,
+)
 
 __all__ = [
     "ApiProblem",
@@ -20,5 +29,6 @@ __all__ = [
     "NoResponse",
     "Receipt",
     "Refused",
+    "ReportedEvent",
     "WaitStatus",
 ]

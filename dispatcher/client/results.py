@@ -71,6 +71,27 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class ReportedEvent:
+    """What a provider reported about an email after it had accepted the email.
+
+    Attributes:
+        kind: A kind from docs/events.md, such as `delivered`.
+        bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds.
+        happened_at: By the provider's clock.
+        recipient: The recipient's position, counted from 1 over to, cc, bcc; None if unknown.
+    """
+
+    kind: str
+    bounce: str | None
+    provider: str
+    happened_at: datetime
+    received_at: datetime
+    recipient: int | None
+    code: str | None
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class WaitStatus:
     """Why an email is not sent yet.
 
@@ -107,6 +128,7 @@ class EmailStatus:
     refused_recipients: str | None
     waiting: WaitStatus | None
     attempts: tuple[Attempt, ...]
+    events: tuple[ReportedEvent, ...]
 
 
 def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
@@ -133,6 +155,7 @@ def parse_status(document: Mapping[str, Any]) -> EmailStatus:
     fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
     fields["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
     fields["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
+    fields["events"] = tuple(_event(event) for event in document.get("events", ()))
     return EmailStatus(**fields)
 
 
@@ -146,3 +169,10 @@ def _attempt(document: Mapping[str, Any]) -> Attempt:
     for name in ("started_at", "finished_at"):
         fields[name] = datetime.fromisoformat(document[name])
     return Attempt(**fields)
+
+
+def _event(document: Mapping[str, Any]) -> ReportedEvent:
+    fields: dict[str, Any] = {name: document.get(name) for name in ReportedEvent.__dataclass_fields__}
+    for name in ("happened_at", "received_at"):
+        fields[name] = datetime.fromisoformat(document[name])
+    return ReportedEvent(**fields)

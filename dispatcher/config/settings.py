@@ -10,6 +10,7 @@ from typing import Final, TypeVar
 from dispatcher.config import values
 from dispatcher.config.setting import setting
 from dispatcher.domain.status import OnUncertain
+from dispatcher.domain.suppression import AUTOMATIC
 
 BUILT_IN: Final = values.built_in_providers()
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
@@ -305,6 +306,24 @@ class Settings:
         values.whole(0, 36500),
         "0",
         "Days to keep the record of operators' actions and their reasons; 0: for ever.",
+    )
+    suppress_on: tuple[str, ...] = setting(
+        values.choices(*AUTOMATIC),
+        ",".join(AUTOMATIC),
+        "Which events of providers suppress a recipient; empty: none. hard_bounce: the address does not exist; "
+        "complaint: the recipient reported spam.",
+        empty=(),
+    )
+    suppress_days: int = setting(
+        values.whole(0, 36500), "0", "Days that a recipient stays suppressed after such an event; 0: for ever."
+    )
+    suppress_soft_bounces: int = setting(
+        values.whole(0, 1000),
+        "0",
+        "Suppress an address after soft bounces (a full mailbox, for example) of this many emails; 0: never.",
+    )
+    suppress_soft_bounce_days: int = setting(
+        values.whole(1, 365), "7", "Count the soft bounces of this many days for DISPATCHER_SUPPRESS_SOFT_BOUNCES."
     )
     log_level: str = setting(values.choice(*LOG_LEVELS), "info", "Lowest level to log: debug, info, warning or error.")
     log_format: str = setting(

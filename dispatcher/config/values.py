@@ -98,6 +98,12 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def choices(*allowed: str) -> Callable[[str], tuple[str, ...]]:
+    """A parser of a comma-separated list. Repeated values count once."""
+    one = choice(*allowed)
+    return lambda text: tuple(dict.fromkeys(one(part.strip()) for part in text.split(",") if part.strip()))
+
+
 def switch(text: str) -> bool:
     if text.lower() not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
         raise ValueError("must be on or off")

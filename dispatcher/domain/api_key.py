@@ -30,7 +30,9 @@ class Scope(StrEnum):
     READ = "read"
     """Read the status of emails, never their content."""
     OPERATE = "operate"
-    """Replay, discard, confirm or release emails that failed or are held."""
+    """Replay, discard, confirm or release emails that failed or are held; suppress recipients."""
+    IGNORE_SUPPRESSION = "ignore_suppression"
+    """Enqueue emails that go to suppressed recipients, too. Needs SEND as well."""
 
 
 @dataclass(frozen=True, slots=True)

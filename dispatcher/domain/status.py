@@ -14,10 +14,14 @@ Rules:
    sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
    the email has changed since.
 2. `sent` is final.
-3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status.
+3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status. So does an event
+   that the provider reports after it accepted the email. If a worker has leased the email, the event waits until the
+   lease has ended. From the moment the event is stored, no worker may lease the email.
 4. `pending` becomes `held` only after a failover of PostgreSQL lost commits, because a lost commit may have recorded
    that the email was sent.
-5. Only a `pending` email may be leased. If the lease of a `sending` email expires, recovery decides the next status:
+5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
+   not arrived and becomes `failed`, and a `pending` email may still be sent.
+6. Only a `pending` email may be leased. If the lease of a `sending` email expires, recovery decides the next status:
    the owner may or may not have sent the email.
 """
 

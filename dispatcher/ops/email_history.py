@@ -22,6 +22,7 @@ class EmailHistory:
 
     Attributes:
         email: The email's row, by column.
+        events: What providers reported after they accepted the email. A recipient is a position, counted from 1.
         acts: The audited operator actions on the email.
         replays: The replays that included the email.
         waiting: Why the email is not sent yet; None unless the email is pending or sending.
@@ -30,6 +31,7 @@ class EmailHistory:
 
     email: dict[str, Any]
     attempts: list[dict[str, Any]]
+    events: list[dict[str, Any]]
     acts: list[dict[str, Any]]
     replays: list[dict[str, Any]]
     waiting: WaitExplanation | None = None
@@ -63,6 +65,7 @@ async def find_history(
     return EmailHistory(
         email,
         await emails.list_attempts(session, email_id),
+        await emails.list_events(session, email_id),
         await emails.list_acts(session, email_id),
         await emails.list_replays_of(session, email_id),
         await _why(session, email_id, providers, lease_seconds),

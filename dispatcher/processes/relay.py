@@ -13,6 +13,7 @@ import uvloop
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
+from dispatcher.events.settlement import ProvenEmails
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Service, run_tasks
@@ -53,6 +54,7 @@ def leader_services(
         LostCommits(outbox),
         LostHosts(settings, outbox, workers_here),
         LostMessages(settings, outbox),
+        ProvenEmails(outbox),
     )
 
 

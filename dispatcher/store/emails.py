@@ -87,6 +87,11 @@ class EmailStore:
         """The email's attempts, in order."""
         return await fetch(self._pool, "list_email_attempts", {"email_id": email_id}, into=AttemptRow)
 
+    async def list_events(self, email_id: UUID) -> list[Record]:
+        """What providers reported about the email (see `list_events`)."""
+        async with session(self._pool) as connection:
+            return await list_events(connection, email_id)
+
     async def find_wait(self, email_id: UUID) -> Facts | None:
         """Why an email waits; None if it is finished. Does not count the emails ahead, because that may take long."""
         async with session(self._pool) as connection:
@@ -159,6 +164,29 @@ async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
 async def list_attempts(session: AsyncSession, email_id: UUID) -> list[Record]:
     """The email's attempts, in order."""
     return await _records(session, "list_attempts", {"email_id": email_id})
+
+
+async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
+    """What providers reported about the email, ordered by their clocks.
+
+    An event's recipient is a position, counted from 1 over To, Cc, Bcc. It is None if the event concerns no recipient
+    or a recipient that is not in the email, if the content was deleted, or if the role may not read addresses.
+    """
+    events = await _records(session, "list_events", {"email_id": email_id})
+    positions = await _recipient_positions(session, email_id) if events else {}
+    for event in events:
+        address_hash = event.pop("address_hash")
+        event["recipient"] = None if address_hash is None else positions.get(bytes(address_hash))
+    return events
+
+
+async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[bytes, int]:
+    from dispatcher.store.address_hashes import AddressHasher
+
+    ((may_read,),) = await fetch(session, "may_read_recipients")
+    rows = await fetch(session, "list_recipients", {"email_id": email_id}) if may_read else []
+    hasher = await AddressHasher.open(session) if rows else None
+    return {} if hasher is None else {hasher.hash(row[0]): at for at, row in reversed([*enumerate(rows, 1)])}
 
 
 async def list_acts(session: AsyncSession, email_id: UUID) -> list[Record]:

@@ -82,6 +82,7 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "tags": [_json(email.stored_tags) for email in emails],
         "attachment_counts": [len(email.attachments) for email in emails],
         "octets": list(map(_octets, emails, template_datas)),
+        "ignore_suppressions": [email.ignore_suppression for email in emails],
         "publish_in_seconds": publish_in_seconds,
     }
 

@@ -19,6 +19,7 @@ from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
 from dispatcher.store.statements import Row, fetch
+from dispatcher.store.suppressions import SuppressionReader
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -79,11 +80,13 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
+        is_proven: Whether an event of a provider waits to settle the email. Until then, no worker may lease it.
     """
 
     message_key: str
     status: Status
     our_token: int | None
+    is_proven: bool
 
 
 class DeadLetterVerdict(StrEnum):
@@ -149,6 +152,7 @@ class LeaseStore:
 
     Attributes:
         locked: Emails whose rows are locked by other transactions.
+        suppressions: The statements about suppressed recipients.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
@@ -161,6 +165,7 @@ class LeaseStore:
         self._worker = worker
         self._slot = slot
         self.locked = LockedRows(pool)
+        self.suppressions = SuppressionReader(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
         """Leases those of the given emails that are pending and have the given message key."""
@@ -233,7 +238,7 @@ class LeaseStore:
     async def find_unleased(self, email_ids: Sequence[UUID]) -> dict[UUID, UnleasedEmail]:
         """The states of emails that could not be leased, by id. Does not contain ids that have no row."""
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
-        return {email_id: UnleasedEmail(key, Status(status), token) for email_id, key, status, token in rows}
+        return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
 
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
         """Replays emails whose dead letters were moved back to the send queue.

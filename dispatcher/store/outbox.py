@@ -15,6 +15,7 @@ from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.events import SettledEmail, find_proven, settle_proven
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows, subset
 from dispatcher.store.migrations import WEEKS_AHEAD
 from dispatcher.store.queries import ids_with, ids_within
@@ -201,6 +202,13 @@ class Outbox:
         return sum(row[2] == Status.PENDING for row in rows), from_rows(
             RecoveredEmail, [row[:4] for row in rows if row[4]]
         )
+
+    async def settle_proven(self, limit: int) -> list[SettledEmail]:
+        """Settles up to `limit` emails that an event has marked and that no worker has leased."""
+        outcome = await self.locked.execute_unlocked(
+            await find_proven(self._session, limit), lambda free: settle_proven(self._session, free)
+        )
+        return outcome.rows()
 
     async def follow_timeline(self) -> Promotion | None:
         """Records PostgreSQL's timeline. After a new promotion, marks emails in doubt, commits, and returns it."""

@@ -30,6 +30,10 @@ EVENTS: Final = MappingProxyType(
         "ledger is back and proves that no byte of the email was sent. Fields: email_id, correlation_id.",
         "email.recovered": "Recovery took an email from an owner that died or vanished, or an email became uncertain "
         "because PostgreSQL lost commits. Fields: reason (lease_expired, worker_crashed, promotion), status.",
+        "recipients.suppressed": "A worker did not send to suppressed recipients; one line per worker and hour at "
+        "most. Field: count (recipients since the previous line of this event).",
+        "email.settled": "An event of the provider changed an email's status, because it proves what happened. Fields: "
+        "email_id, correlation_id, provider, previous_status, status.",
         "message.duplicated": "A worker acknowledged a message whose email was already finished, or was leased by "
         "another worker. Field: status.",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "

@@ -27,6 +27,7 @@ class Panel(StrEnum):
     TROUBLE = "Failures and recovery"
     HOSTS = "Hosts"
     API = "HTTP API and bulk calls"
+    EVENTS = "Provider events"
 
 
 class SampleValue(Protocol):

@@ -53,6 +53,13 @@ HELD: Final = Counter(
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
 )
+SUPPRESSED_RECIPIENTS: Final = Counter(
+    "dispatcher_suppressed_recipients_total",
+    "Recipients to whom a worker did not send, because they are suppressed.",
+    ("reason",),
+    (("hard_bounce",), ("soft_bounce",), ("complaint",), ("unsubscribe",), ("manual",)),
+    panel=Panel.TROUBLE,
+)
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
     "Results that a worker could not record because it had lost the email's lease.",
@@ -138,6 +145,28 @@ BREAKERS: Final = Gauge(
     "Workers of this host by the state of their circuit breaker for the provider.",
     ("provider", "state"),
     panel=Panel.HOSTS,
+)
+
+# What providers report after they accepted an email.
+EVENTS: Final = Counter(
+    "dispatcher_provider_events_total",
+    "Events that providers reported. kind: as in docs/events.md, a bounce with its permanence. result: new, duplicate, "
+    "unknown (no such email), refused (by PostgreSQL), stale or forged (not stored; their kind is unknown).",
+    ("provider", "kind", "result"),
+    panel=Panel.EVENTS,
+)
+SETTLED: Final = Counter(
+    "dispatcher_settled_emails_total",
+    "Emails whose status an event of the provider changed, by the status before and after.",
+    ("provider", "previous_status", "status"),
+    panel=Panel.EVENTS,
+)
+DELIVERY_SECONDS: Final = Histogram(
+    "dispatcher_delivery_seconds",
+    "Time from the provider's acceptance to the delivery, by the provider's clock.",
+    _END_TO_END_SECONDS,
+    ("provider",),
+    panel=Panel.EVENTS,
 )
 
 # The HTTP API.

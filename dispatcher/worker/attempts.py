@@ -8,7 +8,7 @@ send the email. An email that its provider may have accepted under an idempotenc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from typing import NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
@@ -228,6 +228,15 @@ class Attempts:
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
         """The outcome if PostgreSQL cannot read the content."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
+
+    def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
+        """The outcome if every recipient is suppressed.
+
+        Args:
+            reasons: Why each recipient is suppressed, by position.
+        """
+        why = ", ".join(dict.fromkeys(reasons.values()))
+        return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
         """Whether to try another provider immediately: the refusal concerns the provider, not the email."""

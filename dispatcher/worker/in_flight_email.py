@@ -148,6 +148,7 @@ class InFlightEmail:
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
         refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
+        suppressed: The recipients that are left out: why, by position from 1 over To, Cc and Bcc. None if none is.
         unable: Providers whose adapters found that they cannot send this email.
         pin: The only provider that may be tried, because it may have accepted the email; None for any provider.
         work: The pending task, bulk call, or timer of the next attempt.
@@ -156,6 +157,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
+        "suppressed",
     )
 
     def __init__(
@@ -178,6 +180,7 @@ class InFlightEmail:
         if lease.pinned_to is not None:
             self.pin = Pin(lease.pinned_to, confirmed_at - (lease.pinned_seconds or 0.0))
             self.provider = lease.pinned_to
+        self.suppressed: Mapping[int, str] | None = None
         self.work: asyncio.Future[Any] | asyncio.TimerHandle | None = None
 
     @property

@@ -32,6 +32,7 @@ from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
 from dispatcher.worker.renewals import Renewals
 from dispatcher.worker.send import SendStage
+from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.window import Window
 
 REPORT_SECONDS: Final = 1.0
@@ -79,7 +80,10 @@ class Pipeline:
             copies=routes.copies,
             prefetch=settings.prefetch,
         )
-        self.send = SendStage(settings, attempts, contents, ledger, self.window, outcomes=outcomes, releases=releases)
+        self._suppressed = SuppressedRecipients(store.suppressions, outage)
+        self.send = SendStage(
+            settings, attempts, contents, self._suppressed, ledger, self.window, outcomes=outcomes, releases=releases
+        )
         self.lease = LeaseStage(
             settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
         )
@@ -90,6 +94,7 @@ class Pipeline:
     async def run(self) -> None:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self._suppressed.run))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))

@@ -14,8 +14,10 @@ import random
 from dataclasses import replace
 
 from dispatcher.config import Settings
+from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
+from dispatcher.domain.outcome import Deferred, Outcome, Uncertain, with_suppressed
+from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.ledger import Ledger
@@ -32,6 +34,7 @@ from dispatcher.worker.in_flight_email import (
     ReleaseRequest,
 )
 from dispatcher.worker.report import report_attempt
+from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.window import Window
 
 
@@ -43,6 +46,7 @@ class SendStage:
         settings: Settings,
         attempts: Attempts,
         contents: ContentLoader,
+        suppressed: SuppressedRecipients,
         ledger: Ledger,
         window: Window,
         *,
@@ -58,6 +62,7 @@ class SendStage:
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._attempts = attempts
         self._contents = contents
+        self._suppressed = suppressed
         self._ledger = ledger
         self._window = window
         self._outcomes = outcomes
@@ -67,7 +72,8 @@ class SendStage:
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        bulk = self._attempts.begin(email)
+        may_be_suppressed = email.content is not None and self._suppressed.may_concern(email.content)
+        bulk = None if may_be_suppressed else self._attempts.begin(email)
         if bulk is None:
             self._start(email)
         else:
@@ -162,12 +168,29 @@ class SendStage:
 
     async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
         """Makes one attempt and handles its outcome. Reads the content first if the lease does not contain it."""
-        if not email.lease.octets_apart:
+        if bulk is not None:
             self._conclude(email, await self._attempts.make(email, bulk))
             return
+        if not email.lease.octets_apart:
+            email.content = email.lease.email
+            self._conclude(email, await self._send_to_others(email))
+            return
         async with self._contents.loaded(email) as fault:
-            outcome = self._attempts.unreadable(email, fault) if fault else await self._attempts.make(email)
-            self._conclude(email, outcome)
+            self._conclude(
+                email, self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
+            )
+
+    async def _send_to_others(self, email: InFlightEmail) -> Outcome:
+        """Makes one attempt without the suppressed recipients; no attempt if there is no other recipient."""
+        email.suppressed = None
+        content = email.content
+        if content is not None and self._suppressed.may_concern(content):
+            found = await self._suppressed.find(content)
+            if len(found) == recipients_of(content):
+                return self._attempts.suppressed(email, found)
+            if found:
+                email.suppressed, email.content = found, without_recipients(content, found)
+        return await self._attempts.make(email)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
         """Retries the email later, under the same lease. Meanwhile, another email may use its slot in the window."""
@@ -186,6 +209,8 @@ class SendStage:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
             return  # the drain timed out and ended or released the email before the answer arrived
+        if email.suppressed:
+            outcome = with_suppressed(outcome, email.suppressed)
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)

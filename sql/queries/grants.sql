@@ -20,10 +20,10 @@ grant select, insert, update on
     to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
-    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence
+    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression
     to {role};
 grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
-grant select, insert on dispatcher.email_attempt, dispatcher.operator_audit to {role};
+grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant select on
     dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
     dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default
@@ -39,7 +39,8 @@ grant execute on function
 -- addresses, subjects, bodies or API keys. No rows.
 grant usage on schema dispatcher to {role};
 grant select on
-    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_hourly, dispatcher.email_replay,
+    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_hourly,
+    dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
     dispatcher.host_presence
     to {role};

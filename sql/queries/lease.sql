@@ -1,6 +1,6 @@
 -- name: lease
--- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. A
--- delivered message proves that the email was published, so the same write clears the due mark.
+-- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. Leaves out
+-- an email that an event proves to be sent (see events.sql), so that no second send begins. A delivered message proves that the email was published, so the same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
 -- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
@@ -34,6 +34,7 @@ with leased as (
                 from unnest(%(email_ids)b::uuid[], %(message_keys)s::text[]) as w (email_id, message_key)
             )
         ) is true
+        and e.proven_by is null
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
@@ -81,6 +82,7 @@ set
 where e.email_id = %(email_id)s
     and e.message_key = %(message_key)s
     and e.status = 'pending'
+    and e.proven_by is null
     and e.locked_until < now()
 returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
@@ -89,8 +91,8 @@ returning
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
--- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null.
--- A missing id has no row.
+-- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null. Last
+-- column: an event of a provider waits to settle the email. A missing id has no row.
 select
     email_id, message_key, status,
     case
@@ -100,7 +102,8 @@ select
             and lease_token = rescued_token + 1
             and dead_letter_discarded_at is null
             then rescued_token
-    end
+    end,
+    proven_by is not null
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;

@@ -1,6 +1,7 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
--- idempotency key, counts the hour, and makes dead letters due.
+-- idempotency key, counts the hour, and makes dead letters due. An email whose recipients are all suppressed has no dead
+-- letter, because nothing is wrong with the dispatcher or the provider.
 -- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the
 -- attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under
 -- any lease, because it proves that the email was sent.
@@ -9,6 +10,8 @@
 -- still counts, because nothing was accepted under the lease. A deferred email becomes pending, because the worker
 -- cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no later
 -- statement undoes it. The ids of such emails are not returned, because their lease is lost.
+-- A deferral does not extend the lease of an email that an event proves to be accepted: no retry begins, and the email is
+-- settled after its lease has ended (see events.sql).
 -- A pinned result pins the email to its provider: the provider may have accepted it under an idempotency key. The pin
 -- begins with the first such attempt, by the earlier of two clocks, because the key expires.
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
@@ -71,6 +74,7 @@ closed as (
         end,
         dead_letter_due_at = case
             when e.status = 'held' and r.outcome = 'uncertain' then e.dead_letter_due_at
+            when r.error_type = 'suppressed' then null
             when r.status in ('failed', 'held') then clock_timestamp()
         end
     from result as r
@@ -88,6 +92,7 @@ closed as (
             )
         ) is true
         and (r.expired_at is null or (e.lease_token = r.lease_token and e.locked_until = r.expired_at))
+        and (r.status <> 'sending' or e.proven_by is null)
     returning
         e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider, e.attempt_count,
         r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued

@@ -28,7 +28,8 @@ def _options() -> argparse.Namespace:
         "--faults",
         type=lambda names: frozenset(Fault[name.upper()] for name in names.split(",")),
         metavar="NAME,…",
-        help=f"faults that may occur (default: all, takes minutes): {', '.join(fault.name.lower() for fault in Fault)}",
+        help="faults that may occur (default: all but event and promotion, takes minutes): "
+        + ", ".join(fault.name.lower() for fault in Fault),
     )
     return parser.parse_args()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from dispatcher.domain.status import OnUncertain
 from dispatcher.worker.in_flight_email import TRANSITIONS
 from tests.model.protocol import Fault, Rules
 
@@ -19,6 +20,8 @@ MUTANTS = {
     "released_by_name": Rules(fenced_release=False, faults=frozenset({Fault.LATE})),
     "recovery_not_confirmed": Rules(confirms_recovery=False, faults=frozenset({Fault.RELAY, Fault.DEATH})),
     "recovery_undone_unfenced": Rules(fenced_undo=False, faults=frozenset({Fault.RELAY})),
+    "proven_emails_leased": Rules(policy=OnUncertain.RESEND, proof_stops_leases=False, faults=frozenset({Fault.EVENT})),
+    "proven_emails_retried": Rules(proof_stops_retries=False, faults=frozenset({Fault.EVENT, Fault.OPERATOR})),
     "recorded_under_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
     "pinned_email_fails_over": Rules(keys=True, pins=False, faults=_NONE),
     "pin_not_durable": Rules(keys=True, durable_pins=False, faults=_NONE),

@@ -16,6 +16,8 @@ def broken(state: State, rules: Rules) -> str | None:
         return "an event happened to a leased email for which the table of transitions has no row"
     if accepted > allowed:
         return f"accepted {accepted} times, {allowed} allowed"
+    if state.sent_after_event:
+        return "an event had proven the email, and another send began"
     if row.status is Status.SENT and accepted == 0:
         return "sent, but never accepted"
     if row.status is Status.FAILED and accepted and rules.policy is OnUncertain.HOLD and not state.resent:
@@ -43,4 +45,4 @@ def is_final(state: State) -> bool:
 def _is_announced(state: State) -> bool:
     """Whether the email will reach a worker even if every process dies, without the recovery of lost messages."""
     held = any(worker.has_message for worker in state.workers)
-    return state.row.due or state.messages > 0 or held or state.purged or state.row.in_doubt
+    return state.row.due or state.messages > 0 or held or state.purged or state.row.in_doubt or state.row.proven

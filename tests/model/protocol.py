@@ -45,7 +45,12 @@ class Fault(Enum):
     LATE = "the connection is lost, and PostgreSQL executes the statement later"
     REFUSAL = "an adapter refuses an email, a provider takes nothing, or PostgreSQL refuses the result"
     OPERATOR = "an operator replays a failed or held email"
+    EVENT = "the provider reports an event: late, or never; it proves that the provider accepted the email"
     PROMOTION = "a promoted standby lacks every commit since the enqueue; tolerated only without other faults"
+
+
+ALL_FAULTS: Final = frozenset(Fault) - {Fault.PROMOTION, Fault.EVENT}
+"""The faults that a search allows at once. With events, it would have three times as many states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,13 @@ class Rules:
         durable_pins: The next lease returns the pin; otherwise only the worker's memory has it.
         pins: A pinned email is tried only at the provider with keys; otherwise at both.
         doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
+        proof_stops_leases: An email that an event proves to be accepted is not leased.
+        proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
         table: The product's table of email states. A mutant lacks a row.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
-    faults: frozenset[Fault] = frozenset(Fault) - {Fault.PROMOTION}
+    faults: frozenset[Fault] = ALL_FAULTS
     ledger: bool = True
     tokens: bool = True
     ack_after_commit: bool = True
@@ -90,6 +97,8 @@ class Rules:
     durable_pins: bool = True
     pins: bool = True
     doubts: bool = True
+    proof_stops_leases: bool = True
+    proof_stops_retries: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
@@ -123,6 +132,7 @@ def changes(state: State, rules: Rules) -> Iterator[Change]:
 def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
     yield from _relay(state, rules)
     yield from _servers(state)
+    yield from _events(state)
     yield from _operators(state)
     yield from _promotion(state)
     for i in WORKERS:
@@ -172,7 +182,8 @@ def _lease_prolonged(state: State, rules: Rules) -> State:
 def _closed(state: State, status: Status, **fields: Any) -> State:
     """The lease ends, and the email gets this status."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
-    fields = {"due": status is Status.PENDING, "in_doubt": False, "pinned": False, **fields}
+    proven = state.row.proven and status is not Status.SENT
+    fields = {"due": status is Status.PENDING, "in_doubt": False, "pinned": False, "proven": proven, **fields}
     state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
     return _recovery_is_final(state)
 
@@ -238,6 +249,9 @@ def _recorded(
     if not is_ours and not (status is Status.SENT and row.status is not Status.SENT):
         return state, None
     if transition is Transition.RELEASE and owner is not None:
+        if row.proven and rules.proof_stops_retries:
+            return state, None
+        state = state._replace(sent_after_event=state.sent_after_event or row.proven)
         deferred = _row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS), pinned=is_in_doubt)
         state = _lease_prolonged(deferred, rules)
         return _worker_is(state, owner, confirmed=True, pinned=is_in_doubt), Transition.DEFER
@@ -443,6 +457,15 @@ def _promotion(state: State) -> Iterator[Change]:
     yield Change(text, after._replace(promoted=True, may_be_held=True), fault=Fault.PROMOTION)
 
 
+def _events(state: State) -> Iterator[Change]:
+    """The provider reports what happened after it had accepted the email. Then the intake or the relay settles it."""
+    row = state.row
+    if state.accepted and not row.proven and row.status is not Status.SENT:
+        yield Change("an event proves that the email was accepted", _row_is(state, proven=True), fault=Fault.EVENT)
+    if row.proven and row.status is not Status.SENDING:
+        yield Change("the event settles the email", _closed(state, Status.SENT), Transition.EVIDENCE)
+
+
 def _operators(state: State) -> Iterator[Change]:
     if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0:
         after = _closed(state, Status.PENDING, attempts=0)
@@ -554,7 +577,7 @@ def _takes(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row = state.row
-    if row.status is Status.PENDING:
+    if _may_be_leased(row, rules):
         after = _leased(state, i, rules)
         leased = {"step": Step.LEASED, "email": EmailState.PREPARING, "attempt": after.row.attempts}
         leased |= {"pinned": row.pinned and rules.durable_pins, "by_key": False}
@@ -575,10 +598,14 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: acks the message of an email that is {row.status}", done)
 
 
+def _may_be_leased(row: Row, rules: Rules) -> bool:
+    return row.status is Status.PENDING and not (row.proven and rules.proof_stops_leases)
+
+
 def _leased(state: State, i: int, rules: Rules) -> State:
     row = state.row
     leased = {"status": Status.SENDING, "attempts": row.attempts + 1, "owner": i, "due": False, "in_doubt": False}
-    after = _row_is(state, expired=False, **leased)
+    after = _row_is(state, expired=False, **leased)._replace(sent_after_event=state.sent_after_event or row.proven)
     return _token_moves(after, rules, owner=i)
 
 
@@ -607,7 +634,7 @@ def _gives_back_unanswered(state: State, i: int, rules: Rules) -> Iterator[Chang
 def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
     row, late = state.row, state.workers[i].late
     done = _worker_is(state, i, late=Late.NONE)
-    if late is Late.LEASE and row.status is Status.PENDING:
+    if late is Late.LEASE and _may_be_leased(row, rules):
         after = _worker_is(_leased(done, i, rules), i, owns=False)
         yield Change(f"PostgreSQL executes worker {i}'s lease late", after, Transition.LEASE, fault=Fault.LATE)
     elif late is Late.RELEASE and row.status is Status.SENDING and row.owner == i:

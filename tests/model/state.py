@@ -142,6 +142,7 @@ class Row(NamedTuple):
             when the email changes.
         in_doubt: The email was published before a promotion that lost commits, and was not leased since.
         pinned: Only the provider with idempotency keys may be tried.
+        proven: An event proves that the provider accepted the email, and has not settled it yet.
     """
 
     status: Status = Status.PENDING
@@ -153,6 +154,7 @@ class Row(NamedTuple):
     recovered_from: int = NOBODY
     in_doubt: bool = False
     pinned: bool = False
+    proven: bool = False
 
 
 class State(NamedTuple):
@@ -167,6 +169,7 @@ class State(NamedTuple):
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
+        sent_after_event: A worker got a lease, or a longer lease for a retry, after an event had proven the email.
     """
 
     row: Row = Row()
@@ -180,6 +183,7 @@ class State(NamedTuple):
     resent: int = 0
     may_be_held: bool = False
     promoted: bool = False
+    sent_after_event: bool = False
 
 
 def canonical(state: State) -> State:

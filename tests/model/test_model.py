@@ -8,15 +8,15 @@ import pytest
 
 from dispatcher.domain.status import TRANSITIONS, OnUncertain, Status
 from tests.model.mutants import MUTANTS
-from tests.model.protocol import Fault, Rules
+from tests.model.protocol import ALL_FAULTS, Fault, Rules
 from tests.model.search import Found, search
 
 DEATHS: Final = frozenset({Fault.DEATH, Fault.HOST, Fault.RELAY, Fault.REPLY})
 LOST_OWNERS: Final = frozenset({Fault.HOST, Fault.RELAY})
 COPIES: Final = frozenset({Fault.COPY})
+EVENTS: Final = frozenset({Fault.EVENT})
 REFUSALS: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
-ALL_FAULTS: Final = frozenset(Fault) - {Fault.PROMOTION}
 
 
 def searched(
@@ -36,6 +36,8 @@ def all_found() -> list[Found]:
         (OnUncertain.RESEND, LOST_OWNERS),
         (OnUncertain.HOLD, COPIES),
         (OnUncertain.HOLD, REFUSALS),
+        (OnUncertain.HOLD, EVENTS),
+        (OnUncertain.RESEND, EVENTS),
     ]
     return [searched(policy, faults) for policy, faults in worlds]
 
@@ -67,6 +69,15 @@ def test_idempotency_keys_duplicate_nothing_with_many_faults(policy: OnUncertain
 @pytest.mark.parametrize("policy", OnUncertain)
 def test_nothing_is_lost_duplicated_or_stuck_with_all_faults_at_once(policy: OnUncertain) -> None:
     found = searched(policy, ALL_FAULTS)
+
+    assert found.counterexample is None, str(found.counterexample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+@pytest.mark.parametrize("fault", [Fault.OPERATOR, Fault.HOST])
+def test_no_send_begins_after_an_event(policy: OnUncertain, fault: Fault) -> None:
+    found = searched(policy, EVENTS | {fault})
 
     assert found.counterexample is None, str(found.counterexample)
 

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.leases import MAX_DEAD_LETTER_REPLAYS, DeadLetterVerdict, Lease
 from dispatcher.store.replays import ItemOutcome
@@ -26,6 +27,9 @@ class Known:
             same for its dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
         rows: Its attempts: number, outcome and worker.
+        is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
+        reported: The kinds of events that the provider has reported.
+        proven_by: The provider whose event waits to settle the email, or has settled it.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """
@@ -45,10 +49,13 @@ class Known:
     expiries: int = 0
     dead_letter_since: int | None = None
     is_discarded: bool = False
+    is_suppressed: bool = False
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
     rescue_of: tuple[str | None, int | None, bool] | None = None
+    reported: set[EventKind] = field(default_factory=set)
+    proven_by: str | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -70,6 +77,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
+        self.is_suppressed = False
 
     def release(self, step: int, *, token_moves: bool) -> None:
         """The worker or the relay releases the lease, and the attempt is not counted."""
@@ -120,6 +128,35 @@ class Known:
             self.attempts, self.expired_at = self.attempts + 1, None
         else:
             self.close(status, step)
+
+    @property
+    def may_be_leased(self) -> bool:
+        """Whether a worker may lease the email."""
+        return self.status is Status.PENDING and self.proven_by is None
+
+    def report(self, kind: EventKind, provider: str) -> None:
+        """A new event of the provider is stored."""
+        self.reported.add(kind)
+        if self.status is not Status.SENT:
+            self.proven_by = provider
+
+    @property
+    def is_settleable(self) -> bool:
+        """Whether an event waits to settle the email, and no worker has leased it."""
+        return self.proven_by is not None and self.status not in (Status.SENT, Status.SENDING)
+
+    def settle(self, step: int) -> None:
+        """The events settle the email."""
+        self._confirm_rescue()
+        if EventKind.REJECTED not in self.reported or self.reported - {EventKind.ACCEPTED, EventKind.REJECTED}:
+            self.close(Status.SENT, step)
+            return
+        self.proven_by = None
+        if self.status is Status.PENDING:
+            self.due_since = step
+        elif self.status is Status.HELD:
+            self.status = Status.FAILED
+            self.dead_letter_since = None if self.is_discarded else step
 
     def rescue(self, default: OnUncertain, max_attempts: int, step: int) -> None:
         """The lease expired without a result, and recovery resends the email or sets it to `held`."""

@@ -22,10 +22,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.drafts import DraftStore
+from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.failures import (
     confirm_held,
     discard_dead,
@@ -56,11 +60,15 @@ WORKERS: Final = ("worker-1", "worker-2")
 RELAY: Final = "slot-1:relay"
 PERSON: Final = {"actor": "ann@ops-1", "reason": "test"}
 LONG_SECONDS: Final = 600
+HASHER: Final = AddressHasher(b"k" * 32)
+BOOKED: Final = "ann@example.org"
+"""The recipient of every email."""
 EMPTIED: Final = (
     b"delete from email_log",
     b"delete from email_idempotency",
     b"delete from email_attempt",
     b"delete from email_hourly",
+    b"delete from email_event",
 )
 
 NUMBER: Final = st.integers(0, 1)
@@ -170,6 +178,8 @@ class Machine(RuleBasedStateMachine):
     def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
         """Brings an email into this status, and returns it. An email that was already sent is replaced by a new one."""
         known = self.two[number]
+        if known.is_settleable:
+            self._settle_proven()
         if known.status is status:
             return known
         if known.status is Status.SENT:
@@ -187,7 +197,7 @@ class Machine(RuleBasedStateMachine):
     def _lease(self, asked: list[Known], worker: str, key: str | None = None) -> None:
         keys = {known.email_id: key or known.key for known in asked}
         found = {lease.email_id: lease for lease in self.run(self.stores[worker].lease(keys, 60))}
-        wanted = [known for known in asked if not key and known.status is Status.PENDING]
+        wanted = [known for known in asked if not key and known.may_be_leased]
         assert set(found) == {known.email_id for known in wanted}
         for known in wanted:
             lease = found[known.email_id]
@@ -228,17 +238,21 @@ class Machine(RuleBasedStateMachine):
         elif known.rescued_token is not None and known.rescue_of is not None and known.rescue_of[0] == worker:
             known.recover(self._now())
 
-    def _record(self, known: Known, worker: str, lease: Lease, status: Status) -> None:
-        closing = result(lease, status, lease_seconds=LONG_SECONDS if status is Status.SENDING else None)
+    def _record(self, known: Known, worker: str, lease: Lease, status: Status, error_type: str | None = None) -> None:
+        lease_seconds = LONG_SECONDS if status is Status.SENDING else None
+        closing = result(lease, status, lease_seconds=lease_seconds, error_type=error_type)
         ours = self.run(self.stores[worker].record([closing]))
         is_evidence = status is Status.SENT and known.status is not Status.SENT
-        assert bool(ours) == (known.is_under(lease) or is_evidence)
+        is_stopped = status is Status.SENDING and known.proven_by is not None
+        assert bool(ours) == ((known.is_under(lease) and not is_stopped) or is_evidence)
         assert self.run(self.stores[worker].is_recorded(closing))
         known.rows.append((closing.attempt_number, closing.outcome, worker))
         if ours:
             self.counted[closing.outcome] += 1
             known.record(status, closing.outcome, self._now())
-        elif known.rescued_token == lease.token:
+            if error_type == Reason.SUPPRESSED:
+                known.is_suppressed, known.dead_letter_since = True, None
+        elif known.rescued_token == lease.token and not is_stopped:
             self.counted[closing.outcome] += 1
             known.record_after_rescue(status, closing.outcome, self._now())
 
@@ -403,6 +417,47 @@ class Machine(RuleBasedStateMachine):
             self._expire(known)
         self._lease(self.two, worker, key)
 
+    @rule(
+        number=NUMBER,
+        status=STATUS,
+        kind=st.sampled_from([EventKind.ACCEPTED, EventKind.DELIVERED, EventKind.REJECTED]),
+        then=st.sampled_from([_record, _release, _renew, _rescue, _lease_too]),
+        recorded=STATUS,
+        is_settled=st.booleans(),
+    )
+    def report(
+        self, number: int, status: Status, kind: EventKind, then: Write, recorded: Status, is_settled: bool
+    ) -> None:
+        """The provider reports an event twice. Another statement may come before the event settles the email."""
+        known = self._prepared(number, status)
+        event = ProviderEvent(
+            email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient=BOOKED
+        )
+        row = EventRow.of(event, HASHER)
+        is_new = kind not in known.reported
+        (stored,) = self.run(store_events(self.relay, [row, row]))
+        assert (stored.new, stored.duplicates) == (is_new, 2 - is_new)
+        if is_new:
+            known.report(kind, "smtp")
+            assert stored.settleable == ([known.email_id] if known.is_settleable else [])
+        self.tables_are_as_known()
+        if known.leases:
+            then(self, known, *known.leases[-1], recorded)
+        if is_settled:
+            self._settle_proven()
+
+    def _settle_proven(self) -> None:
+        settled = {email.email_id: email.status for email in self.run(self.outbox.settle_proven(100))}
+        changed = {}
+        for known in self.known.values():
+            if known.is_settleable:
+                before = known.status
+                known.settle(self._now())
+                self.counted["accepted"] += known.status is Status.SENT
+                if known.status is not before:
+                    changed[known.email_id] = known.status
+        assert settled == changed
+
     @rule(number=NUMBER, status=STATUS)
     def enqueue_again(self, number: int, status: Status) -> None:
         known = self._prepared(number, status)
@@ -473,6 +528,11 @@ class Machine(RuleBasedStateMachine):
         write(self, known, owner, lease, status)
         self.tables_are_as_known()
         again(self, known, owner, lease, status)
+
+    @rule(number=NUMBER)
+    def suppress_every_recipient(self, number: int) -> None:
+        known = self._prepared(number, Status.SENDING)
+        self._record(known, *known.leases[-1], Status.FAILED, Reason.SUPPRESSED.value)
 
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
@@ -589,7 +649,8 @@ class Machine(RuleBasedStateMachine):
             self.discard_a_dead_letter(number, status)
         if is_out:
             self.publish_dead_letters(number, status, is_late=False)
-        is_missed = known.is_dead and not known.dead_letter_since and not known.is_discarded
+        has_none = known.is_discarded or known.is_suppressed
+        is_missed = known.is_dead and not known.dead_letter_since and not has_none
         assert (known.email_id in self.run(find_dead_lettered(self.relay))) == is_missed
         again = self.run(republish_dead_letters(self.relay, {known.email_id: known.attempts - fewer}))
         assert bool(again) == (is_missed and not fewer)
@@ -627,6 +688,7 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
         "due": (row["publish_due_at"] is not None, row["dead_letter_due_at"] is not None),
         "sent": row["sent_at"] is not None,
         "discarded": row["dead_letter_discarded_at"] is not None,
+        "proven": row["proven_by"],
         "uncertain": row["was_uncertain"],
         "rescued": (row["rescued_from"], row["rescued_token"], row["rescued_in_doubt"]),
     }
@@ -643,6 +705,7 @@ def _expected(known: Known) -> dict[str, Any]:
         "due": (known.due_since is not None, known.dead_letter_since is not None),
         "sent": known.status is Status.SENT,
         "discarded": known.is_discarded,
+        "proven": known.proven_by,
         "uncertain": known.was_uncertain,
         "rescued": known.rescue_of or (None, None, None),
     }

@@ -47,6 +47,22 @@ MUTANTS: Final = {
     "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
     "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
     "state_with_another_workers_lease": Mutant("find_unleased", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
+    "lease_of_a_proven_email": Mutant("lease", "        and e.proven_by is null\n"),
+    "record_that_retries_a_proven_email": Mutant(
+        "record", "\n        and (r.status <> 'sending' or e.proven_by is null)"
+    ),
+    "event_that_marks_a_sent_email": Mutant("store_events", "(e.status <> 'sent') is true", "true"),
+    "event_that_marks_no_email": Mutant("store_events", "(e.status <> 'sent') is true", "false"),
+    "settlement_of_a_dropped_email_as_sent": Mutant("settle_proven", "not v.has_left and ", "false and "),
+    "settlement_of_a_delivered_email_as_dropped": Mutant("settle_proven", "not v.has_left and ", ""),
+    "settlement_that_keeps_the_dead_letter": Mutant(
+        "settle_proven",
+        "when not j.is_dropped then null\n            when j.previous_status = 'held' and",
+        "when not j.is_dropped then e.dead_letter_due_at\n            when j.previous_status = 'held' and",
+    ),
+    "settlement_that_completes_dropped_emails": Mutant(
+        "settle_proven", "where s.status = 'sent'\n        and", "where"
+    ),
     "renewal_with_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
     "renewal_of_a_released_email": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
     "renewal_that_shortens_a_lease": Mutant("renew", "greatest(", "least("),
@@ -98,6 +114,12 @@ MUTANTS: Final = {
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
+    "record_with_a_dead_letter_of_a_suppressed_email": Mutant(
+        "record", "            when r.error_type = 'suppressed' then null\n"
+    ),
+    "dead_letter_of_a_suppressed_email_is_missed": Mutant(
+        "find_dead_lettered", "    and error_type is distinct from 'suppressed'\n"
+    ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
         "(email_id, publish_due_at) in (\n                select t.email_id, t.due_at",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import tempfile
+from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,10 +32,12 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
+from dispatcher.store.suppressions import SuppressedHashes, SuppressionReader
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.pipeline import Pipeline
 from tests.providers.emails import an_email
@@ -99,6 +102,22 @@ class FakeLocked(LockedRows):
         return locked
 
 
+class NobodySuppressed(SuppressionReader):
+    """Contains no entries."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def open_hasher(self) -> AddressHasher:
+        return AddressHasher(b"key")
+
+    async def read_all(self) -> SuppressedHashes:
+        return SuppressedHashes(array("Q"), has_domains=False, until="1")
+
+    async def read_changed(self, since: str) -> SuppressedHashes:  # noqa: ARG002
+        return await self.read_all()
+
+
 class FakeStore(LeaseStore):
     """Executes the worker's statements on a dictionary.
 
@@ -109,6 +128,7 @@ class FakeStore(LeaseStore):
     """
 
     def __init__(self) -> None:
+        self.suppressions = NobodySuppressed()
         self.rows: dict[UUID, Row] = {}
         self.emails: dict[UUID, OutgoingEmail] = {}
         self.recorded: set[tuple[UUID, int]] = set()
@@ -155,7 +175,7 @@ class FakeStore(LeaseStore):
         def commit() -> dict[UUID, UnleasedEmail]:
             return {
                 i: UnleasedEmail(
-                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None
+                    key_of(i), row.status, row.token if row.ours and row.status is Status.SENDING else None, False
                 )
                 for i, row in rows.items()
             }

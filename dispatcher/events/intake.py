@@ -1,0 +1,129 @@
+"""Stores the events that providers report, and settles the emails whose acceptance they prove."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.suppression import DEFAULT_RULES, SuppressionRules
+from dispatcher.errors import StoreBusy, StoreUnavailable
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import Pool
+from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events
+from dispatcher.store.locked import LockedRows
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+BATCH: Final = 500
+"""Events per statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What `EventIntake.store` did with a batch of events.
+
+    Attributes:
+        duplicates: Events that were stored before. Providers repeat events.
+        unknown: Events whose email does not exist.
+        settled: Emails whose status the events changed.
+    """
+
+    new: int = 0
+    duplicates: int = 0
+    unknown: int = 0
+    settled: int = 0
+
+
+class EventIntake:
+    """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
+
+    def __init__(
+        self, pool: Pool, hasher: AddressHasher | None = None, rules: SuppressionRules = DEFAULT_RULES
+    ) -> None:
+        """
+        Args:
+            rules: Which events suppress a recipient (see `suppression_rules`).
+            hasher: Hashes recipients; by default, opened at the first call of `store`.
+        """
+        self._pool = pool
+        self._hasher = hasher
+        self._rules = rules
+        self._locked = LockedRows(pool)
+        self._log = get_log()
+
+    async def store(self, events: Sequence[ProviderEvent]) -> Stored:
+        """Stores events, and settles the emails that they prove. Idempotent.
+
+        When this method returns, the events are committed. Only then may a source tell the provider to forget them. An
+        event that PostgreSQL refuses to store is logged and left out: it would be refused again.
+
+        Raises:
+            StoreUnavailable: PostgreSQL is unreachable, or other transactions have locked some of the emails. Some
+                events may be stored. The source must repeat the call, or let the provider repeat the events.
+        """
+        if not events:
+            return Stored()
+        if self._hasher is None:
+            self._hasher = await AddressHasher.open(self._pool)
+        hasher = self._hasher
+        new = duplicates = unknown = settled = 0
+        locked: set[UUID] = set()
+        for part in _parts([EventRow.of(event, hasher) for event in events]):
+            found, skipped = await self._store(part)
+            locked |= skipped
+            new += sum(each.new for each in found)
+            duplicates += sum(each.duplicates for each in found)
+            unknown += sum(each.unknown for each in found)
+            settled += await self._settle(set(chain.from_iterable(each.settleable for each in found)))
+        if locked:
+            raise StoreBusy(f"Other transactions have locked the emails of some events ({len(locked)} emails).")
+        return Stored(new, duplicates, unknown, settled)
+
+    async def _store(self, rows: Sequence[EventRow]) -> tuple[list[StoredEvents], set[UUID]]:
+        """Stores a part of the events; returns what was done, and the emails that are locked."""
+        outcome = await self._locked.execute_unlocked(
+            {row.email_id for row in rows},
+            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
+        )
+        for email_id, error in outcome.refused.items():
+            metrics.EVENTS.add(1, "unknown", "unknown", "refused")
+            self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
+        found = outcome.rows()
+        for each in found:
+            labels = each.provider, each.metric_kind
+            metrics.EVENTS.add(each.new, *labels, "new")
+            metrics.EVENTS.add(each.duplicates, *labels, "duplicate")
+            metrics.EVENTS.add(each.unknown, *labels, "unknown")
+            metrics.DELIVERY_SECONDS.observe_all(each.delivery_seconds, each.provider)
+        return found, outcome.locked
+
+    async def _settle(self, email_ids: Collection[UUID]) -> int:
+        """Settles emails at once. If that fails, the leading relay settles them, because they are marked."""
+        with suppress(StoreUnavailable):
+            outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
+            report_settled(settled := outcome.rows())
+            return len(settled)
+        return 0
+
+
+def report_settled(settled: Iterable[SettledEmail]) -> None:
+    """Counts and logs emails whose status an event changed."""
+    for email in settled:
+        metrics.SETTLED.add(1, email.proven_by, email.previous_status, email.status)
+        get_log().info(
+            "email.settled",
+            email_id=str(email.email_id),
+            correlation_id=email.correlation_id,
+            provider=email.proven_by,
+            previous_status=email.previous_status,
+            status=email.status,
+        )
+
+
+def _parts(rows: Sequence[EventRow]) -> Iterable[Sequence[EventRow]]:
+    return (rows[start : start + BATCH] for start in range(0, len(rows), BATCH))

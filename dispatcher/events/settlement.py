@@ -1,0 +1,28 @@
+"""Settles emails that an event has marked while a worker had leased them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from dispatcher.events.intake import report_settled
+from dispatcher.store.outbox import Outbox
+
+POLL_SECONDS: Final = 1.0
+BATCH: Final = 500
+"""The most emails per round: the relay publishes between rounds."""
+
+
+class ProvenEmails:
+    """A service of the leading relay.
+
+    The intake settles an email itself unless a worker has leased the email, or the intake was interrupted.
+    """
+
+    interval_seconds = POLL_SECONDS
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+
+    async def run_once(self) -> None:
+        """Settles a batch of emails that are marked and no longer leased."""
+        report_settled(await self._outbox.settle_proven(BATCH))

@@ -1,0 +1,142 @@
+"""Statements about the events that providers report, and about the emails whose acceptance they prove."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.scrub import scrub
+from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import DEFAULT_RULES, Recipient, SuppressionRules
+from dispatcher.store.address_hashes import AddressHasher, normalised
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import Source, fetch
+
+MAX_CODE_CHARACTERS: Final = 64
+_ORDER: Final = attrgetter("email_id.int", "event_key")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventRow:
+    """A row of `email_event` before it is inserted."""
+
+    email_id: UUID
+    event_key: bytes
+    provider: str
+    kind: str
+    bounce: str | None
+    address_hash: bytes | None
+    masked: str | None
+    code: str | None
+    detail: str | None
+    happened_at: Any
+
+    @classmethod
+    def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
+        """The row of an event: with the recipient's hash instead of its address, and with scrubbed texts."""
+        address_hash = hasher.hash(event.recipient) if event.recipient else None
+        return cls(
+            email_id=event.email_id,
+            event_key=event.key(address_hash),
+            provider=event.provider,
+            kind=event.kind.value,
+            bounce=event.bounce and event.bounce.value,
+            address_hash=address_hash,
+            masked=Recipient(normalised(event.recipient), is_domain=False).masked if event.recipient else None,
+            code=scrub(event.code)[:MAX_CODE_CHARACTERS] if event.code else None,
+            detail=scrub(event.detail) if event.detail else None,
+            happened_at=event.happened_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvents:
+    """What `store_events` did with the events of one provider, kind and bounce.
+
+    Attributes:
+        given: All events, with duplicates.
+        new: Events that were not stored before.
+        unknown: Events whose email does not exist.
+        delivery_seconds: For each new delivery, the time from the provider's acceptance.
+        settleable: Emails of any provider and kind that these events marked and that no worker has leased.
+    """
+
+    provider: str
+    kind: EventKind
+    bounce: Bounce | None
+    given: int
+    new: int
+    unknown: int
+    delivery_seconds: list[float]
+    settleable: list[UUID]
+
+    @property
+    def metric_kind(self) -> str:
+        """The kind as a label of a metric: for a bounce, also how permanent it is, such as `bounced_hard`."""
+        return f"{self.kind}_{self.bounce}" if self.bounce else self.kind
+
+    @property
+    def duplicates(self) -> int:
+        """Events that were already stored."""
+        return self.given - self.new - self.unknown
+
+
+@dataclass(frozen=True, slots=True)
+class SettledEmail:
+    """An email whose status an event changed.
+
+    Attributes:
+        proven_by: The provider that reported the event.
+    """
+
+    email_id: UUID
+    correlation_id: str | None
+    proven_by: str
+    previous_status: Status
+    status: Status
+
+
+async def store_events(
+    source: Source, rows: Sequence[EventRow], rules: SuppressionRules = DEFAULT_RULES
+) -> list[StoredEvents]:
+    """Stores events, marks their emails and suppresses recipients, in one statement and one commit. Idempotent.
+
+    Args:
+        rows: At least one.
+    """
+    ordered = sorted(rows, key=_ORDER)
+    parameters: dict[str, Any] = {
+        "email_ids": [row.email_id for row in ordered],
+        "event_keys": [row.event_key for row in ordered],
+        "providers": [row.provider for row in ordered],
+        "kinds": [row.kind for row in ordered],
+        "bounces": [row.bounce for row in ordered],
+        "address_hashes": [row.address_hash for row in ordered],
+        "masked": [row.masked for row in ordered],
+        "codes": [row.code for row in ordered],
+        "details": [row.detail for row in ordered],
+        "happened_ats": [row.happened_at for row in ordered],
+        "lowest_id": ordered[0].email_id,
+        "highest_id": ordered[-1].email_id,
+        "suppress_on": [reason.value for reason in rules.reasons],
+        "suppress_days": rules.days,
+        "soft_bounces": rules.soft_bounces,
+        "soft_bounce_days": rules.soft_bounce_days,
+    }
+    return await fetch(source, "store_events", parameters, into=StoredEvents)
+
+
+async def find_proven(source: Source, limit: int) -> list[UUID]:
+    """Up to `limit` emails that an event has marked and that no worker has leased, oldest first."""
+    return [row[0] for row in await fetch(source, "find_proven", {"limit": limit})]
+
+
+async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
+    """Settles marked emails by their events; leaves out locked emails. Returns the emails whose status changed."""
+    if not email_ids:
+        return []
+    return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)

@@ -1,0 +1,252 @@
+-- name: store_events
+-- Stores events, one per position of the lists, sorted by email and event key. Leaves out events that are already
+-- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`: the event
+-- proves that the provider accepted it, so no later lease takes it. settle_proven does the rest.
+-- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
+-- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
+-- suppresses none of them, because a provider that does not know who complained names everybody at the same server.
+-- Returns a row per provider, kind and bounce: the number of events, of new events, and of events without an email; the seconds
+-- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
+with given as (
+    select *
+    from unnest(
+        %(email_ids)s::uuid[],
+        %(event_keys)s::bytea[],
+        %(providers)s::text[],
+        %(kinds)s::text[],
+        %(bounces)s::text[],
+        %(address_hashes)s::bytea[],
+        %(masked)s::text[],
+        %(codes)s::text[],
+        %(details)s::text[],
+        %(happened_ats)s::timestamptz[]
+    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at)
+),
+known as (
+    select email_id, sent_at, tenant_id
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+),
+stored as (
+    insert into dispatcher.email_event (
+        email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at
+    )
+    select email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at
+    from given
+    where email_id in (select email_id from known)
+    order by email_id, event_key
+    on conflict (email_id, event_key) do nothing
+    returning email_id, event_key, provider, kind, bounce, address_hash, happened_at
+),
+reasoned as (
+    select
+        s.email_id, s.event_key, s.address_hash, k.tenant_id,
+        case
+            when s.bounce = 'hard' then 'hard_bounce'
+            when s.kind = 'unsubscribed' then 'unsubscribe'
+            when s.kind = 'complained' and not exists (
+                select from given as g
+                where g.email_id = s.email_id and g.kind = s.kind and g.address_hash <> s.address_hash
+            ) then 'complaint'
+            when s.bounce = 'soft' and %(soft_bounces)s::integer > 0 and (
+                select count(distinct b.email_id) filter (where b.email_id <> s.email_id) + 1
+                from (
+                    select v.email_id
+                    from dispatcher.email_event as v
+                    join dispatcher.email_log as e using (email_id)
+                    where v.address_hash = s.address_hash
+                        and v.bounce = 'soft'
+                        and v.received_at > now() - %(soft_bounce_days)s::integer * interval '1 day'
+                        and e.tenant_id = k.tenant_id
+                    union all
+                    select o.email_id
+                    from stored as o
+                    join known as e using (email_id)
+                    where o.address_hash = s.address_hash
+                        and o.bounce = 'soft'
+                        and e.tenant_id = k.tenant_id
+                ) as b
+            ) >= %(soft_bounces)s::integer then 'soft_bounce'
+        end as reason
+    from stored as s
+    join known as k using (email_id)
+    where s.address_hash is not null
+        and (s.kind in ('complained', 'unsubscribed') or s.bounce in ('hard', 'soft'))
+),
+suppressed as (
+    insert into dispatcher.suppression as p (
+        tenant_id, address_hash, is_domain, masked, reason, source_email_id, source_event_key, expires_at
+    )
+    select distinct on (r.tenant_id, r.address_hash)
+        r.tenant_id, r.address_hash, false, g.masked, r.reason, r.email_id, r.event_key,
+        case when %(suppress_days)s::integer > 0 then now() + %(suppress_days)s::integer * interval '1 day' end
+    from reasoned as r
+    join given as g using (email_id, event_key)
+    where r.reason = any(%(suppress_on)s::text[])
+        or r.reason = 'soft_bounce'
+    order by r.tenant_id, r.address_hash, r.email_id, r.event_key
+    on conflict (tenant_id, address_hash) do update
+    set
+        masked = excluded.masked,
+        reason = excluded.reason,
+        source_email_id = excluded.source_email_id,
+        source_event_key = excluded.source_event_key,
+        note = null,
+        created_at = excluded.created_at,
+        expires_at = excluded.expires_at,
+        changed_in = excluded.changed_in
+    where p.expires_at is not null
+        and (excluded.expires_at is null or excluded.expires_at > p.expires_at)
+),
+marked as (
+    update dispatcher.email_log as e
+    set proven_by = (select min(s.provider) from stored as s where s.email_id = e.email_id)
+    where e.email_id = any(array(select email_id from stored))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (e.status <> 'sent') is true
+    returning e.email_id, e.status
+),
+counted as (
+    select provider, kind, bounce, true as is_new, false as is_unknown,
+        case when kind = 'delivered' then extract(epoch from happened_at - sent_at)::double precision end as seconds
+    from stored
+    join known using (email_id)
+    union all
+    select provider, kind, bounce, false, email_id not in (select email_id from known), null
+    from given
+)
+select
+    provider, kind, bounce, count(*) filter (where not is_new), count(*) filter (where is_new),
+    count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
+    array(select email_id from marked where status <> 'sending')
+from counted
+group by provider, kind, bounce;
+
+-- name: find_proven
+-- Marked emails that no worker has leased, oldest first: settle_proven settles them.
+select email_id
+from dispatcher.email_log
+where proven_by is not null
+    and status <> 'sent'
+    and status in ('pending', 'failed', 'held')
+order by email_id
+limit %(limit)s;
+
+-- name: settle_proven
+-- Settles marked emails by their events. Leaves out emails that a worker has leased: the worker's record will say more.
+-- Usually, the email becomes `sent`: its key is completed, and it is counted. It is dropped if the provider rejected
+-- every recipient after it had accepted the email, and no event shows that the email left the provider. A dropped email
+-- has not arrived: if it was held, it becomes failed; if it is pending, it may be sent again.
+-- Audited. Returns a row per email that was not only unmarked.
+with free as (
+    select email_id, status, proven_by, error_type
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (proven_by is not null and status in ('pending', 'failed', 'held')) is true
+    order by email_id
+    for no key update skip locked
+),
+content as (
+    select
+        email_id,
+        jsonb_array_length(coalesce(recipients -> 'to', '[]'))
+        + jsonb_array_length(coalesce(recipients -> 'cc', '[]'))
+        + jsonb_array_length(coalesce(recipients -> 'bcc', '[]')) as recipient_count
+    from dispatcher.email_content
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+),
+evidence as (
+    select
+        email_id,
+        bool_or(kind not in ('accepted', 'rejected')) as has_left,
+        bool_or(kind = 'rejected' and address_hash is null) as is_rejected_whole,
+        count(distinct address_hash) filter (where kind = 'rejected') as rejected_count,
+        (array_agg(concat_ws(' ', code, detail) order by happened_at desc) filter (where kind = 'rejected'))[1] as words
+    from dispatcher.email_event
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+    group by email_id
+),
+judged as (
+    select
+        f.email_id, f.status as previous_status, f.proven_by, v.words,
+        coalesce(
+            not v.has_left and (v.is_rejected_whole or v.rejected_count >= greatest(c.recipient_count, 1)), false
+        ) as is_dropped
+    from free as f
+    left join evidence as v using (email_id)
+    left join content as c using (email_id)
+),
+settled as (
+    update dispatcher.email_log as e
+    set
+        status = case
+            when not j.is_dropped then 'sent'
+            when j.previous_status = 'held' then 'failed'
+            else j.previous_status
+        end,
+        proven_by = case when not j.is_dropped then j.proven_by end,
+        provider = case when not j.is_dropped or j.previous_status = 'held' then j.proven_by else e.provider end,
+        sent_at = case when not j.is_dropped then clock_timestamp() end,
+        rescued_token = null,
+        error_type = case
+            when not j.is_dropped then null
+            when j.previous_status = 'held' then 'dropped_by_provider'
+            else e.error_type
+        end,
+        last_error = case
+            when not j.is_dropped then null
+            when j.previous_status = 'held' then concat_ws(': ', 'The provider accepted the email, then dropped it', j.words)
+            else e.last_error
+        end,
+        publish_due_at = case when j.is_dropped and j.previous_status = 'pending' then clock_timestamp() end,
+        dead_letter_due_at = case
+            when not j.is_dropped then null
+            when j.previous_status = 'held' and e.dead_letter_discarded_at is null then clock_timestamp()
+            else e.dead_letter_due_at
+        end
+    from judged as j
+    where e.email_id = any(array(select email_id from judged))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.email_id = j.email_id
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status, j.proven_by
+),
+completed as (
+    update dispatcher.email_idempotency as k
+    set completed_at = clock_timestamp()
+    from settled as s
+    where s.status = 'sent'
+        and k.tenant_id = any(array[s.tenant_id])
+        and k.message_key = s.message_key
+),
+counted as (
+    insert into dispatcher.email_hourly (hour, provider, outcome, slot, email_count)
+    select date_trunc('hour', now(), 'UTC'), proven_by, 'accepted', 'evidence', count(*)
+    from settled
+    where status = 'sent'
+    group by proven_by
+    order by proven_by
+    on conflict (hour, provider, outcome, slot) do update
+    set email_count = email_hourly.email_count + excluded.email_count
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
+    select
+        'evidence:' || proven_by,
+        'settle',
+        case status
+            when 'sent' then 'The provider reported an event, so it had accepted the email.'
+            else 'The provider reported that it dropped the email.'
+        end,
+        email_id,
+        jsonb_build_object('attempts', attempt_count, 'from', previous_status, 'to', status)
+    from settled
+    where status <> previous_status
+)
+select email_id, correlation_id, proven_by, previous_status, status
+from settled
+where status <> previous_status;
