@@ -15,7 +15,7 @@ from benchmarks.c_sink import running_c_sink
 from benchmarks.double import read_acceptances
 from dispatcher.dev.acceptance_ledger import read_ledger
 
-PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
+PROVIDERS: Final = ("sendgrid", "ses", "resend", "smtp", "capture")
 
 Acceptances = Mapping[str, Sequence[float]]
 """The times of acceptance by email id, in Unix seconds; an email with two times was accepted twice."""
@@ -70,6 +70,8 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
 def _settings_of(provider: str, url: str) -> dict[str, str]:
     if provider == "sendgrid":
         return {"SENDGRID_API_KEY": "SG.benchmark", "DISPATCHER_SENDGRID_HOST": url}
+    if provider == "resend":
+        return {"RESEND_API_KEY": "re_benchmark", "DISPATCHER_RESEND_URL": url}
     return {
         "DISPATCHER_SES_ENDPOINT_URL": url,
         "AWS_REGION": "eu-west-1",

@@ -283,7 +283,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-_PROVIDER_HELP: Final = f"one or more of {', '.join(PROVIDERS)}; sendgrid and ses over HTTPS; default: sendgrid"
+_PROVIDER_HELP: Final = f"one or more of {', '.join(PROVIDERS)}; sendgrid, ses and resend over HTTPS; default: sendgrid"
 _SET_HELP: Final = "a setting of the dispatcher; with several values, each value is a separate case"
 _SINK_HELP: Final = "for smtp: our sink with a ledger (default), or Postfix's smtp-sink in C without one"
 _COMPARE_HELP: Final = "compare with the run in DIR; with two DIRs, compare those and measure nothing"

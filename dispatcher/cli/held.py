@@ -58,8 +58,8 @@ def command() -> None:
       dispatcher held release ID --reason "the provider never received it"
 
     A held email may have been transmitted, but no answer is known: it may have arrived. The dispatcher never guesses.
-    To find out, search for the email's id at the provider: SendGrid's custom argument `email_id`, SES's tag
-    `email_id`, SMTP's Message-ID.
+    To find out, search for the email's id at the provider: SendGrid's custom argument `email_id`, SES's and
+    Resend's tag `email_id`, SMTP's Message-ID.
     """
 
 

@@ -59,7 +59,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--provider", "postcard"], "known: sendgrid, ses, smtp, capture"),
+        (["--provider", "postcard"], "known: sendgrid, ses, resend, smtp, capture"),
         (["--workers", "0"], "whole number of at least 1"),
         (["--rate", "0%"], "must be a number above 0"),
         (["--sink", "c"], "add --provider smtp"),

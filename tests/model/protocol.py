@@ -73,6 +73,11 @@ class Rules:
         confirms_recovery: If an uncertain attempt is recorded after recovery, the recovery becomes final.
         fenced_undo: Recovery is undone only if the email has not changed since the recovery; otherwise whenever the
             email is held.
+        keys: There are two providers, and one of them has idempotency keys; otherwise only one, without keys. No key
+            expires.
+        durable_pins: The next lease returns the pin; otherwise only the worker's memory has it.
+        pins: A pinned email is tried only at the provider with keys; otherwise at both.
+        doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
         proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
         table: The product's table of email states. Some mutants remove a row.
@@ -90,6 +95,10 @@ class Rules:
     own_name: bool = True
     confirms_recovery: bool = True
     fenced_undo: bool = True
+    keys: bool = False
+    durable_pins: bool = True
+    pins: bool = True
+    doubts: bool = True
     proof_stops_leases: bool = True
     proof_stops_retries: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
@@ -177,7 +186,7 @@ def _closed(state: State, status: Status, **fields: Any) -> State:
     """The lease ends, and the email gets this status."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
     proven = state.row.proven and status is not Status.SENT
-    fields = {"due": status is Status.PENDING, "in_doubt": False, "proven": proven, **fields}
+    fields = {"due": status is Status.PENDING, "in_doubt": False, "pinned": False, "proven": proven, **fields}
     state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
     return _recovery_is_final(state)
 
@@ -190,16 +199,25 @@ def _recovery_is_final(state: State) -> State:
 
 def _released(state: State, **fields: Any) -> State:
     """The lease is released, and its attempt does not count."""
-    return _closed(state, Status.PENDING, attempts=max(0, state.row.attempts - 1), **fields)
+    fields = {"attempts": max(0, state.row.attempts - 1), "pinned": state.row.pinned, **fields}
+    return _closed(state, Status.PENDING, **fields)
 
 
-def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[Status, Transition]:
+def _decided(
+    state: State, answer: Answer, attempt: int, rules: Rules, *, is_in_doubt: bool = False
+) -> tuple[Status, Transition]:
     """The email's new status for an outcome, if no owner can retry (`domain/decision.py`, `store/results.py`)."""
     has_attempts_left = attempt < MAX_ATTEMPTS
     match answer:
         case Answer.ACCEPTED:
             late = state.row.status is not Status.SENDING
             return Status.SENT, Transition.EVIDENCE if late else Transition.ACCEPT
+        case Answer.DEFERRED | Answer.UNCERTAIN if is_in_doubt and has_attempts_left:
+            return Status.PENDING, Transition.RELEASE
+        case Answer.UNCERTAIN if is_in_doubt:
+            return Status.HELD, Transition.HOLD
+        case Answer.DEFERRED | Answer.REJECTED if is_in_doubt and rules.doubts:
+            return Status.HELD, Transition.HOLD
         case Answer.DEFERRED if has_attempts_left:
             return Status.PENDING, Transition.RELEASE
         case Answer.DEFERRED | Answer.REJECTED:
@@ -219,6 +237,8 @@ def _recorded(
     owns: bool,
     owner: int | None = None,
     owner_recovered: bool = False,
+    pinned: bool = False,
+    by_key: bool = False,
 ) -> tuple[State, Transition | None]:
     """Models the `record` statement; returns the next state, and the transition if the status changes.
 
@@ -229,9 +249,10 @@ def _recorded(
         owner_recovered: Recovery took the lease from this worker.
     """
     row = state.row
+    is_in_doubt = pinned or (by_key and answer is Answer.UNCERTAIN)
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
-        return _recorded_after_recovery(state, answer, attempt, rules)
-    status, transition = _decided(state, answer, attempt, rules)
+        return _recorded_after_recovery(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
+    status, transition = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
     is_ours = row.status is Status.SENDING and (owns or not rules.tokens)
     if answer is Answer.ACCEPTED and not owns:
         transition = Transition.EVIDENCE
@@ -241,21 +262,23 @@ def _recorded(
         if row.proven and rules.proof_stops_retries:
             return state, None
         state = state._replace(sent_after_event=state.sent_after_event or row.proven)
-        state = _lease_prolonged(_row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS)), rules)
-        return _worker_is(state, owner, confirmed=True), Transition.DEFER
+        deferred = _row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS), pinned=is_in_doubt)
+        state = _lease_prolonged(deferred, rules)
+        return _worker_is(state, owner, confirmed=True, pinned=is_in_doubt), Transition.DEFER
     if transition is Transition.RESEND:
         state = state._replace(resent=state.resent + 1)
-    return _closed(state, status), transition
+    return _closed(state, status, pinned=is_in_doubt and transition is Transition.RELEASE), transition
 
 
 def _recorded_after_recovery(
-    state: State, answer: Answer, attempt: int, rules: Rules
+    state: State, answer: Answer, attempt: int, rules: Rules, *, is_in_doubt: bool
 ) -> tuple[State, Transition | None]:
     """The `record` statement for a lease that recovery took, if the email has not changed since the recovery."""
-    if answer is Answer.UNCERTAIN:
+    status, _ = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
+    if answer is Answer.UNCERTAIN or status is Status.HELD:
         return (_recovery_is_final(state) if rules.confirms_recovery else state), None
-    status, _ = _decided(state, answer, attempt, rules)
-    return _closed(state, status), Transition.RECOVER if status is Status.PENDING else Transition.FAIL
+    after = _closed(state, status, pinned=is_in_doubt)
+    return after, Transition.RECOVER if status is Status.PENDING else Transition.FAIL
 
 
 def _undone(state: State) -> State:
@@ -317,6 +340,7 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
     if transition is Transition.HOLD:
         workers = tuple(worker._replace(recovered=worker.owns) for worker in after.workers)
         after = _row_is(after, recovered_from=state.row.owner)._replace(workers=workers)
+    after = _row_is(after, pinned=state.row.pinned)
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
@@ -354,7 +378,8 @@ def _settles_living(state: State, i: int, rules: Rules) -> Change:
             return Change(f"relay: voids worker {i}'s leases", after)
         case Stage.VOIDED:
             slot = worker.slot if worker.owns else Answer.NONE
-            after = _settlement_is(state, i, settlement._replace(stage=Stage.READ, slot=slot, attempt=worker.attempt))
+            read = settlement._replace(stage=Stage.READ, slot=slot, attempt=worker.attempt, by_key=worker.by_key)
+            after = _settlement_is(state, i, read)
             return Change(f"relay: reads worker {i}'s ledger: {_said(slot)}", after)
         case _:
             after, transition = _settled_living(_settlement_is(state, i, LiveSettlement()), i, settlement, rules)
@@ -368,7 +393,8 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
     if settlement.slot is Answer.NONE:
         return _token_moves(_released(state), rules), Transition.RELEASE
     answer = Answer.UNCERTAIN if settlement.slot is Answer.ON_THE_WIRE else settlement.slot
-    after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True)
+    doubt = {"pinned": state.row.pinned, "by_key": settlement.by_key}
+    after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True, **doubt)
     return (after if rules.own_name else _worker_is(after, i, attempted=answer)), transition
 
 
@@ -378,8 +404,9 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
     worker = state.workers[i]
     if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
         answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
+        doubt = {"pinned": state.row.pinned, "by_key": worker.by_key}
         after, transition = _recorded(
-            state, answer, worker.attempt, rules, owns=worker.owns, owner_recovered=worker.recovered
+            state, answer, worker.attempt, rules, owns=worker.owns, owner_recovered=worker.recovered, **doubt
         )
         text = f"relay: records the content of dead worker {i}'s ledger: {_said(worker.slot)}"
         return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
@@ -565,6 +592,7 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if _may_be_leased(row, rules):
         after = _leased(state, i, rules)
         leased = {"step": Step.LEASED, "email": EmailState.PREPARING, "attempt": after.row.attempts}
+        leased |= {"pinned": row.pinned and rules.durable_pins, "by_key": False}
         has = _worker_is(after, i, **leased, confirmed=True, attempted=Answer.NONE)
         yield Change(f"worker {i}: leases it", has, Transition.LEASE)
         lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
@@ -636,8 +664,10 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
     event = EmailEvent.MARK if is_first else EmailEvent.SEND
     if is_first is rules.slot_before_check:
         slot = Answer.ON_THE_WIRE if rules.ledger else Answer.NONE
-        after = _on(state, i, event, rules=rules, slot=slot)._replace(may_be_held=True)
-        yield Change(f"worker {i}: its ledger says on the wire", after)
+        for by_key in _providers(worker, rules):
+            after = _on(state, i, event, rules=rules, slot=slot, by_key=by_key)._replace(may_be_held=True)
+            name = " at the provider with keys" if by_key else ""
+            yield Change(f"worker {i}: its ledger says on the wire{name}", after)
     elif worker.confirmed:
         yield Change(f"worker {i}: its lease is not void", _on(state, i, event, rules=rules))
     elif not is_first:
@@ -645,8 +675,18 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: its lease is void: clears its slot", after)
 
 
+def _providers(worker: Worker, rules: Rules) -> tuple[bool, ...]:
+    """The providers that may be tried: for each, whether it has idempotency keys."""
+    if not rules.keys:
+        return (False,)
+    return (True,) if worker.pinned and rules.pins else (True, False)
+
+
 def _sends(state: State, i: int) -> Iterator[Change]:
-    accepted = state._replace(accepted=state.accepted + 1)
+    by_key = state.workers[i].by_key
+    accepted = state._replace(accepted=state.accepted + 1, keyed=state.keyed or by_key)
+    if by_key and state.keyed:
+        accepted = state  # the provider repeats its first answer
     for outcome, before, text in (
         (Answer.ACCEPTED, accepted, "accepts it"),
         (Answer.UNCERTAIN, accepted, "accepts it and closes without an answer"),
@@ -670,20 +710,34 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
             again = _worker_is(state, i, email=EmailState.ANSWERED)
             yield Change(f"worker {i}: finds no record of its attempt", again)
         else:
-            kept = Answer.NONE if worker.outcome is Answer.DEFERRED else worker.outcome
+            kept = Answer.NONE if _is_retried(worker) else worker.outcome
             after = _on(state, i, EmailEvent.RECORD, rules=rules, outcome=kept)
             yield Change(f"worker {i}: finds its attempt recorded", after)
         return
+    doubt = {"pinned": worker.pinned, "by_key": worker.by_key}
     after, transition = _recorded(
-        state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i, owner_recovered=worker.recovered
+        state,
+        worker.outcome,
+        worker.attempt,
+        rules,
+        owns=worker.owns,
+        owner=i,
+        owner_recovered=worker.recovered,
+        **doubt,
     )
     after = _worker_is(after, i, attempted=worker.outcome)
-    is_lost = worker.outcome is Answer.DEFERRED and transition in (None, Transition.RECOVER)
+    is_lost = _is_retried(worker) and transition in (None, Transition.RECOVER)
     outcome = Answer.NONE if is_lost else worker.outcome
     text = f"worker {i}: records it ({_said(worker.outcome)})"
     yield Change(text, _on(after, i, EmailEvent.RECORD, rules=rules, outcome=outcome), transition)
     lost = _on(after, i, EmailEvent.LOSE_REPLY, rules=rules)
     yield Change(f"{text}, and the reply is lost", lost, transition, fault=Fault.REPLY)
+
+
+def _is_retried(worker: Worker) -> bool:
+    """Whether the worker's result is a deferral."""
+    is_in_doubt = worker.outcome is Answer.UNCERTAIN and (worker.by_key or worker.pinned)
+    return worker.outcome is Answer.DEFERRED or (is_in_doubt and worker.attempt < MAX_ATTEMPTS)
 
 
 def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -695,7 +749,7 @@ def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if worker.outcome is Answer.NONE:
         after = _on(cleared, i, EmailEvent.RELEASE, rules=rules)
         yield Change(f"{text}, and will not retry: its lease was lost", after)
-    elif worker.outcome is Answer.DEFERRED and worker.attempt < MAX_ATTEMPTS:
+    elif _is_retried(worker) and worker.attempt < MAX_ATTEMPTS:
         again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
         for change in _waits(again, i, rules):
             yield change._replace(text=f"{text}; then {change.text}")
