@@ -42,7 +42,7 @@ MARK_AFTER_SECONDS: Final = 5.0
 """How long the relay waits before it clears a due mark itself. A lease also clears the mark, and workers that keep up
 lease sooner. Far below the alarm threshold (60 s)."""
 MAX_UNMARKED: Final = 30_000
-"""The most published emails with a due mark that the relay remembers: about 10 MB. After a relay dies, at most this many
+"""The most published emails with a due mark that the relay remembers: about 10 MB. If a relay dies, at most this many
 messages are duplicates, which cost a worker one or two seconds."""
 FULL_SCAN_SHARE: Final = 1 / 50
 """The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
