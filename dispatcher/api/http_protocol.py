@@ -259,7 +259,10 @@ class StrictHttpProtocol(HttpToolsProtocol):
         raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
-        """Sends a problem, unless the client would take it for the response to a different request, and then closes."""
+        """Sends a problem and closes the connection.
+
+        Sends no problem if the client would take it for the response to a different request.
+        """
         self._set_timer(None)
         if self.transport.is_closing():
             return

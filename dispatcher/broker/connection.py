@@ -39,7 +39,8 @@ ANSWER_SECONDS: Final = 30.0
 """Timeout of a call on a channel. Declaring a quorum queue takes a vote of the cluster."""
 CLOSE_SECONDS: Final = 5.0
 TRUSTED_SECONDS: Final = 0.2
-"""RabbitMQ reports a quorum queue as empty if the queue did not answer it within 0.25 s (rabbit_quorum_queue:stat)."""
+"""A count of 0 is trusted only if it arrives within this time: RabbitMQ also reports 0 for a quorum queue that did not
+answer RabbitMQ within 0.25 s (rabbit_quorum_queue:stat)."""
 MAX_QUEUE_QUERIES: Final = 10
 _DEFAULTS: Final = {
     "socket_timeout": CONNECT_SECONDS / 2,

@@ -67,7 +67,7 @@ REMEDIES: Final = {
     _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (write / as %2F), or grant access: "
     "`dispatcher topology users` prints the commands.",
 }
-"""How to fix a refused login, by reason. To wait, or to restart RabbitMQ, does not help in these cases."""
+"""How to fix a refused login, by reason. Waiting does not help in these cases; restarting RabbitMQ does not, either."""
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (

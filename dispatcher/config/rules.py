@@ -7,7 +7,7 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""The longest wait before a retry that causes no warning."""
+"""A wait before a retry causes no warning if it is not longer than this."""
 
 
 def suspicious_settings(settings: Settings) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class Kind(StrEnum):
     DEAD_LETTERS = "dead_letters"
     """The DLQ contains messages."""
     DEAD_LETTERS_UNPUBLISHED = "dead_letters_unpublished"
-    """The age of the oldest dead letter grows, but the DLQ is empty, so its depth does not show the problem."""
+    """Dead letters do not reach the DLQ: the oldest has been due for too long. The DLQ's depth does not show this."""
     PROBE_FAILED = "probe_failed"
     """The depth of the DLQ could not be read."""
     UNDECIDED_EXPIRING = "undecided_expiring"

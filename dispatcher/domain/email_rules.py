@@ -21,7 +21,7 @@ from dispatcher.domain.text import body_fault, header_fault
 from dispatcher.errors import InvalidEmail
 
 MAX_TENANT_CHARACTERS: Final = 100
-"""Every log line and index entry contains the tenant id."""
+"""Every log line and index entry contains the tenant id, so it must be short."""
 MAX_RECIPIENTS: Final = 1000
 """Limit for to, cc and bcc together, and for reply_to: SendGrid's limit per request. SMTP servers must accept 100 (RFC
 5321)."""

@@ -16,11 +16,12 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_BATCH: Final = 512
-"""The most items per batch, and so ids per statement. Above some hundreds, throughput no longer grows, and rows stay
-locked longer."""
+"""The most items per batch, and so the most ids per statement. Larger batches than some hundreds are not faster, and
+keep rows locked for longer."""
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""If the last batch was at least a quarter full, the next batch fills soon: wait for it even if it is urgent."""
+"""After a batch that was at least a quarter full, the next batch fills soon. So the queue waits for a full batch, even
+if other work waits (`is_urgent`)."""
 
 
 class BatchQueue(Generic[T]):

@@ -153,7 +153,7 @@ class Ledger:
 
     @property
     def voided_at(self) -> float:
-        """When the relay last voided leases (`steady_clock`). Read after `mark_on_wire`, before the first byte."""
+        """When the relay last voided leases (`steady_clock`). Read it after `mark_on_wire`, before the first byte."""
         return float(VOIDED.unpack_from(self._map, VOIDED_AT)[0])
 
     @property

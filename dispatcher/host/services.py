@@ -17,7 +17,8 @@ from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
-"""After a run longer than this, the next failure counts as the first."""
+"""The longest wait before a failed task is started again. If a task ran for longer than this before it failed, the
+failure counts as the first."""
 END_SECONDS: Final = 2.0
 """The longest wait for cancelled tasks, so that an unresponsive server does not delay the exit."""
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""Much more than is shown: `scrub` could not recognize an address that is cut off."""
+"""How much of a message is scrubbed. Much more than is shown: `scrub` cannot recognize an address that is cut off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
 
 LAST_ROUND_SECONDS: Final = 3.0
-"""The longest last round. It publishes emails that the exiting workers made due; the next relay publishes the rest."""
+"""The time limit of the last round, which publishes emails that the exiting workers made due. The next relay publishes
+the rest."""
 CLOSE_SECONDS: Final = 1.0
 """The longest wait to close the connection to a hanging RabbitMQ. By then, a message is confirmed or still due."""
 

@@ -32,7 +32,7 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
-"""After this wait, every CPU sees the new `voided_at`, and this process sees earlier writes. Nanoseconds would do."""
+"""After this wait, every CPU sees the new `voided_at`, and this process sees earlier writes. Nanoseconds suffice."""
 GRACE_SHARE: Final = 3.0
 """A worker with an email on the wire gets a further third of a lease to record the answer: time for two renewals."""
 

@@ -17,7 +17,8 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""A share of the lease. A worker renews after half a lease at the latest; after a failed statement, a sixth later."""
+"""The share of a lease for which its end must stay the same. A worker renews after half a lease at the latest; after a
+failed statement, a sixth of a lease later."""
 LONGEST_GAP_SECONDS: Final = 12.0
 """The longest gap between observations, or a sixth of a lease if that is longer. A relay that cannot reach
 RabbitMQ observes every ten seconds. During a longer gap, perhaps no worker could reach PostgreSQL, so the observation

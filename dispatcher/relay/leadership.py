@@ -28,7 +28,8 @@ IDLE_SECONDS: Final = 60.0
 """PostgreSQL ends a leader's session that is idle for longer. A working relay sends four queries per second, and a
 relay that waits for RabbitMQ sends one within half a minute. A frozen relay must compete again with a new session."""
 GIVE_UP_SECONDS: Final = 3.0
-"""Longer than a reconnect takes after a RabbitMQ node restarts."""
+"""How long a leader may be disconnected from RabbitMQ before it gives up its role to a ready relay. A reconnect after
+the restart of a RabbitMQ node takes less time."""
 CONNECT_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 1.0
 """The interval of the queries for another ready relay, while this publisher is disconnected."""

@@ -36,11 +36,14 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
-"""The most emails per round, and marks per statement. While more are remembered, not every scan is a full scan."""
+"""The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, not
+every scan is a full scan."""
 MARK_AFTER_SECONDS: Final = 5.0
-"""How long leases have to clear the marks. Workers that keep up lease sooner. Far below the alarm threshold (60 s)."""
+"""How long the relay waits before it clears a due mark itself. A lease also clears the mark, and workers that keep up
+lease sooner. Far below the alarm threshold (60 s)."""
 MAX_UNMARKED: Final = 30_000
-"""About 10 MB. After a relay dies, at most this many messages are duplicates; they cost a worker one or two seconds."""
+"""The most published emails with a due mark that the relay remembers: about 10 MB. If a relay dies, at most this many
+messages are duplicates, which cost a worker one or two seconds."""
 FULL_SCAN_SHARE: Final = 1 / 50
 """The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
 `mark_after_seconds`."""

@@ -218,7 +218,7 @@ class LeaseStore:
             raise StatementRefused(f"The content of email {email_id} in PostgreSQL is not a valid email.") from error
 
     async def _read_attachment(self, email_id: UUID, position: int, octets: int) -> bytes | None:
-        """An attachment; None if it was deleted. Read in slices: a session keeps memory for its largest answer."""
+        """An attachment; None if it was deleted. Reads in slices: a session keeps memory for its largest answer."""
         content = bytearray()
         where = {"email_id": email_id, "position": position, "octets": SLICE_OCTETS}
         while len(content) < octets:

@@ -14,7 +14,8 @@ from dispatcher.supervisor.supervised import Process
 
 CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""The least limit before the first heartbeat: nothing can be lost yet, and a loaded host may be slow."""
+"""A process may be silent at least this long before its first heartbeat: nothing can be lost yet, and a loaded host may
+be slow."""
 ABORT_SECONDS: Final = 2.0
 """Time for the traceback of all threads, before SIGKILL."""
 

@@ -176,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
         self._resume_pieces()
 
     def on_message_begin(self) -> None:
-        """A response begins. If no request is pending, close the connection: later input is not trusted either."""
+        """A response begins. If no request is pending, closes the connection: later input is not trusted either."""
         if not self.is_busy:
             self.abort()
 

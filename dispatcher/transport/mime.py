@@ -44,7 +44,7 @@ from dispatcher.transport.mime_headers import (
 )
 
 LARGE_OCTETS: Final = 64 * 1024
-"""Text of this size takes some milliseconds to render; a thread costs 0.1 ms."""
+"""From this size, texts are rendered in a thread: rendering takes some milliseconds, and a thread costs 0.1 ms."""
 MAX_LINE_OCTETS: Final = 998
 """RFC 5322, section 2.1.1, without the line end."""
 

@@ -95,7 +95,7 @@ _THROTTLED_WORDS: Final = re.compile(
 _GREYLISTED_WORDS: Final = re.compile(r"gr[ea]y.?list", re.IGNORECASE)
 _TOO_LARGE_CODES: Final = ("5.3.4", "5.2.3")
 _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9._-]{3,99})(?=$|[\s;,)])", re.IGNORECASE)
-"""The formats of Postfix and many others, of Exim, and of Amazon SES."""
+"""The server's id for the email, in the formats of Postfix and many other servers, of Exim, and of Amazon SES."""
 
 
 def reply_of(code: int, text: str) -> SmtpReply:

@@ -199,7 +199,7 @@ class CommandSequence:
     def __init__(
         self, protocol: SmtpProtocol, commands: list[bytes], pipelining: bool, timeout_seconds: float | None
     ) -> None:
-        """With PIPELINING, send all commands.
+        """With PIPELINING, sends all commands.
 
         Args:
             timeout_seconds: The limit for the first reply, in seconds; None for no limit but the deadline.

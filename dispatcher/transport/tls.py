@@ -62,7 +62,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     # Callbacks from the socket.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """TCP is connected; start the handshake."""
+        """TCP is connected; starts the handshake."""
         self._below = cast(asyncio.Transport, transport)
         self._handshake()
 

@@ -21,7 +21,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""During a shorter pause, the worker keeps its prefetched messages. To return and fetch them again would cost more."""
+"""During a shorter pause, the worker keeps its prefetched messages. Returning and fetching them again costs more."""
 RETRY_SECONDS: Final = 5.0
 """The wait before the next try to publish a state after PostgreSQL failed."""
 

@@ -48,7 +48,7 @@ from dispatcher.transport.mime_headers import (
 MAX_RECIPIENTS: Final = 50
 """To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
-"""After encoding. The same page gives this limit."""
+"""The limit for an encoded email, on the same page."""
 LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
 """SES's limits, except for octets. The limit for octets is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
