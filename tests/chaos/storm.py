@@ -306,7 +306,8 @@ def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def drawn(plan: StormPlan) -> Iterator[str]:
     """Yield the cards of a shuffled deck, then of a new shuffled deck, and so on, so that every action is drawn."""
-    deck = plan.deck or {name: times for name, (_, times) in DECK.items()} | (EVENT_CARDS if plan.events else {})
+    usual = {name: times for name, (_, times) in DECK.items()}
+    deck = plan.deck or {**usual, **(EVENT_CARDS if plan.events else {})}
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
     while True:
