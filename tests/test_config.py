@@ -276,6 +276,7 @@ class TestSecrets:
             "DISPATCHER_RABBITMQ_MANAGEMENT_URL": "http://app:mq-secret@mq.example:15672",
             "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
             "SENDGRID_API_KEY": "SG.api-secret",
+            "DISPATCHER_SMTP_BOUNCE_KEYS": "a-key-of-at-least-32-characters-one",
             "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
             "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",
             "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",

@@ -291,7 +291,7 @@ class Settings:
     bounce_maildir: Path | None = setting(
         values.path_of,
         None,
-        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events.md.",
+        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events-setup-smtp.md.",
     )
     bounce_keep: bool = setting(
         values.switch,
