@@ -41,6 +41,12 @@ FAULT_SECONDS: Final = 30.0
 period."""
 
 
+MIN_SHARE_SETTLED: Final = 0.9
+"""The provider reports events about more than this share of emails."""
+ENOUGH_UNCERTAIN: Final = 20
+"""Among fewer uncertain emails, the share of those without an event may be larger by chance."""
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """The answer to a producer about one email."""
@@ -86,6 +92,8 @@ class Records:
         faults: Errors of the dispatcher's processes.
         unledgered: Held emails that were leased to a worker that died after its ledger was deleted.
         expired_at: When a relay recovered an expired lease of a host without a ledger.
+        reported: Emails about which the provider reported an event; None if the provider reports none.
+        settled: Emails that an event of the provider has made `sent`.
         fault_times: When the adversary did something that can stop a worker from renewing its leases.
     """
 
@@ -107,6 +115,8 @@ class Records:
     unledgered: frozenset[UUID] = frozenset()
     expired_at: Sequence[float] = ()
     fault_times: Sequence[float] = ()
+    reported: frozenset[UUID] | None = None
+    settled: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +132,8 @@ class Judgement:
             (see `wire`).
         held_without_ledger: Held emails of a worker whose ledger was deleted.
         held_unexplained: All other held emails.
+        held_accepted: Held emails that the provider has accepted.
+        settled: Emails that an event of the provider has made `sent`.
         uncertain: Attempts and leases whose outcome is unknown.
         violations: Every violated requirement, with examples; empty if there are none.
     """
@@ -134,6 +146,8 @@ class Judgement:
     held_at_edge: int
     held_without_ledger: int
     held_unexplained: int
+    held_accepted: int
+    settled: int
     uncertain: int
     violations: Mapping[str, Sequence[str]]
 
@@ -151,6 +165,7 @@ def judge(records: Records) -> Judgement:
         **_existence(records),
         **_deliveries(records),
         **_announcements(records),
+        **_unsettled(records),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
         "leases recovered without need": [at for at in records.expired_at if not _follows_fault(at, records)],
         "processes": records.faults,
@@ -166,6 +181,8 @@ def judge(records: Records) -> Judgement:
         held_at_edge=held[Explanation.AT_THE_EDGE],
         held_without_ledger=held[Explanation.WITHOUT_LEDGER],
         held_unexplained=held[Explanation.NONE],
+        held_accepted=len(_held_accepted(records)),
+        settled=len(records.settled),
         uncertain=sum(unknown_outcomes(records).values()),
         violations={name: _examples(found) for name, found in wrong.items() if found},
     )
@@ -265,6 +282,25 @@ def _repeated_under_resend(records: Records) -> dict[str, Iterable[object]]:
         ],
         "held under resend": [i for i, row in records.rows.items() if row.status == "held"],
     }
+
+
+def _unsettled(records: Records) -> dict[str, Iterable[object]]:
+    """What is wrong with the effect of events, if the provider reports events."""
+    if records.reported is None:
+        return {}
+    unproven = {i for i, row in records.rows.items() if row.status != "sent"}
+    held = _held_accepted(records)
+    all_uncertain = len(held) + len(records.settled)
+    is_too_much = all_uncertain >= ENOUGH_UNCERTAIN and len(held) > all_uncertain * (1 - MIN_SHARE_SETTLED)
+    return {
+        "not sent although an event proves it": records.reported & unproven,
+        "settled without an event": records.settled - records.reported,
+        "too few accepted emails settled by events": held if is_too_much else (),
+    }
+
+
+def _held_accepted(records: Records) -> set[UUID]:
+    return {i for i, row in records.rows.items() if row.status == "held" and records.accepted.get(i)}
 
 
 def _announcements(records: Records) -> dict[str, Iterable[object]]:

@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
+from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events
@@ -112,9 +112,9 @@ class EventIntake:
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails at once. If that fails, the leading relay settles them, because they are marked."""
-        with suppress(StoreUnavailable, StatementRefused):
-            settled = await settle_proven(self._pool, email_ids)
-            report_settled(settled)
+        with suppress(StoreUnavailable):
+            outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
+            report_settled(settled := outcome.rows())
             return len(settled)
         return 0
 

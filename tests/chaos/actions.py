@@ -9,6 +9,7 @@ from typing import Final
 from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.chaos.action import Action
+from tests.chaos.event_actions import release_reported
 from tests.chaos.message_actions import (
     inject_duplicates,
     inject_garbage,
@@ -93,6 +94,7 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "restart database": (restart_database, 2),
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
+    "release reported": (release_reported, 0),
     "provider closes": (
         provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpFault.CLOSE, times=3)),
         1,
@@ -134,8 +136,11 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
 }
 """Every action by name, with the number of its cards in the deck from which the adversary draws."""
 
+EVENT_CARDS: Final[Mapping[str, int]] = {"release reported": 6}
+"""The cards that a deck has in addition if the provider reports events."""
+
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer")
 """Actions that send SIGKILL to one of our processes."""
 
-GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker")
+GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release")
 """The name prefixes of actions that do not prevent a worker from renewing its leases."""

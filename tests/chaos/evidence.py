@@ -37,12 +37,23 @@ _UNLEDGERED = """
 """Selects emails that recovery took from these workers and set to `held`, and that have not changed since."""
 
 
+_SETTLED = """
+    select distinct email_id
+    from dispatcher.operator_audit
+    where action = 'settle' and detail ->> 'to' = 'sent'
+"""
+"""Selects emails that an event of the provider has made `sent`."""
+_REPORTED = "select distinct email_id from dispatcher.email_event"
+
+
 def collect(stage: StormStage, policy: str) -> Records:
     """The records that the oracle needs. Call this after the dispatcher has ended."""
     with psycopg.connect(stage.database_url, autocommit=True) as session:
         rows = {row[0]: Row(*row[1:]) for row in session.execute(_ROWS)}
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
         unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
+        reported = {row[0] for row in session.execute(_REPORTED)}
+        settled = {row[0] for row in session.execute(_SETTLED)}
     entries, unknown = _dlq_entries(stage)
     return Records(
         policy=policy,
@@ -62,6 +73,8 @@ def collect(stage: StormStage, policy: str) -> Records:
         unledgered=frozenset(unledgered),
         expired_at=[_unix(event) for event in stage.events("email.recovered") if event["reason"] == "lease_expired"],
         fault_times=tuple(stage.diary.struck_at),
+        reported=frozenset(stage.reporter.reported | reported) if stage.reporter else None,
+        settled=frozenset(settled),
     )
 
 

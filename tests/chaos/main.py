@@ -24,6 +24,7 @@ from dispatcher.cli.output import prepare_streams, print_data, print_json, say
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
+from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.cluster_storm import (
     DECK,
@@ -63,6 +64,9 @@ NOT_JUDGED: Final = 75
 @click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=1, show_default=True, help=(
     "The most emails per message (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
+@click.option("--events", is_flag=True, help=(
+    "The provider reports events about accepted emails: late, up to 46 times, in any order, and about some never."
+))  # fmt: skip
 @click.option("--cluster", is_flag=True, help=(
     "Use three RabbitMQ nodes and a PostgreSQL primary with a synchronous standby, and kill and freeze them."
 ))  # fmt: skip
@@ -83,6 +87,7 @@ def command(
     workers: int,
     provider: str,
     bundle: int,
+    events: bool,
     cluster: bool,
     mutant: str | None,
     folder: Path | None,
@@ -101,6 +106,7 @@ def command(
       ./run chaos --minutes 5 --seed 1
       ./run chaos --policy resend --provider smtp
       ./run chaos --bundle 16 --rate 500
+      ./run chaos --events --minutes 2
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
@@ -121,6 +127,7 @@ def command(
         workers=workers,
         provider=provider,
         bundle=bundle,
+        events=events,
     )
     if cluster:
         plan = replace(plan, deck=DECK if plan.hosts == 1 else DECK_OF_HOSTS, pause_seconds=PAUSE_SECONDS)
@@ -128,7 +135,7 @@ def command(
         plan = MUTANTS[mutant].apply_to(plan)
     say(
         f"chaos: seed {seed}, {minutes:g} min, policy {policy}, {provider}, {plan.rate:g} emails/s, {plan.hosts} hosts "
-        f"with {plan.workers} workers each, bundles of {bundle}"
+        f"with {plan.workers} workers each, bundles of {bundle}{', with events' if plan.events else ''}"
     )
     # Also restore SIGINT, because a shell that starts us in the background makes us ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -226,6 +233,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def main() -> int:
     """Run the command line; returns the exit code."""
     prepare_streams()
+    configure("error", "json", sys.stderr)  # the reporter uses the product's intake, which logs
     try:
         return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except click.Abort:

@@ -115,6 +115,19 @@ def _without_a_transition() -> None:
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
 
 
+def _without_proof() -> None:
+    """A worker leases an email although an event proves that the provider accepted it."""
+    from dispatcher.store import queries, statements
+
+    def query(name: str) -> bytes:
+        text = queries.query(name)
+        altered = text.replace(b"and e.proven_by is null", b"")
+        assert text != altered or name != "lease", "lease has a different condition"
+        return altered if name == "lease" else text
+
+    vars(statements)["query"] = query
+
+
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -151,6 +164,13 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         {"provider 503": 1},
         "held without need",
         {"rest_seconds": 15.0},
+    ),
+    "proof-ignored": Mutant(
+        "the lease statement takes emails that an event proves to be accepted",
+        _without_proof,
+        {"provider forgets": 2, "release reported": 2},
+        "accepted more than once",
+        {"events": True},
     ),
 }
 """The mutants by name. For each of them, `./run chaos --mutant NAME` must exit with code 1."""

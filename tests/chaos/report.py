@@ -32,6 +32,7 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
         "held_at_edge": verdict.held_at_edge,
         "held_without_ledger": verdict.held_without_ledger,
         "held_unexplained": verdict.held_unexplained,
+        **({"held_accepted": verdict.held_accepted, "settled": verdict.settled} if plan.events else {}),
         "kills": sum(kills.values()),
         "kills_by_kind": kills,
         "actions": dict(sorted(outcome.actions.items())),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 from threading import Timer
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 from dispatcher.broker.topology import Topology
@@ -22,9 +22,12 @@ from tests.chaos.diary import Diary
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
+from tests.chaos.reporter import Reporter
 from tests.chaos.subject import Subject
 from tests.store.steered_clock import SteeredClock
 from tests.supervisor.program import Event, Program
+
+OBSERVE_SECONDS: Final = 0.5
 
 
 class ProviderDouble(Protocol):
@@ -70,6 +73,7 @@ class StormStage:
         lease_seconds: The length of a lease; freezes last longer.
         latency_ms: The provider's latency, unless the adversary makes it slower.
         shares_broker: Whether other tests use the same RabbitMQ. If so, only connections of our own workers may be cut.
+        reporter: Reports events of the provider; None if the provider reports none.
         calm: Calls that are due at a later time, or at the end of the storm: see `later`.
     """
 
@@ -86,9 +90,11 @@ class StormStage:
     lease_seconds: float
     latency_ms: int
     shares_broker: bool
+    reporter: Reporter | None = None
     calm: list[tuple[float, int, Callable[[], object]]] = field(default_factory=list)
     _hung: dict[int, Timer] = field(default_factory=dict)
     _numbers: count[int] = field(default_factory=count)
+    _observed: tuple[float, int] = (0.0, 0)
 
     def later(self, seconds: float, action: Callable[[], object]) -> None:
         """Schedule a call after this time, or at the end of the storm if that comes first."""
@@ -112,6 +118,16 @@ class StormStage:
             raise HarnessFailed(f"the provider's double ended with {code}:\n{self.provider.program.words[-2000:]}")
         for host in self.hosts:
             self._restart(host)
+        self._observe()
+
+    def _observe(self) -> None:
+        """Show the reporter what the provider has accepted, at most twice a second."""
+        observed_at, octets = self._observed
+        if self.reporter is None or time.monotonic() < observed_at + OBSERVE_SECONDS:
+            return
+        if (now_octets := self.provider.ledger_octets) != octets:
+            self.reporter.observe(self.provider.delivered())
+        self._observed = (time.monotonic(), now_octets)
 
     def behave(self, **behaviour: object) -> None:
         """Set the double's behaviour from now on, with the usual latency unless a latency is given."""

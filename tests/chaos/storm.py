@@ -31,13 +31,14 @@ from tests.acceptance.harness import Sink
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.acceptance.rabbit import Rabbit
 from tests.chaos.action import BROKEN
-from tests.chaos.actions import DECK, GENTLE
+from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
 from tests.chaos.outages import Outages
 from tests.chaos.producers import Producers
+from tests.chaos.reporter import Reporter
 from tests.chaos.stage import ProviderDouble, StormStage
 from tests.chaos.subject import COMMAND, Subject
 from tests.store.steered_clock import SteeredClock
@@ -69,6 +70,7 @@ class StormPlan:
         latency_ms: The provider's latency.
         connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
         bundle: The maximum number of emails per message on the send queue.
+        events: Whether the provider's double reports events about the emails that it has accepted.
         pause_seconds: The shortest and the longest pause between two actions.
         patience_seconds: How much longer the adversary waits if no email was accepted since its last action. On a busy
             machine, processes take seconds to start, and the adversary would otherwise hit only idle processes.
@@ -90,6 +92,7 @@ class StormPlan:
     latency_ms: int = 30
     connections: int = 12
     bundle: int = 1
+    events: bool = False
     deck: Mapping[str, int] | None = None
     command: Sequence[str] = COMMAND
     rest_seconds: float = 120.0
@@ -146,6 +149,11 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
             _rage(plan, stage, tell)
             _calm(plan, stage, tell)
             _rest(plan, stage, tell, stage.rabbit.waiting)
+            if stage.reporter is not None:
+                tell("reporting the remaining events")
+                stage.reporter.observe(stage.provider.delivered())
+                stage.reporter.finish()
+                _rest(plan, stage, tell, stage.rabbit.waiting)
             _stop(stage)
             _finish_the_queue(plan, stage, tell)
             tell("counting")
@@ -170,7 +178,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
     diary = Diary(folder / "diary.jsonl")
     provider = _provider(plan, folder)
     hosts: list[Subject] = []
-    producers = None
+    producers = reporter = None
     try:
         clock = SteeredClock(ground.database_url)
         direct = {**ground.urls, POSTGRES: clock.url}
@@ -185,6 +193,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
         producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
+        reporter = Reporter(ground.database_url, plan.provider, plan.seed) if plan.events else None
         servers = ground.stoppable.servers
         # During a memory alarm, the broker does not read from publishers. Our own publishing must not wait that long.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
@@ -203,8 +212,11 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             lease_seconds=plan.lease_seconds,
             latency_ms=plan.latency_ms,
             shares_broker=ground.shares_broker,
+            reporter=reporter,
         )
     finally:
+        if reporter is not None:
+            reporter.stop()
         if producers is not None:
             producers.destroy()
         for host in hosts:
@@ -288,7 +300,7 @@ def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def drawn(plan: StormPlan) -> Iterator[str]:
     """Yield the cards of a shuffled deck, then of a new shuffled deck, and so on, so that every action is drawn."""
-    deck = plan.deck or {name: times for name, (_, times) in DECK.items()}
+    deck = plan.deck or {name: times for name, (_, times) in DECK.items()} | (EVENT_CARDS if plan.events else {})
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
     while True:
@@ -369,6 +381,7 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 _OPEN: Final = """
     select count(*) from dispatcher.email_log
     where status not in ('sent', 'failed', 'held') or dead_letter_due_at is not null or publish_due_at is not null
+        or (proven_by is not null and status <> 'sent')
 """
 
 

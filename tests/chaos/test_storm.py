@@ -50,6 +50,16 @@ def test_a_minute_of_random_faults_over_smtp_loses_and_repeats_nothing(ground: G
 
 
 @pytest.mark.slow
+def test_a_minute_of_random_faults_with_events_leaves_no_accepted_email_held(ground: Ground, tmp_path: Path) -> None:
+    outcome = play(StormPlan(seconds=60, seed=5, events=True), ground, tmp_path, print)
+
+    assert_good(outcome, kills=10)
+    assert outcome.verdict.duplicates == 0
+    assert outcome.verdict.settled >= 10
+    assert outcome.actions["release reported"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["hold", "resend"])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_minute_of_random_faults_loses_and_repeats_nothing(

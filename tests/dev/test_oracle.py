@@ -55,6 +55,14 @@ BAD: dict[str, Records] = {
     "refused and not failed": replace(GOOD, refused_keys=frozenset({"a", "b"})),
     "held without need": replace(GOOD, wire=Wire()),
     "leases recovered without need": replace(GOOD, expired_at=[140.0], fault_times=[100.0, 150.0]),
+    "not sent although an event proves it": replace(GOOD, reported=frozenset({HELD})),
+    "too few accepted emails settled by events": replace(
+        GOOD,
+        reported=frozenset(),
+        rows={UUID(int=number): Row(str(number), "held") for number in range(100, 120)},
+        accepted={UUID(int=number): 1 for number in range(100, 120)},
+    ),
+    "settled without an event": replace(GOOD, reported=frozenset(), settled=frozenset({SENT})),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
 }
 

@@ -6,6 +6,9 @@ import pytest
 
 from dispatcher.events.intake import EventIntake
 from dispatcher.store.connections import Pool
+from tests.relay.running import rabbit, settings, start
+
+__all__ = ["rabbit", "settings", "start"]
 
 
 @pytest.fixture

@@ -18,8 +18,11 @@ import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async, make_pool
+from dispatcher.store.events import EventRow, settle_proven, store_events
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.queries import all_queries
@@ -143,6 +146,40 @@ async def test_relay_statements_planned_for_small_tables_scan_no_large_ones(
         due = {row["email_id"]: row["publish_due_at"] for row in rows[:: len(rows) // BATCH][:BATCH]}
 
     assert await reads_few_rows(database_url, do_all_relay_work(outbox, due), session.close)
+
+
+@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
+    database_url: str, prepare: Callable[[Books], None]
+) -> None:
+    hasher = AddressHasher(b"k" * 32)
+
+    def reported(email_ids: list[UUID]) -> list[EventRow]:
+        now = datetime.now(UTC)
+        events = [ProviderEvent(email_id=i, provider="ses", kind=EventKind.OPENED, happened_at=now) for i in email_ids]
+        return [EventRow.of(event, hasher) for event in events]
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        prepare(books)
+        session = await connect_async(database_url, name="planned", keeps_plans=True)
+        outbox = Outbox(session)
+        for _ in range(RUNS):
+            await store_events(session, reported(new_email_ids(BATCH)))
+            await settle_proven(session, new_email_ids(BATCH))
+            await outbox.settle_proven(BATCH)
+
+        email_ids = books.enqueue(EMAILS)
+        async with await connect_async(database_url, name="earlier") as earlier:
+            await store_events(earlier, reported(email_ids[1::2]))
+            await settle_proven(earlier, email_ids)
+        connection.execute("vacuum email_log")
+
+    async def work() -> int:
+        await store_events(session, reported(email_ids[:: EMAILS // BATCH]))
+        return len(await outbox.settle_proven(EMAILS))
+
+    assert await reads_few_rows(database_url, work(), session.close)
 
 
 async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(database_url: str) -> None:

@@ -1,0 +1,57 @@
+"""The adversary's actions with events of the provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from random import Random
+from typing import Final
+from uuid import UUID
+
+import psycopg
+
+from dispatcher.domain.provider_event import EventKind
+from dispatcher.errors import DispatcherError
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import connect_async
+from dispatcher.store.events import EventRow, store_events
+from dispatcher.store.failures import release_held
+from tests.acceptance.outages import POSTGRES
+from tests.chaos.action import BROKEN
+from tests.chaos.reporter import event_of
+from tests.chaos.stage import StormStage
+
+MAX_RELEASED: Final = 20
+_HELD: Final = b"select email_id from dispatcher.email_log where status = 'held' limit 200"
+
+
+def release_reported(stage: StormStage, random: Random) -> bool:
+    """Release held emails that the provider has accepted, and report an event about each before a worker can lease it.
+
+    The release and the event are one commit, which leaves the settlement to the relay. No worker may send these emails.
+    """
+    if stage.reporter is None or stage.outages.is_away(POSTGRES):
+        return False
+    with suppress(*BROKEN, DispatcherError):
+        with psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+            held = [row[0] for row in session.execute(_HELD).fetchall()]
+        accepted = stage.provider.delivered()
+        chosen = [email_id for email_id in held if accepted[email_id]][:MAX_RELEASED]
+        if not chosen:
+            return False
+        random.shuffle(chosen)
+        asyncio.run(_release(stage, chosen))
+        return True
+    return False
+
+
+async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
+    async with await connect_async(stage.database_url, name="chaos operator") as session:
+        hasher = AddressHasher(b"no recipient")
+        for email_id in email_ids:
+            async with session.transaction():
+                if await release_held(session, email_id, actor="chaos", reason="an event arrives before the lease"):
+                    event = event_of(email_id, EventKind.CLICKED, stage.provider_name, datetime.now(UTC))
+                    await store_events(session, [EventRow.of(event, hasher)])
