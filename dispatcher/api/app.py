@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from fastapi import FastAPI
@@ -23,6 +23,9 @@ from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.version import VERSION
 
+if TYPE_CHECKING:
+    from dispatcher.api.event_endpoints import EventEndpoints
+
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
@@ -32,8 +35,13 @@ def make_app(
     status: StatusEndpoints,
     operators: OperatorEndpoints,
     refusals: RefusalCounter,
+    events: EventEndpoints | None = None,
 ) -> FastRoutes:
-    """Builds the application from its endpoints, whose connections are already open."""
+    """Builds the application from its endpoints, whose connections are already open.
+
+    Args:
+        events: None if no provider posts events.
+    """
     app = FastAPI(
         title="Email Dispatcher",
         version=VERSION,
@@ -56,10 +64,15 @@ def make_app(
     _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
     _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
+    fast: dict[tuple[str, str], Endpoint] = {
+        ("POST", "/v1/emails"): enqueueing.create,
+        ("POST", "/v1/emails/batch"): enqueueing.create_many,
+    }
+    for path, endpoint, operation in events.routes if events is not None else ():
+        _add(app, "POST", path, endpoint, operation)
+        fast["POST", path] = endpoint
     _add_pages(app, access)
-    return FastRoutes(
-        app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}
-    )
+    return FastRoutes(app, fast)
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:

@@ -291,12 +291,39 @@ class Settings:
     bounce_maildir: Path | None = setting(
         values.path_of,
         None,
-        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events-setup-smtp.md.",
+        "Maildir with the bounces of emails sent over SMTP, read by the monitor of this host; see "
+        "docs/events-setup-smtp.md.",
     )
     bounce_keep: bool = setting(
         values.switch,
         "off",
         "Whether bounces stay in the Maildir, in its folder `cur`, after they are stored; off: they are deleted.",
+    )
+    sendgrid_events_keys: tuple[str, ...] = setting(
+        values.public_keys,
+        None,
+        "SendGrid's verification keys for its signed event webhook, in base64, comma-separated; two during a rotation. "
+        "Unset: the API does not accept SendGrid's events.",
+        secret=True,
+        empty=(),
+    )
+    ses_events_topics: tuple[str, ...] = setting(
+        values.topics,
+        None,
+        "ARNs of the SNS topics from which the API accepts Amazon SES's events, comma-separated. Unset: the API does "
+        "not accept them.",
+        empty=(),
+    )
+    ses_events_queue_url: str = setting(
+        values.queue_url,
+        None,
+        "URL of an SQS queue with Amazon SES's events, from SNS or EventBridge. The monitor polls the queue.",
+        empty="",
+    )
+    events_max_age_seconds: float = setting(
+        values.off_or_seconds(60, 31_536_000),
+        "90000",
+        "How old a signed request with events may be. SendGrid retries for a day, SNS for an hour; 0: any age.",
     )
     retain_content_days: int = setting(
         values.whole(0, 36500),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -63,7 +63,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(PruningService(settings.database_url, retention)),
         ]
         pages = pages_of(settings, pool, context.process_table)
-        tasks = [*_alerting(settings, alert_store), *pruning, *_bounces(settings, pool), *pages]
+        tasks = [*_alerting(settings, alert_store), *pruning, *pages, *_event_sources(settings, pool)]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
@@ -71,13 +71,15 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     log.get_log().info("monitor.stopped")
 
 
-def _bounces(settings: Settings, pool: Pool) -> Sequence[Task]:
-    """The reader of this host's mailbox of bounces, if the host has one."""
-    address = settings.of(SmtpSettings).bounces()
-    if settings.bounce_maildir is None or address is None:
-        return []
-    mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
-    return [Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))]
+def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
+    """The tasks that fetch providers' events: from a queue and from the mailbox of bounces, if they are configured."""
+    if settings.ses_events_queue_url:
+        from dispatcher.events.sqs import QueuePolling
+
+        yield QueuePolling(settings)
+    if settings.bounce_maildir and (address := settings.of(SmtpSettings).bounces()):
+        mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
+        yield Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
