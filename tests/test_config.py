@@ -278,6 +278,7 @@ class TestSecrets:
             "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
             "SENDGRID_API_KEY": "SG.api-secret",
             "RESEND_API_KEY": "re_api_secret",
+            "DISPATCHER_SMTP_BOUNCE_KEYS": "a-key-of-at-least-32-characters-one",
             "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
             "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",
             "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",

@@ -389,6 +389,13 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
         sources.append(f"SNS posts to /v1/events/ses ({counted(len(settings.ses_events_topics), 'topic')})")
     if settings.ses_events_queue_url:
         sources.append("the monitor polls DISPATCHER_SES_EVENTS_QUEUE_URL")
+    if settings.bounce_maildir:
+        sources.append("the monitor reads DISPATCHER_BOUNCE_MAILDIR")
+        new = settings.bounce_maildir / "new"
+        may = os.access(new, os.R_OK | os.W_OK | os.X_OK)
+        words = f"this user {'may' if may else 'may not'} read and change {new}"
+        remedy = "Make this user the owner of the Maildir; docs/events-setup-smtp.md shows how."
+        yield passed_if(may, "Maildir of bounces", words, remedy)
     words = "; ".join(sources) or "none: bounces and complaints are not reported, and held emails need an operator"
     yield passed("event sources", words)
 

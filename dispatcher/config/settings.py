@@ -292,7 +292,8 @@ class Settings:
     bounce_maildir: Path | None = setting(
         values.path_of,
         None,
-        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events.md.",
+        "Maildir with the bounces of emails sent over SMTP, read by the monitor of this host; see "
+        "docs/events-setup-smtp.md.",
     )
     bounce_keep: bool = setting(
         values.switch,

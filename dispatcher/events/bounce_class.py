@@ -68,8 +68,8 @@ _UNKNOWN_ADDRESS: Final = any_of(
     rf"{_OF_MAILBOX}( is| was)? (not exist|invalid|nonexistent|not recogni[sz]ed)|invalid .{{0,20}}userid",
     r"(mail ?box|account)( is| has been| was)? (deleted|closed|discontinued)",
     r"no (user|account|one) (here )?(by|with) that (name|address)",
-    r"unrout(e)?able (mail )?(domain|address)|host or domain name not found|couldn.t find (any host|a mail exchanger)",
-    r"(bad|invalid) destination (mail ?box|host)|null ?mx|no smtp service",
+    r"unrout(e)?able (mail )?(domain|address)|host or domain name not found|null ?mx|no smtp service",
+    r"could ?n.t find (any host|a mail exchanger)|(bad|invalid) destination (mail ?box|host)",
 )
 _RULES: Final = (
     (_UNKNOWN_TO_MICROSOFT, Bounce.HARD),

@@ -88,7 +88,7 @@ class BounceMailbox:
         await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
         await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
         metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged")
-        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "unreadable")
+        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed")
         waiting = len(messages) - len(stored) - len(forged) - len(unreadable)
         get_log().info(
             "bounces.read", stored=len(stored), waiting=waiting, forged=len(forged), unreadable=len(unreadable)

@@ -5,7 +5,7 @@ No email passes through it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final
 
@@ -74,7 +74,7 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
         )
         alerting = _alerting(settings, alert_store)
         pages = pages_of(settings, pool, context.process_table)
-        tasks = [*alerting, *pruning, webhooks, *_bounces(settings, pool), *_event_polling(settings), *pages]
+        tasks = [*alerting, *pruning, webhooks, *_event_sources(settings, pool), *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
@@ -82,22 +82,15 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     log.get_log().info("monitor.stopped")
 
 
-def _bounces(settings: Settings, pool: Pool) -> Sequence[Task]:
-    """The reader of this host's mailbox of bounces, if the host has one."""
-    address = settings.of(SmtpSettings).bounces()
-    if settings.bounce_maildir is None or address is None:
-        return []
-    mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
-    return [Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))]
+def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
+    """The tasks that fetch providers' events: from a queue and from the mailbox of bounces, if they are configured."""
+    if settings.ses_events_queue_url:
+        from dispatcher.events.sqs import QueuePolling
 
-
-def _event_polling(settings: Settings) -> Sequence[Task]:
-    """The task that polls the queue with providers' events; empty if no queue is configured."""
-    if not settings.ses_events_queue_url:
-        return ()
-    from dispatcher.events.sqs import QueuePolling
-
-    return [QueuePolling(settings)]
+        yield QueuePolling(settings)
+    if settings.bounce_maildir and (address := settings.of(SmtpSettings).bounces()):
+        mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
+        yield Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

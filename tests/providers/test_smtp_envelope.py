@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dispatcher.cli.checks import CheckState, check_event_sources
 from dispatcher.config import load
 from dispatcher.config.values import SmtpServer
 from dispatcher.dev.smtp_sink import running_sink
@@ -66,3 +67,14 @@ def test_incomplete_or_invalid_settings_of_bounces_are_refused(environ: dict[str
         load(environ)
 
     assert words in str(raised.value)
+
+
+def test_doctor_reports_whether_the_maildir_can_be_used(tmp_path: Path) -> None:
+    def states() -> dict[str, CheckState]:
+        return {each.subject: each.state for each in check_event_sources(settings)}
+
+    settings = load({**ON, "DISPATCHER_BOUNCE_MAILDIR": str(tmp_path)})
+    assert states()["Maildir of bounces"] is CheckState.FAILED
+    (tmp_path / "new").mkdir()
+    assert states()["Maildir of bounces"] is CheckState.OK
+    assert states()["event sources"] is CheckState.OK
