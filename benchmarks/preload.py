@@ -59,3 +59,15 @@ def preload(database_url: str, emails: int) -> None:
         for table in ("email_log", "email_content", "email_idempotency", "email_attempt"):
             connection.execute(f"vacuum (analyze) dispatcher.{table}".encode())
         connection.execute("checkpoint")
+
+
+def suppress(database_url: str, addresses: int) -> None:
+    """Suppress this many addresses, none of which is a recipient of the measured emails."""
+    with connected(database_url) as connection:
+        connection.execute(
+            "insert into dispatcher.suppression (tenant_id, address_hash, is_domain, masked, reason) "
+            "select 'default', decode(md5(n::text), 'hex'), false, 'x•••@example.org', 'hard_bounce' "
+            "from generate_series(1, %s) as n",
+            [addresses],
+        )
+        connection.execute("vacuum analyze dispatcher.suppression")

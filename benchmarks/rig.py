@@ -46,6 +46,7 @@ class Case:
         rate: Scheduled arrivals per second; None if all emails are enqueued before the start.
         has_faults: Workers are killed during the case.
         preload: The number of finished emails already in the tables.
+        suppressed: The number of suppressed addresses, none of which is a recipient.
         sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp only.
         is_templated: The emails use a provider's template, with data.
         settings: Further settings of the product, as environment variables.
@@ -59,6 +60,7 @@ class Case:
     rate: float | None = None
     has_faults: bool = False
     preload: int = 0
+    suppressed: int = 0
     sink: str = "python"
     is_templated: bool = False
     settings: tuple[tuple[str, str], ...] = ()

@@ -14,6 +14,7 @@ examples:
   benchmarks/run.py --workers 2 --rate 30% --duration 20         open loop at 30 % of the measured throughput
   benchmarks/run.py --workers 1,2 --latency-ms 50                a slow provider
   benchmarks/run.py --workers 2 --preload 0,1000000              the effect of a million emails in the tables
+  benchmarks/run.py --workers 2 --suppressed 0,100000            the cost of a hundred thousand suppressed addresses
   benchmarks/run.py --workers 2 --templated --set DISPATCHER_BULK_CALL_EMAILS=1,100    without and with bulk calls
   benchmarks/run.py --workers 2 --faults                         workers get SIGKILL during the run
   benchmarks/run.py --provider smtp --sink c                     against Postfix's smtp-sink, in C
@@ -45,7 +46,7 @@ from benchmarks import report
 from benchmarks.capacity import Figures, measure
 from benchmarks.doubles import PROVIDERS
 from benchmarks.machine import machine, versions
-from benchmarks.preload import preload
+from benchmarks.preload import preload, suppress
 from benchmarks.results import NAME, Record, lines_of, read_records, record_of
 from benchmarks.rig import Case, database
 from benchmarks.statements import preload_settings
@@ -152,6 +153,7 @@ class Bench:
                 options.latency_ms,
                 has_faults=options.faults,
                 preload=preloaded,
+                suppressed=suppressed,
                 sink=options.sink if provider == "smtp" else "python",
                 is_templated=options.templated,
                 settings=settings,
@@ -159,6 +161,7 @@ class Bench:
             for provider in options.provider
             for prefetch in options.prefetch
             for preloaded in options.preload
+            for suppressed in options.suppressed
             for settings in itertools.product(*options.set)
             for workers in options.workers
         ]
@@ -186,6 +189,8 @@ class Bench:
     def _measured(self, case: Case) -> Figures:
         with tempfile.TemporaryDirectory(prefix="case-", dir=self._folder) as name, contextlib.ExitStack() as stack:
             url = self._preloaded_url(case.preload) if case.preload else stack.enter_context(database(self._servers))
+            if case.suppressed:
+                suppress(url, case.suppressed)
             return measure(self._servers, case, Path(name) / "case", url)
 
     def _preloaded_url(self, emails: int) -> str:
@@ -260,6 +265,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load.add_argument(
         "--preload", type=_counts, default=[0], metavar="N,…", help="finished emails already in the tables"
     )
+    load.add_argument("--suppressed", type=_counts, default=[0], metavar="N,…", help="suppressed addresses")
     load.add_argument("--templated", action="store_true", help="emails with a provider's template")
     load.add_argument("--faults", action="store_true", help="kill a worker every 2 seconds, at most 20 times")
     setting = parser.add_argument_group("the dispatcher and its provider")
@@ -276,6 +282,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if len(options.compare) > 2:
         parser.error("argument --compare: takes one folder or two")
+    if any(options.preload) and any(options.suppressed):
+        parser.error("argument --suppressed: cannot be combined with --preload")
     if options.sink == "c" and "smtp" not in options.provider:
         parser.error("argument --sink: the C sink is an SMTP server: add --provider smtp")
     if options.latency_ms and "capture" in options.provider:

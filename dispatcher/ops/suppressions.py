@@ -165,7 +165,7 @@ def _hash(text: str) -> bytes:
 
 
 def scrub_masked(text: str) -> str:
-    """A masked recipient from an export. If somebody has put a whole address there, it is masked."""
+    """A masked recipient from an export. A whole address in its place is masked."""
     try:
         return text if "•" in text else Recipient.parse(text).masked
     except InvalidEmail:

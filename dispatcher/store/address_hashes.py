@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hmac
 from contextlib import suppress
+from hashlib import sha256
 from typing import Final
 
 import idna
@@ -11,13 +11,19 @@ import idna
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
+BLOCK_OCTETS: Final = 64
+"""The block of SHA-256."""
 
 
 class AddressHasher:
     """Hashes addresses and domains with one key."""
 
     def __init__(self, key: bytes) -> None:
-        self._key = key
+        # HMAC-SHA-256 (RFC 2104) with the two blocks of the key already hashed. A worker hashes every recipient, and
+        # `hmac.digest` takes more than twice as long.
+        block = (sha256(key).digest() if len(key) > BLOCK_OCTETS else key).ljust(BLOCK_OCTETS, b"\0")
+        self._inner = sha256(bytes([octet ^ 0x36 for octet in block]))
+        self._outer = sha256(bytes([octet ^ 0x5C for octet in block]))
 
     @classmethod
     async def open(cls, source: Source) -> AddressHasher:
@@ -31,12 +37,18 @@ class AddressHasher:
 
     def hash(self, address: str) -> bytes:
         """The hash of an address, with or without a display name; 16 bytes. Ignores case, as almost all servers do."""
-        return hmac.digest(self._key, normalised(address).encode(), "sha256")[:HASH_OCTETS]
+        return self._digest(normalised(address))
 
     def hash_domain(self, address_or_domain: str) -> bytes:
         """The hash of a domain, or of the domain of an address; 16 bytes. Never equals the hash of an address."""
         domain = normalised(address_or_domain).rpartition("@")[2]
-        return hmac.digest(self._key, f"@{domain}".encode(), "sha256")[:HASH_OCTETS]
+        return self._digest(f"@{domain}")
+
+    def _digest(self, text: str) -> bytes:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(text.encode())
+        outer.update(inner.digest())
+        return outer.digest()[:HASH_OCTETS]
 
 
 def normalised(address: str) -> str:

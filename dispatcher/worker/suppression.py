@@ -44,7 +44,7 @@ MAX_RECENT: Final = 10_000
 LOG_SECONDS: Final = 3600.0
 CACHED_DOMAINS: Final = 4096
 Positions = Mapping[int, SuppressionReason]
-NOBODY: Final[Positions] = MappingProxyType({})
+NO_POSITIONS: Final[Positions] = MappingProxyType({})
 
 
 class Question(NamedTuple):
@@ -148,7 +148,7 @@ class SuppressedRecipients:
             self._outage.end()
             for question in questions:
                 if not question.answer.done():
-                    question.answer.set_result(found.get(question.email_id, NOBODY))
+                    question.answer.set_result(found.get(question.email_id, NO_POSITIONS))
             return
 
     async def _refresh(self) -> None:

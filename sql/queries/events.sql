@@ -4,7 +4,7 @@
 -- proves that the provider accepted it, so no later lease takes it. settle_proven does the rest.
 -- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
 -- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
--- suppresses none of them, because a provider that does not know who complained names everybody at the same server.
+-- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.
 -- Returns a row per provider, kind and bounce: the number of events, of new events, and of events without an email; the seconds
 -- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
 with given as (

@@ -138,7 +138,7 @@ select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '
 
 -- name: count_expiring
 -- Undecided failed and held emails that lose their content within warn_days: how many, and the seconds until the first
--- of them may lose it (null if there is none). Emails to suppressed recipients do not count: nobody has to decide. The range of ids excludes younger emails without reading them; the range
+-- of them may lose it (null if there is none). Emails to suppressed recipients do not count: no decision is due. The range of ids excludes younger emails without reading them; the range
 -- allows for a producer's clock that is wrong by up to one day.
 select
     count(*),

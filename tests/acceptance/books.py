@@ -66,6 +66,8 @@ class Books:
         for email_id in ids & rows.keys():
             by_status.setdefault(rows[email_id].status, set()).add(email_id)
         dead = by_status.get("failed", set()) | by_status.get("held", set())
+        # If all recipients of an email are suppressed, the email fails without a dead letter.
+        dead = {email_id for email_id in dead if rows[email_id].error_type != "suppressed"}
         announced = announced_in(dead_letters).keys()
         return cls(
             by_status={status: frozenset(found) for status, found in by_status.items()},

@@ -30,11 +30,11 @@ def entries(tables: Books) -> list[Row]:
     return tables.select("select * from suppression order by suppression_id")
 
 
-def stopped(tables: Books, to: str, **fields: object) -> str:
+def stopped(tables: Books, to: str, **fields: object) -> UUID:
     """An email that failed because its recipient is suppressed."""
     email_id = tables.enqueue_one(to=to, **fields)
     tables.change(email_id, status="failed", error_type="suppressed", publish_due_at=None, attempt_count=1)
-    return str(email_id)
+    return email_id
 
 
 def test_added_recipients_are_listed_masked_and_audited_without_addresses(prepared: CommandLine, tables: Books) -> None:
@@ -98,7 +98,7 @@ def test_a_removal_names_the_emails_that_the_entry_stopped_and_a_dry_run_changes
     assert done.code == 0
     assert "Removed 1 suppressed recipient." in done.stderr
     assert "--replay" in done.stderr
-    assert again.json == {"removed": 0, "stopped_email_ids": [email_id]}
+    assert again.json == {"removed": 0, "stopped_email_ids": [str(email_id)]}
     assert [entry["masked"] for entry in entries(tables)] == ["b•••@example.org"]
     (audit,) = tables.select("select * from operator_audit where action = 'unsuppress'")
     assert (audit["reason"], audit["detail"]["was"]) == ("the mailbox works", "hard_bounce")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hmac
+
 import pytest
 
 from dispatcher.store.address_hashes import AddressHasher, normalised
@@ -21,6 +23,14 @@ HASHER = AddressHasher(b"k" * 32)
 )
 def test_every_way_to_write_an_address_has_one_hash(written: str) -> None:
     assert HASHER.hash(written) == HASHER.hash("ann@example.com")
+
+
+@pytest.mark.parametrize("octets", [1, 32, 64, 65, 200])
+def test_the_hash_is_the_first_half_of_hmac_sha256(octets: int) -> None:
+    key = bytes(range(octets))
+
+    assert AddressHasher(key).hash("ann@example.com") == hmac.digest(key, b"ann@example.com", "sha256")[:16]
+    assert AddressHasher(key).hash_domain("example.com") == hmac.digest(key, b"@example.com", "sha256")[:16]
 
 
 def test_a_domain_hashes_as_dns_writes_it() -> None:
