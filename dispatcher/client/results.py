@@ -225,11 +225,11 @@ class EventPage:
 
 def parse_events(document: Mapping[str, Any]) -> EventPage:
     """Parses a page of events. Ignores fields that this client does not know."""
-    events = tuple(_event(event) for event in document["events"])
+    events = tuple(_feed_event(event) for event in document["events"])
     return EventPage(events, document["next"], document["has_more"])
 
 
-def _event(document: Mapping[str, Any]) -> Event:
+def _feed_event(document: Mapping[str, Any]) -> Event:
     data = document["data"]
     fields: dict[str, Any] = {name: data.get(name) for name in Event.__dataclass_fields__}
     fields |= {"id": UUID(document["id"]), "cursor": document["cursor"], "type": document["type"]}

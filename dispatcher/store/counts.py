@@ -57,6 +57,6 @@ async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
     unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
     (oldest,) = await fetch(session, "find_oldest_pending")
-    (sent,) = await fetch(session, "count_sent_recently")
+    ((sent_last_hour, sent_last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, *oldest, *sent, webhook_lag_seconds=await measure_lag(session))
+    return MonitorCounts(emails, *oldest, sent_last_hour, sent_last_day, await measure_lag(session))
