@@ -2,10 +2,11 @@
 
     python -m benchmarks.double --folder FOLDER [--tls] [--latency-ms 50] [--port 0]
 
-It prints one line of JSON with its URL and paths, and runs until SIGTERM. Unlike `dispatcher.dev.http_double` it
-injects no faults: it accepts every email, with as little CPU as Python allows, so that the benchmark does not measure
-the double. The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, `<email id> <unix seconds>`, in
-order of acceptance. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
+The double prints one line of JSON with its URL and paths, and runs until SIGTERM. It accepts every email and, unlike
+`dispatcher.dev.http_double`, injects no faults. It uses as little CPU as Python allows, so that the benchmark does not
+measure the double. The folder contains `ca.pem`, and `ledger.txt` with one line per accepted email, in order of
+acceptance: `<email id> <unix seconds>`. Lines stay in memory for up to a tenth of a second, so killing this process may
+lose some.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _HEAD_END: Final = b"\r\n\r\n"
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *([0-9]+)\r\n", re.IGNORECASE)
 _SENDGRID_ID: Final = re.compile(rb'"email_id": ?"([^"]+)"')
 _SES_ID: Final = re.compile(rb'"Name": ?"email_id", ?"Value": ?"([^"]+)"')
+_RESEND_ID: Final = re.compile(rb"\r\n[Ii]dempotency-[Kk]ey: ([0-9a-f-]{36})\r\n")
 _NOT_FOUND: Final = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"
 _NO_LENGTH: Final = b"HTTP/1.1 411 Length Required\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _NO_ID: Final = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n"
@@ -114,6 +116,11 @@ class Session(asyncio.Protocol):
                 return _NO_ID
             self._books.accept(email_ids)
             return _accepted_by_ses(email_ids, is_bulk=head.startswith(b"POST /v2/email/outbound-bulk"))
+        if head.startswith(b"POST /emails "):
+            if not (found := _RESEND_ID.search(head)):
+                return _NO_ID
+            self._books.accept([found[1]])
+            return _json(b'{"id":"%b"}' % found[1])
         return _NOT_FOUND
 
 
@@ -127,6 +134,10 @@ def _accepted_by_ses(email_ids: Sequence[bytes], *, is_bulk: bool) -> bytes:
         body = b'{"BulkEmailEntryResults":[%b]}' % results
     else:
         body = b'{"MessageId":"0100%b"}' % email_ids[0]
+    return _json(body)
+
+
+def _json(body: bytes) -> bytes:
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
     return head + body
 

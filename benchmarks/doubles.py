@@ -15,7 +15,7 @@ from benchmarks.c_sink import running_c_sink
 from benchmarks.double import read_acceptances
 from dispatcher.dev.acceptance_ledger import read_ledger
 
-PROVIDERS: Final = ("sendgrid", "ses", "smtp", "capture")
+PROVIDERS: Final = ("sendgrid", "ses", "resend", "smtp", "capture")
 
 Acceptances = Mapping[str, Sequence[float]]
 """The times of acceptance by email id, in Unix seconds; an email with two times was accepted twice."""
@@ -27,7 +27,7 @@ class Double:
 
     Attributes:
         pid: The double's process id; None if the provider is a folder.
-        environment: The settings that make the product use it.
+        environment: The settings with which the product sends to the double.
         acceptances: Reads the double's ledger.
         ca_file: The authority to trust; None without TLS.
         keeps_books: Whether the double keeps a ledger; without a ledger, `acceptances` returns nothing.
@@ -45,7 +45,8 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
     """Run a provider's double for the duration of the block. The ledger stays in the folder.
 
     Args:
-        sink: For smtp: `python` is our sink with a ledger; `c` is Postfix's, without a ledger and cheaper.
+        sink: For smtp: `python` is our sink, which keeps a ledger; `c` is Postfix's sink, which keeps no ledger and
+            uses less CPU.
     """
     if provider == "capture":
         maildir = folder / "maildir"
@@ -69,6 +70,8 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
 def _settings_of(provider: str, url: str) -> dict[str, str]:
     if provider == "sendgrid":
         return {"SENDGRID_API_KEY": "SG.benchmark", "DISPATCHER_SENDGRID_HOST": url}
+    if provider == "resend":
+        return {"RESEND_API_KEY": "re_benchmark", "DISPATCHER_RESEND_URL": url}
     return {
         "DISPATCHER_SES_ENDPOINT_URL": url,
         "AWS_REGION": "eu-west-1",

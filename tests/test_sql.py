@@ -1,7 +1,7 @@
 """Checks the named queries: each query is used, each used name has a query, and statuses in SQL agree with the domain.
 
 The test finds uses in the source. If a function passes a parameter on to `query` or `fetch`, the parameter is a query's
-name. The same is true for callers of such a function that pass on their own parameters.
+name. If a caller of this function passes on its own parameter, that parameter is a query's name, too.
 """
 
 from __future__ import annotations

@@ -75,6 +75,16 @@ class Caller:
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
 
+    def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
+        """Checks that the caller may use a field of an email.
+
+        Raises:
+            Problem: the key does not have the scope.
+        """
+        if self.key is not None and scope not in self.key.scopes:
+            error = FieldError("pointer", pointer_of(field, prefix), f"needs a key with the scope {scope.value}")
+            raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.", errors=[error])
+
 
 class AccessControl:
     """Authenticates callers, and enforces scopes, rates and quotas.
@@ -114,7 +124,7 @@ class AccessControl:
         """Replaces the keys in memory. `keys` includes revoked keys."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
-        # Never opens again: if a restore has emptied the table of keys, requests must still need a key.
+        # `is_open` never becomes True again: even if a restore has emptied the table of keys, requests need a key.
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
@@ -227,7 +237,8 @@ class AccessControl:
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if name.strip("[]").lower() not in LOOPBACKS:
             names = ", ".join(LOOPBACKS)
-            raise Problem("host-forbidden", f"The Host header must be one of: {names}. Or create an API key.")
+            detail = f"Without an API key, the Host header must be one of: {names}. Use one of them, or create a key."
+            raise Problem("host-forbidden", detail)
         if any(_is_proxy_header(header) for header in request.headers):
             detail = "Requests without an API key must not come through a proxy, and this one did. Create an API key."
             raise Problem("host-forbidden", detail)
@@ -238,7 +249,7 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate limit in this process. The bucket has room for one second's tokens, at least one; see `overdraw`."""
+    """A key's rate limit in this process. Has room for the tokens of one second, at least one token; see `overdraw`."""
 
     __slots__ = ("_at", "_tokens", "per_second")
 

@@ -127,6 +127,13 @@ _FIELDS: Final[dict[str, Any]] = {
             "description": "Delete the content, including attachments, after the email is sent. For one-time codes.",
         }
     ),
+    "ignore_suppression": _optional(
+        {
+            "type": "boolean",
+            "description": "Send to suppressed recipients, too, for example a legal notice. The API key needs the "
+            "scope `ignore_suppression`.",
+        }
+    ),
 }
 
 ATTACHMENT: Final[dict[str, Any]] = {

@@ -92,13 +92,11 @@ def _id(value: object) -> UUID | None:
 
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
 _TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
-_REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
+REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
+TENANT_FIELD: Final[Mapping[str, tuple[Check, str]]] = {"tenant_id": (_is_tenant, _TENANT_RULE)}
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
-    **_REASON,
-    "tenant_id": (
-        _is_tenant,
-        _TENANT_RULE,
-    ),
+    **REASON,
+    **TENANT_FIELD,
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
@@ -116,7 +114,7 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
-DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
+DECISION: Final = {**REASON, **TENANT_FIELD}
 """The fields of most requests that change something; see `operator_request`."""
 
 

@@ -13,6 +13,7 @@ from dispatcher.api.access import Caller
 from dispatcher.api.insert_batcher import InsertResult
 from dispatcher.api.policy import Policy
 from dispatcher.api.problems import FieldError, Problem, pointer_of
+from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
@@ -92,6 +93,8 @@ class EmailValidator:
                 document["message_key"] = key
         email = self._valid(document, prefix)
         caller.check_sender(email.sender, prefix)
+        if email.ignore_suppression:
+            caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression", prefix)
         try:
             self.policy.check(email)
         except InvalidEmail as error:

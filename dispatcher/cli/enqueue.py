@@ -64,6 +64,9 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--erase-after-sending", is_flag=True, help="Delete the content (such as a one-time code) after the email is sent."
 )
+@click.option(
+    "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too, for example a legal notice."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
@@ -88,15 +91,16 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     same key and content reports "already known" and changes nothing. The same key with different content is refused.
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
-    template_id and template_data (for providers with templates: sendgrid, ses), headers, attachments (filename,
-    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain and erase_after_sending. The
-    command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
-    same file again.
+    template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
+    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending and
+    ignore_suppression. The command reports each invalid line by its number, and enqueues all valid lines. After an
+    interruption, enqueue the same file again.
 
-    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, one with a
-    template if only smtp is configured.
+    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
+    with a template if only smtp is configured.
 
-    Exit codes: 0 every email was accepted or is already known, 1 none was or is, 3 some emails were refused.
+    Exit codes: 0 no email was refused (each was accepted or is already known), 1 all were refused, or the command
+    stopped before the end of the file, 3 only some were refused.
     """
     if file is None:
         return _enqueue_one(_email(options), as_json=as_json)
@@ -139,6 +143,7 @@ def _email(options: dict[str, Any]) -> Email:
         InvalidEmail: a field of the email is invalid; the error's `field` is the option, such as `--from`.
     """
     _check_presence(options)
+    flags = ("erase_after_sending", "ignore_suppression")
     listed = ("to", "cc", "bcc", "reply_to", "tags")
     optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain")
     arguments = {
@@ -148,7 +153,7 @@ def _email(options: dict[str, Any]) -> Email:
         "html": _body("html", options),
         "template_data": _template_data(options["template_data"]),
         "allowed_headers": read_settings().allowed_provider_headers,
-        **{name: options[name] for name in ("message_key", "sender", "erase_after_sending", *listed)},
+        **{name: options[name] for name in ("message_key", "sender", *flags, *listed)},
         **{name: options[name] for name in optional if options[name] is not None},
     }
     try:

@@ -1,4 +1,4 @@
-"""The parts of SendGrid's and SES's APIs that the HTTP double implements, from their public documentation.
+"""The parts of SendGrid's, SES's and Resend's APIs that the HTTP double implements, from their public documentation.
 
 Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse it.
 """
@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from uuid import uuid4
 
 import orjson
 
@@ -120,7 +121,7 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """All emails of the request."""
+        """All emails of the request: SendGrid accepts or refuses a request as a whole."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
@@ -210,6 +211,55 @@ class SesBulk(Ses):
         return _json(200, {"BulkEmailEntryResults": [_entry(_word_for(mail, culprits)) for mail in request.mails]})
 
 
+class Resend:
+    """`POST /emails`: https://resend.com/docs/api-reference/emails/send-email. `HttpSession` honours its keys."""
+
+    def read(self, document: dict[str, Any], octets: int) -> Request:
+        """See `Api.read`."""
+        named = {tag["name"]: tag["value"] for tag in document.get("tags", ())}
+        addresses = tuple(_bare(text) for field in ("to", "cc", "bcc") for text in document.get(field, ()))
+        if not (document["from"] and document["to"]):
+            raise KeyError("to")
+        return Request((Mail(named.get("email_id", ""), addresses),), document, octets)
+
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
+        """422 for a refused address."""
+        word = _word_for(request.mails[0], culprits)
+        return None if word is None else resend_error(422, "validation_error", word)
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
+        """The only email of the request."""
+        return request.mails
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
+        """200 with an id."""
+        return _json(200, {"id": str(uuid4())})
+
+    def throttled(self, until: float) -> Reply:
+        """429 with the seconds until the limit resets."""
+        seconds = str(max(0, math.ceil(until - time.time())))
+        headers = {"ratelimit-limit": "2", "ratelimit-remaining": "0", "ratelimit-reset": seconds}
+        message = "Too many requests. You can only make 2 requests per second."
+        return resend_error(429, "rate_limit_exceeded", message, {**headers, "retry-after": seconds})
+
+    def unauthorized(self) -> Reply:
+        """403, as Resend answers."""
+        return resend_error(403, "invalid_api_key", "API key is invalid")
+
+    def malformed(self) -> Reply:
+        """422, as Resend answers."""
+        return resend_error(422, "missing_required_field", "Missing `to` field.")
+
+    def changed(self) -> Reply:
+        """409: the key belongs to a request with another body."""
+        return resend_error(409, "invalid_idempotent_request", "The request body was modified.")
+
+
+def resend_error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
+    """A refusal in the form that Resend uses."""
+    return Reply(status, {"statusCode": status, "name": name, "message": message}, headers or {})
+
+
 def _ses_mail(document: Mapping[str, Any], tags: Collection[Mapping[str, str]]) -> Mail:
     named = {tag["Name"]: tag["Value"] for tag in tags}
     places = document.get("Destination", {})
@@ -260,7 +310,9 @@ def _http_date() -> str:
 
 
 SENDGRID = SendGrid()
+RESEND = Resend()
 APIS: dict[str, Api] = {
+    "/emails": RESEND,
     "/v3/mail/send": SENDGRID,
     "/v2/email/outbound-emails": Ses(),
     "/v2/email/outbound-bulk-emails": SesBulk(),

@@ -15,7 +15,8 @@ class Fault(StrEnum):
     """A fault that the double injects instead of a normal answer.
 
     With FORGET, CLOSE_UNREAD and RESET_UNREAD, the double accepts nothing. With every other fault, the double has
-    accepted the email and recorded it in the ledger, so a second attempt makes a duplicate.
+    accepted the email and recorded it in the ledger, so a second attempt makes a duplicate, unless it has the same
+    idempotency key.
     """
 
     FORGET = "forget"
@@ -75,7 +76,7 @@ class Behaviour:
         times: How many more requests get the fault; None for all.
         throttled_until: The server answers 429 until then, in seconds since 1970.
         latency_seconds: Delay before an answer.
-        key: The API key that SendGrid's requests need; None if any key is accepted.
+        key: The API key that SendGrid's and Resend's requests need; None if any key is accepted.
         culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).
         names_culprits: Whether SendGrid's answer to a bulk call identifies the refused email.
     """
@@ -98,7 +99,7 @@ class Behaviour:
         return self.fault
 
     def throttle(self, seconds: float) -> None:
-        """Answers 429 to every request for this long."""
+        """Answers 429 to every request for the next `seconds`."""
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:
@@ -124,7 +125,7 @@ def _reply(document: Mapping[str, Any]) -> Reply:
 
 REASONS: Final = {
     200: "OK", 202: "Accepted", 307: "Temporary Redirect", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden",
-    404: "Not Found", 413: "Payload Too Large", 429: "Too Many Requests", 500: "Internal Server Error",
+    404: "Not Found", 409: "Conflict", 413: "Payload Too Large", 429: "Too Many Requests", 500: "Internal Server Error",
     502: "Bad Gateway", 503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 

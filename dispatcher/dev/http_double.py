@@ -1,4 +1,4 @@
-"""A local HTTPS server in place of SendGrid and SES. It records accepted emails and delivers nothing.
+"""A local HTTPS server in place of SendGrid, SES and Resend. It records accepted emails and delivers nothing.
 
     python -m dispatcher.dev.http_double --folder FOLDER [--port 0] [--tls] [--latency-ms 50] [--act close] [--wire]
 
@@ -48,6 +48,7 @@ class HttpDouble:
         begun: Requests to send whose headers were read, by path.
         requests: How often each email was posted in a completely read request, by email id.
         received: The bodies of the accepted requests, if `keeps` is set.
+        answers: The body and the answer of each accepted request with an idempotency key.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class HttpDouble:
         self.begun: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
         self.received: list[dict[str, Any]] = []
+        self.answers: dict[str, tuple[bytes, bytes]] = {}
         self._accepted = 0
         self._folder = folder
         self._tls = tls
@@ -100,7 +102,7 @@ class HttpDouble:
 
     @property
     def url(self) -> str:
-        """The value for DISPATCHER_SENDGRID_HOST or DISPATCHER_SES_ENDPOINT_URL."""
+        """The value for DISPATCHER_SENDGRID_HOST, DISPATCHER_SES_ENDPOINT_URL or DISPATCHER_RESEND_URL."""
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     def ledger(self) -> AcceptanceLedger:
@@ -237,7 +239,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Args:
         arguments: Without the program's name; None for `sys.argv`.
     """
-    parser = argparse.ArgumentParser("python -m dispatcher.dev.http_double", description="A local SendGrid and SES.")
+    parser = argparse.ArgumentParser(
+        "python -m dispatcher.dev.http_double", description="A local SendGrid, SES and Resend."
+    )
     parser.add_argument("--folder", type=Path, required=True, help="folder for the records and the certificate")
     parser.add_argument("--port", type=int, default=0, help="port; 0 (the default) chooses a free one")
     parser.add_argument("--tls", action="store_true", help="use HTTPS, with a certificate of a new authority")
@@ -245,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--act", type=Fault, choices=list(Fault), help="the fault that each request gets")
     parser.add_argument("--times", type=int, help="how many requests get the fault; default: all")
     parser.add_argument("--throttle-seconds", type=float, default=0.0, help="answer 429 for this long; default: 0")
-    parser.add_argument("--key", help="the API key that SendGrid's requests need; default: any")
+    parser.add_argument("--key", help="the API key that SendGrid's and Resend's requests need; default: any")
     parser.add_argument("--wire", action="store_true", help="record every request and connection in wire.jsonl")
     parser.add_argument("--die-with-parent", action="store_true", help="exit when the parent process exits")
     options = parser.parse_args(arguments)

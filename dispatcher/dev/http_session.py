@@ -16,7 +16,7 @@ from typing import Final, Protocol, cast
 import httptools
 import orjson
 
-from dispatcher.dev.http_apis import APIS, SENDGRID, Api, Mail, Request
+from dispatcher.dev.http_apis import APIS, RESEND, SENDGRID, Api, Mail, Request
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octets_of
 
 DRIP_SECONDS: Final = 0.02
@@ -37,11 +37,15 @@ SES_ACCOUNT: Final = {
 
 
 class HttpRecords(Protocol):
-    """The records and the behaviour that all sessions of a server share."""
+    """The records and the behaviour that all sessions of a server share.
+
+    `answers` has the body and the answer of each accepted request with an idempotency key.
+    """
 
     behaviour: Behaviour
     sessions: set[HttpSession]
     begun: Counter[str]
+    answers: dict[str, tuple[bytes, bytes]]
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
         """Records the accepted emails of a request. Called before the answer is sent."""
@@ -73,7 +77,7 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Adds the session to the open ones (called by asyncio, after the TLS handshake)."""
+        """Adds this session to the open sessions (called by asyncio, after the TLS handshake)."""
         self._transport = cast(asyncio.Transport, transport)
         self._records.sessions.add(self)
 
@@ -102,6 +106,8 @@ class HttpSession(asyncio.Protocol):
         """Takes one header."""
         if name.lower() == b"authorization":
             self._authorization = value.decode("latin-1")
+        elif name.lower() == b"idempotency-key":
+            self._key = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
         """Counts a request to send, and injects the faults that do not read the body."""
@@ -120,24 +126,28 @@ class HttpSession(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Answers the request, and prepares for the next one."""
+        """Answers the request, and prepares for the next request."""
         if not self._transport.is_closing():
             self._answer()
         self._begin()
 
     def _begin(self) -> None:
         """Resets the state of the request."""
-        self._path = self._method = self._authorization = ""
+        self._path = self._method = self._authorization = self._key = ""
         self._body = bytearray()
 
     def _answer(self) -> None:
         behaviour = self._records.behaviour
         if self._api is None:
             self._send(self._administer())
-        elif behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":
+        elif self._is_unknown(behaviour):
             self._send(octets_of(self._api.unauthorized()))
         else:
             self._judge(self._api, behaviour)
+
+    def _is_unknown(self, behaviour: Behaviour) -> bool:
+        """Whether the request has a wrong API key."""
+        return behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}"
 
     def _judge(self, api: Api, behaviour: Behaviour) -> None:
         try:
@@ -159,13 +169,25 @@ class HttpSession(asyncio.Protocol):
             self._records.record_request(request, self._act)
             self._end(by_reset=False)
         else:
-            self._records.record_request(request, self._act or "accepted")
-            self._records.accept(request, api.taken(request, behaviour.culprits))
-            octets = api.accepted(request, behaviour.culprits)
+            octets = self._accept(api, request, behaviour)
             if self._act is None:
                 self._later(octets)
             else:
                 self._misbehave(self._act, octets)
+
+    def _accept(self, api: Api, request: Request, behaviour: Behaviour) -> bytes:
+        """The answer to a request that is not refused. A key that was used before delivers nothing."""
+        key, body = self._key if api is RESEND else "", bytes(self._body)
+        if key and (known := self._records.answers.get(key)):
+            is_same = known[0] == body
+            self._records.record_request(request, "repeated" if is_same else "409")
+            return known[1] if is_same else octets_of(RESEND.changed())
+        self._records.record_request(request, self._act if isinstance(self._act, Fault) else "accepted")
+        self._records.accept(request, api.taken(request, behaviour.culprits))
+        octets = api.accepted(request, behaviour.culprits)
+        if key:
+            self._records.answers[key] = body, octets
+        return octets
 
     def _record_read(self, request: Request) -> None:
         ids = [mail.email_id for mail in request.mails]
@@ -179,9 +201,11 @@ class HttpSession(asyncio.Protocol):
             return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._records.counts()))
         if self._path == "/v2/email/account":
             return octets_of(Reply(200, SES_ACCOUNT))
+        if self._path == "/domains":
+            return octets_of(RESEND.unauthorized() if self._is_unknown(behaviour) else Reply(200, {"data": []}))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
-        if behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}":
+        if self._is_unknown(behaviour):
             return octets_of(SENDGRID.unauthorized())
         if isinstance(behaviour.fault, Reply):
             return octets_of(behaviour.fault)

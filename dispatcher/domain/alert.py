@@ -115,7 +115,7 @@ class Notice:
 
 
 def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
-    """The phase to notify now; None if no notice is due.
+    """The phase that the next notice tells; None if no notice is due.
 
     Args:
         is_firing: Whether the condition is true now.

@@ -30,7 +30,9 @@ class Scope(StrEnum):
     READ = "read"
     """Read the status of emails, never their content."""
     OPERATE = "operate"
-    """Replay, discard, confirm or release emails that failed or are held."""
+    """Replay, discard, confirm or release emails that failed or are held; suppress recipients."""
+    IGNORE_SUPPRESSION = "ignore_suppression"
+    """Enqueue emails that go to suppressed recipients, too. Needs SEND as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class Secret:
 
     @classmethod
     def parse(cls, text: str) -> Secret | None:
-        """Parse a key; None if the text is not a key."""
+        """Parses a key; None if the text is not a key."""
         match = _FORM.fullmatch(text)
         return cls(match[1], match[2]) if match else None
 

@@ -40,6 +40,9 @@ class Capabilities:
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
         delivers: The provider delivers emails to their recipients. Error messages recommend only such providers.
+        idempotency_key_seconds: How long the provider remembers an email's id as the key of a request, from the first
+            request on; a later request with the same key and content is answered as the first, and delivers nothing.
+            So after an `Uncertain` outcome, the email may be tried again at this provider. None without such keys.
     """
 
     copies: int
@@ -48,6 +51,7 @@ class Capabilities:
     max_recipients: int | None = None
     max_octets: int | None = None
     delivers: bool = True
+    idempotency_key_seconds: float | None = None
 
     def unmet_requirement(self, email: AnyEmail) -> Requirement | None:
         """The first requirement of the email that the provider does not meet; None if it can send the email."""

@@ -7,6 +7,13 @@ rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
 uncertain, policy resend      → Resend      may duplicate: the policy accepts that
 uncertain, none left          → MarkHeld    `resend` would retry forever if the provider never answers
+
+If the provider has idempotency keys, an uncertain email is pinned: it is tried again at this provider only, with the
+same key. So a duplicate is impossible, whatever the policy. From then on, only an acceptance ends the doubt:
+
+pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, while the key lives
+pinned, otherwise             → MarkHeld    also for a rejection: the earlier attempt may have been accepted
+                                Resend      by policy, if the key has expired and attempts are left
 """
 
 from __future__ import annotations
@@ -100,22 +107,25 @@ def decide(
     on_uncertain: OnUncertain,
     policy: RetryPolicy,
     random: Callable[[], float],
+    *,
+    key_seconds: float | None = None,
 ) -> Decision:
-    """Decide what to do after an attempt.
+    """Decides what to do after an attempt.
 
     Args:
         attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay.
         on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
+        key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
+            earlier one under that key is uncertain; otherwise None.
     """
+    if key_seconds is not None and not isinstance(outcome, Accepted):
+        return _decide_in_doubt(outcome, attempt_number, on_uncertain, policy, random, key_seconds)
     match outcome:
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
-        case Deferred(reason, detail, code, retry_after):
-            if reason in CONCERNS_PROVIDER and retry_after is not None and retry_after > policy.cap_seconds:
-                # A long wait concerns the provider, not this email. It is no reason to fail the email.
-                retry_after = policy.cap_seconds
-            seconds = policy.wait_before(attempt_number + 1, retry_after, random)
+        case Deferred(reason, detail, code):
+            seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
             return MarkFailed(reason, detail, code) if seconds is None else RetryIn(seconds)
         case Rejected(reason, detail, code):
             return MarkFailed(reason, detail, code)
@@ -124,3 +134,30 @@ def decide(
             return Resend(detail, code) if may_resend else MarkHeld(detail, code)
         case _:
             assert_never(outcome)
+
+
+def _decide_in_doubt(
+    outcome: Deferred | Rejected | Uncertain,
+    attempt_number: int,
+    on_uncertain: OnUncertain,
+    policy: RetryPolicy,
+    random: Callable[[], float],
+    key_seconds: float,
+) -> Decision:
+    """The decision about a pinned email; see the module's docstring."""
+    if isinstance(outcome, Rejected):
+        return MarkHeld(outcome.detail, outcome.code)
+    asked_seconds = _asked_seconds(outcome, policy) if isinstance(outcome, Deferred) else None
+    seconds = policy.wait_before(attempt_number + 1, asked_seconds, random)
+    if seconds is not None and seconds < key_seconds:
+        return RetryIn(seconds)
+    may_resend = on_uncertain is OnUncertain.RESEND and seconds is not None
+    return (Resend if may_resend else MarkHeld)(outcome.detail, outcome.code)
+
+
+def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
+    """The wait that the provider asked for. A long wait that concerns the provider is shortened to the policy's cap:
+    it is no reason to fail the email."""
+    if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
+        return min(outcome.retry_after, policy.cap_seconds)
+    return outcome.retry_after

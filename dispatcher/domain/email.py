@@ -33,7 +33,9 @@ class Email:
         headers: Additional headers, read-only.
         tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
             receives it.
-        erase_after_sending: Whether the content, including attachments, is deleted about a minute after it is sent.
+        erase_after_sending: Whether the content, including attachments, is deleted about a minute after the email is
+            sent.
+        ignore_suppression: Whether suppressed recipients get the email, too, for example a legal notice.
         tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
             include it.
@@ -58,6 +60,7 @@ class Email:
     correlation_id: str | None
     on_uncertain: OnUncertain | None
     erase_after_sending: bool
+    ignore_suppression: bool
 
     def __init__(
         self,
@@ -80,9 +83,10 @@ class Email:
         correlation_id: str | None = None,
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
         erase_after_sending: bool = False,
+        ignore_suppression: bool = False,
         allowed_headers: Collection[str] = (),
     ) -> None:
-        """Validate and create an email.
+        """Validates and creates an email.
 
         Args:
             allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
@@ -121,10 +125,11 @@ class Email:
         keep("on_uncertain", rules.policy(on_uncertain))
         is_erased = rules.flag("erase_after_sending", erase_after_sending)
         keep("erase_after_sending", is_erased or ERASE_TAG in self.tags)
+        keep("ignore_suppression", rules.flag("ignore_suppression", ignore_suppression))
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
-        """Create an email from a decoded JSON object. A null field counts as absent.
+        """Creates an email from a decoded JSON object. A null field counts as absent.
 
         Args:
             allowed_headers: As for `Email`.
@@ -162,6 +167,7 @@ class Email:
             "correlation_id": self.correlation_id,
             "on_uncertain": self.on_uncertain and self.on_uncertain.value,
             "erase_after_sending": self.erase_after_sending,
+            "ignore_suppression": self.ignore_suppression,
         }
         needed = REQUIRED_FIELDS if self.template_id else (*REQUIRED_FIELDS, "subject")
         return {name: value for name, value in document.items() if value or name in needed}
@@ -197,5 +203,7 @@ class Email:
         ]
         if self.template_id is not None:
             parts += ["template", self.template_id, canonical_data(self.template_data)]
+        if self.ignore_suppression:
+            parts.append("ignore_suppression")
         # Each part is prefixed with its length, so that two different emails never have the same form.
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

@@ -19,6 +19,7 @@ FIELDS: Final = frozenset(
         *REQUIRED_FIELDS,
         *("tenant_id", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "attachments"),
         *("template_id", "template_data", "correlation_id", "tags", "on_uncertain", "erase_after_sending"),
+        "ignore_suppression",
     }
 )
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")

@@ -8,6 +8,9 @@ used.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from dataclasses import replace
 from enum import Enum, StrEnum, auto
 from typing import Final
 
@@ -45,6 +48,8 @@ class Reason(StrEnum):
     """Our own code failed on this email before anything was sent."""
     WORKER_CRASHED = "worker_crashed"
     """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
+    SUPPRESSED = "suppressed"
+    """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
     DROPPED_BY_PROVIDER = "dropped_by_provider"
     """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     OUTCOME_UNKNOWN = "outcome_unknown"
@@ -52,8 +57,14 @@ class Reason(StrEnum):
 
 
 SOME_REFUSED: Final = "refused recipients: "
-"""If the provider accepts an email but refuses some recipients, the detail begins with this text. The refused
-recipients follow, up to `; ` or the end."""
+"""If the provider accepts an email but refuses some recipients, or some are suppressed, the detail begins with this
+text. The refused recipients follow, up to `; ` or the end."""
+MAX_POSITIONS: Final = 2000
+"""More than an email can have recipients."""
+MAX_RANGES: Final = 10
+"""How many ranges of refused recipients a detail lists. Consecutive recipients with the same codes form one range."""
+_RANGE: Final = re.compile(r"(\d+)(?:-(\d+))? \(([^()]*)\)")
+_MORE: Final = re.compile(r" and (\d+) more$")
 
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
@@ -160,6 +171,42 @@ def left_out(detail: str | None) -> str | None:
     if detail is None or not detail.startswith(SOME_REFUSED):
         return None
     return detail.removeprefix(SOME_REFUSED).partition("; ")[0]
+
+
+def refused_recipients(codes: Mapping[int, str], more: int = 0) -> str:
+    """The refused recipients by position and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`.
+
+    Args:
+        codes: The code of each refused recipient, by position from 1.
+        more: The number of further refused recipients, whose positions are unknown.
+    """
+    runs: list[tuple[int, int, str]] = []
+    for position, code in sorted(codes.items()):
+        if runs and runs[-1][1:] == (position - 1, code):
+            runs[-1] = (runs[-1][0], position, code)
+        else:
+            runs.append((position, position, code))
+    shown = [f"{first if first == last else f'{first}-{last}'} ({code})" for first, last, code in runs[:MAX_RANGES]]
+    left = more + sum(last - first + 1 for first, last, _ in runs[MAX_RANGES:])
+    return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
+
+
+def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
+    """The outcome of an email that was sent without its suppressed recipients; its detail lists these, too.
+
+    Args:
+        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued. The given
+            outcome counts only the other recipients.
+    """
+    codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}
+    words, more = outcome.detail, 0
+    if refused := left_out(words):
+        words = words.partition("; ")[2] if words else None
+        sent = [position for position in range(1, MAX_POSITIONS + 1) if position not in suppressed]
+        for first, last, code in _RANGE.findall(refused):
+            codes.update(dict.fromkeys(sent[int(first) - 1 : int(last or first)], code))
+        more = sum(map(int, _MORE.findall(refused)))
+    return replace(outcome, detail=refused_recipients(codes, more) + (f"; {words}" if words else ""))
 
 
 _NAMES: Final = {kind: kind.__name__.lower() for kind in (Accepted, Deferred, Rejected, Uncertain)}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import MappingProxyType
 from typing import Final
@@ -48,7 +48,7 @@ class Attachment(OutgoingAttachment):
     """
 
     def __post_init__(self) -> None:
-        """Check everything except the total size, which `Email` checks."""
+        """Checks everything except the total size, which `Email` checks."""
         if fault := _filename_fault(self.filename):
             raise InvalidEmail("filename", fault)
         if fault := _content_type_fault(self.content_type):
@@ -87,6 +87,16 @@ class OutgoingEmail:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     attachments: tuple[OutgoingAttachment, ...] = ()
     tags: tuple[str, ...] = ()
+
+
+def without_recipients(email: OutgoingEmail, positions: Container[int]) -> OutgoingEmail:
+    """The email without the recipients at these positions, which count from 1 over To, Cc and Bcc."""
+    lists: list[tuple[str, ...]] = []
+    before = 1
+    for addresses in (email.to, email.cc, email.bcc):
+        lists.append(tuple([each for at, each in enumerate(addresses, before) if at not in positions]))
+        before += len(addresses)
+    return replace(email, to=lists[0], cc=lists[1], bcc=lists[2])
 
 
 def _filename_fault(filename: object) -> str | None:

@@ -23,12 +23,13 @@ _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
 _UNPRINTABLE: Final = re.compile(
     r"(?:[^\S ]|[\x00-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff])+"
 )
-# Our credentials, in case a server repeats them: HTTP schemes, SendGrid keys, AWS ids and signatures.
+# Our credentials, in case a server repeats them: HTTP schemes, SendGrid and Resend keys, AWS ids and signatures.
 _CREDENTIAL: Final = re.compile(
-    r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
+    r"\b(?:(?:Bearer|Basic|AWS4-HMAC-SHA256)\s+(?=\S*[\d=/+_])\S+|SG\.[\w-]+(?:\.[\w-]+)*|re_(?=\w*\d)\w{8,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,
 )
-_MAY_BE_CREDENTIAL: Final = re.compile(r"bearer|basic|aws4-|sg\.|akia|asia", re.IGNORECASE)
+_MAY_BE_CREDENTIAL: Final = re.compile(r"bearer|basic|aws4-|sg\.|re_|akia|asia", re.IGNORECASE)
 _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNORECASE)
 """An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")

@@ -2,6 +2,7 @@
 
     pending ──lease──▶ sending ──accepted──▶ sent
        ▲  ▲               │ ├─ deferred, attempts left: stays sending (same lease), tries again in process
+       │  │               │ ├─ outcome unknown, but idempotency keys: the same, at this provider only
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent

@@ -10,6 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.suppression import DEFAULT_RULES, SuppressionRules
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
@@ -38,16 +39,32 @@ class Stored:
     settled: int = 0
 
 
+class EmailsLocked(StoreBusy):
+    """Events cannot be stored yet, because other transactions have locked their emails.
+
+    Attributes:
+        email_ids: The locked emails.
+    """
+
+    def __init__(self, email_ids: Collection[UUID]) -> None:
+        super().__init__(f"Other transactions have locked the emails of some events ({len(email_ids)} emails).")
+        self.email_ids = email_ids
+
+
 class EventIntake:
     """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
 
-    def __init__(self, pool: Pool, hasher: AddressHasher | None = None) -> None:
+    def __init__(
+        self, pool: Pool, hasher: AddressHasher | None = None, rules: SuppressionRules = DEFAULT_RULES
+    ) -> None:
         """
         Args:
+            rules: Which events suppress a recipient (see `suppression_rules`).
             hasher: Hashes recipients; by default, opened at the first call of `store`.
         """
         self._pool = pool
         self._hasher = hasher
+        self._rules = rules
         self._locked = LockedRows(pool)
         self._log = get_log()
 
@@ -58,8 +75,9 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out: it would be refused again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or other transactions have locked some of the emails. Some
-                events may be stored. The source must repeat the call, or let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable. Some events may be stored. The source must repeat the call, or
+                let the provider repeat the events.
+            EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
             return Stored()
@@ -76,14 +94,14 @@ class EventIntake:
             unknown += sum(each.unknown for each in found)
             settled += await self._settle(set(chain.from_iterable(each.settleable for each in found)))
         if locked:
-            raise StoreBusy(f"Other transactions have locked the emails of some events ({len(locked)} emails).")
+            raise EmailsLocked(locked)
         return Stored(new, duplicates, unknown, settled)
 
     async def _store(self, rows: Sequence[EventRow]) -> tuple[list[StoredEvents], set[UUID]]:
         """Stores a part of the events; returns what was done, and the emails that are locked."""
         outcome = await self._locked.execute_unlocked(
             {row.email_id for row in rows},
-            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free]),
+            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
         )
         for email_id, error in outcome.refused.items():
             metrics.EVENTS.add(1, "unknown", "unknown", "refused")

@@ -130,7 +130,7 @@ class AlertChecks:
         return states | self._timed_states(tables)
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of the kinds of alerts that are raised only after some time. A change restarts this time."""
+        """The states of alerts that are raised only if a condition lasts for some time. A change restarts this time."""
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
         hosts = sorted(tables.hosts.items())
@@ -209,7 +209,7 @@ class StateDurations:
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
         """Whether at least one of these states has lasted long enough.
 
-        None if that is unknown: the longest state already existed at the first check.
+        None if that is unknown, because the oldest of these states already existed at the first check.
         """
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:

@@ -1,7 +1,7 @@
 """The monitor's gauges in /metrics, read from PostgreSQL and RabbitMQ at the last poll.
 
-They describe the whole database and all of RabbitMQ, so all hosts report the same values: take the maximum over hosts,
-not the sum. An unknown value is left out, and never reported as zero.
+The gauges describe the whole database and all of RabbitMQ, so all hosts report the same values: take the maximum over
+hosts, not the sum. An unknown value is left out, and never reported as zero.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ OLDEST_PENDING: Final = ServerGauge(
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
-    "How long the longest waiting message has been due to be published; 0 if none is due.",
+    "The longest time that a message has been due and is not yet published; 0 if none is due.",
 )
 SENT_LAST_HOUR: Final = ServerGauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, approximately.")
 SENT_LAST_DAY: Final = ServerGauge(

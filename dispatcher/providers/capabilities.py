@@ -65,6 +65,12 @@ def capabilities_of(names: Iterable[str]) -> dict[str, Capabilities]:
     return {name: class_of(name).capabilities for name in names}
 
 
+def idempotency_keys_of(names: Iterable[str]) -> dict[str, float]:
+    """For how many seconds each of these providers remembers an idempotency key; only providers that have such keys."""
+    seconds = {name: one.idempotency_key_seconds for name, one in capabilities_of(names).items()}
+    return {name: known for name, known in seconds.items() if known is not None}
+
+
 def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> CapabilityGap | None:
     """The reason why no configured provider can ever deliver the email.
 

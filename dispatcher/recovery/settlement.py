@@ -7,6 +7,7 @@ settlement of the ledger tries them again.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from uuid import UUID
@@ -18,6 +19,7 @@ from dispatcher.domain.retry import RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import StatementRefused
 from dispatcher.host.ledger_format import InFlightAttempt
+from dispatcher.providers.capabilities import idempotency_keys_of
 from dispatcher.store.connections import Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows
@@ -41,27 +43,36 @@ class Settlement:
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
         """
         Args:
-            fate: What happened to the worker, such as "The worker died". The detail of uncertain outcomes begins so.
+            fate: What happened to the worker, such as "The worker died". Begins the detail of every uncertain outcome.
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self._key_seconds = idempotency_keys_of(settings.providers)
         self._pool = pool
         self._report = report
         self.reason = reason
         self._fate = fate
 
-    def judge(self, attempt: InFlightAttempt, attempt_base: int) -> Result:
+    def judge(self, attempt: InFlightAttempt, attempt_base: int, pinned_seconds: float | None) -> Result:
         """Decides the result of an attempt that was answered or on the wire.
 
         Args:
             attempt_base: How many attempts the email had used before the last replay.
+            pinned_seconds: See `FoundLease`.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
-        decision = decide(outcome, attempt.attempt_number - attempt_base, attempt.policy, self._policy, random.random)
-        return result_of(attempt, outcome, decision)
+        key_seconds = self._key_seconds.get(attempt.provider)
+        if pinned_seconds is not None:
+            key_seconds = (key_seconds or 0.0) - pinned_seconds
+        elif key_seconds is not None:
+            is_uncertain = isinstance(outcome, Uncertain)
+            key_seconds = key_seconds - (time.time() - attempt.started_at) if is_uncertain else None
+        number = attempt.attempt_number - attempt_base
+        decision = decide(outcome, number, attempt.policy, self._policy, random.random, key_seconds=key_seconds)
+        return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results. The answers are the ids of emails whose lease was still valid.
+        """Records results. The outcome's answers are the ids of the emails whose lease was still valid.
 
         If PostgreSQL refuses a result, records it without the provider's text. If that fails, too, reports the error.
         """
@@ -78,7 +89,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
-        """Releases leases that have not changed since they were found. The answers are the ids of their emails."""
+        """Releases leases that have not changed since they were found. The outcome's answers are their emails' ids."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:

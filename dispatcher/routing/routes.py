@@ -1,8 +1,9 @@
-"""The providers in the operator's order, and the choice of one for the next attempt.
+"""The providers in the operator's order, and the choice of the provider for the next attempt.
 
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
 concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found
-that its provider cannot send the email. No other provider is tried after a missing answer.
+that its provider cannot send the email. After a missing answer, the email never goes to a different provider (see
+`domain.pin`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Route:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # No answer. Without a breaker, a provider that never answers would cause the whole queue to be held.
+                # The provider did not answer. If the breaker ignored this, a provider that never answers would cause
+                # the whole queue to become held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
@@ -171,6 +173,14 @@ class Routes:
         """The memory that an email may need, as a multiple of its attachments' size; the maximum over all providers."""
         return max(route.capabilities.copies for route in self._routes)
 
+    def key_seconds(self, name: str) -> float | None:
+        """How long this provider remembers an idempotency key; None without keys, or if it is not configured."""
+        return next((one.capabilities.idempotency_key_seconds for one in self._routes if one.name == name), None)
+
+    def others(self, name: str) -> frozenset[str]:
+        """The names of all other providers."""
+        return frozenset(route.name for route in self._routes if route.name != name)
+
     def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
         """Why no provider could ever send the email; None if one could."""
         return capability_gap(email, {route.name: route.capabilities for route in self._routes})
@@ -188,10 +198,10 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """How many seconds until an email is due again, if none of the routes that could send it may be tried now.
+        """How many seconds until an email is due again. Call this if no route that could send it may be tried now.
 
-        0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise, the
-        worker keeps leasing for the other routes: without a delay, it would lease and release this email over and over.
+        Returns 0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise,
+        the worker keeps leasing for other routes: without a delay, it would lease and release this email repeatedly.
         """
         if len(able) == len(self._routes):
             return 0.0

@@ -72,8 +72,8 @@ class TableFindings:
 class AlertStore:
     """The monitor's statements about one DLQ.
 
-    They use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each method
-    raises StoreUnavailable if the same call may succeed later in a new session.
+    The statements use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each
+    method raises StoreUnavailable if the same call may succeed later in a new session.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class AlertStore:
         Args:
             holder: This monitor's name, the same after a restart.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session after this time without a statement: the host is then frozen.
+            idle_seconds: PostgreSQL ends the session after this time without a statement, because a host that is silent
+                for so long is frozen.
             answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url

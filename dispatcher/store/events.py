@@ -11,7 +11,8 @@ from uuid import UUID
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
-from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.domain.suppression import DEFAULT_RULES, Recipient, SuppressionRules
+from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 
@@ -29,6 +30,7 @@ class EventRow:
     kind: str
     bounce: str | None
     address_hash: bytes | None
+    masked: str | None
     code: str | None
     detail: str | None
     happened_at: Any
@@ -44,6 +46,7 @@ class EventRow:
             kind=event.kind.value,
             bounce=event.bounce and event.bounce.value,
             address_hash=address_hash,
+            masked=Recipient(normalised(event.recipient), is_domain=False).masked if event.recipient else None,
             code=scrub(event.code)[:MAX_CODE_CHARACTERS] if event.code else None,
             detail=scrub(event.detail) if event.detail else None,
             happened_at=event.happened_at,
@@ -97,8 +100,10 @@ class SettledEmail:
     status: Status
 
 
-async def store_events(source: Source, rows: Sequence[EventRow]) -> list[StoredEvents]:
-    """Stores events and marks their emails, in one statement and one commit. Idempotent.
+async def store_events(
+    source: Source, rows: Sequence[EventRow], rules: SuppressionRules = DEFAULT_RULES
+) -> list[StoredEvents]:
+    """Stores events, marks their emails and suppresses recipients, in one statement and one commit. Idempotent.
 
     Args:
         rows: At least one.
@@ -111,11 +116,16 @@ async def store_events(source: Source, rows: Sequence[EventRow]) -> list[StoredE
         "kinds": [row.kind for row in ordered],
         "bounces": [row.bounce for row in ordered],
         "address_hashes": [row.address_hash for row in ordered],
+        "masked": [row.masked for row in ordered],
         "codes": [row.code for row in ordered],
         "details": [row.detail for row in ordered],
         "happened_ats": [row.happened_at for row in ordered],
         "lowest_id": ordered[0].email_id,
         "highest_id": ordered[-1].email_id,
+        "suppress_on": [reason.value for reason in rules.reasons],
+        "suppress_days": rules.days,
+        "soft_bounces": rules.soft_bounces,
+        "soft_bounce_days": rules.soft_bounce_days,
     }
     return await fetch(source, "store_events", parameters, into=StoredEvents)
 
@@ -130,3 +140,12 @@ async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[Set
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)
+
+
+async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
+    if not email_ids:
+        return {}
+    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
+    fields = ("to", "cc", "bcc")
+    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}

@@ -19,6 +19,7 @@ from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
 from dispatcher.store.statements import Row, fetch
+from dispatcher.store.suppressions import SuppressionReader
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -36,7 +37,7 @@ _NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 class Lease(NamedTuple):
-    """Timed ownership of an email, with all that is needed to send the email.
+    """Timed ownership of an email, with everything that the worker needs to send the email.
 
     A tuple, because thousands are created per second.
 
@@ -50,6 +51,8 @@ class Lease(NamedTuple):
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
         created_at: When the email was enqueued; None if this column was not read.
+        pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
+        pinned_seconds: How long ago the first attempt whose outcome is unknown began.
     """
 
     email_id: UUID
@@ -62,6 +65,8 @@ class Lease(NamedTuple):
     traceparent: str | None = None
     octets_apart: int = 0
     created_at: datetime | None = None
+    pinned_to: str | None = None
+    pinned_seconds: float | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -106,6 +111,7 @@ class Result(NamedTuple):
         error: The provider's error text, scrubbed.
         expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
             expired. The result is recorded only if the lease still has this end.
+        is_pinned: The provider may have accepted the email under an idempotency key, and is the only one to try again.
     """
 
     email_id: UUID
@@ -122,6 +128,7 @@ class Result(NamedTuple):
     provider_code: str | None = None
     provider_message_id: str | None = None
     expired_at: datetime | None = None
+    is_pinned: bool = False
 
     def without_provider_texts(self) -> Result:
         """The result without the provider's texts, for when PostgreSQL refuses to store them."""
@@ -131,6 +138,7 @@ class Result(NamedTuple):
 _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
+    "are_pinned",
 )
 """The statement's parameter for each field of `Result`, in order."""
 
@@ -144,6 +152,7 @@ class LeaseStore:
 
     Attributes:
         locked: Emails whose rows are locked by other transactions.
+        suppressions: The statements about suppressed recipients.
     """
 
     def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
@@ -156,9 +165,10 @@ class LeaseStore:
         self._worker = worker
         self._slot = slot
         self.locked = LockedRows(pool)
+        self.suppressions = SuppressionReader(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases those of the given emails that are pending and have the given message key."""
+        """Leases the given emails, except emails that are not pending or do not have the given message key."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -175,11 +185,12 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
-            return Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
+            lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
+            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds)
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -257,7 +268,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
 
-        If another host has recovered such an email in the meantime, also reverts that (see `revert_recovery`).
+        If another host has recovered such an email in the meantime, also reverts the recovery (see `revert_recovery`).
 
         Args:
             leases: The token by email id.
@@ -291,8 +302,8 @@ class LeaseStore:
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Releases the leases that a `lease` call may have taken although its answer was lost.
 
-        None of these emails may be in flight in this worker. The statement contains tokens, not the owner. A statement
-        with the owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
+        None of these emails may be in flight in this worker. The statement selects the leases by token, not by owner: a
+        statement by owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -303,7 +314,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """As `release`, but skips locked rows. Returns the skipped emails' ids: the caller must release them later.
 
-        If PostgreSQL refuses to release an email, it stays leased until the lease expires.
+        If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
         """
         outcome = await self.locked.execute_unlocked(
             leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)
@@ -346,9 +357,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-1] or 0
+    octets_apart = row[-3] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-1])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-3])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -362,6 +373,8 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
+        row[-2],
+        row[-1],
     )
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, get_args
 
-from dispatcher.domain.decision import Decision, RetryIn
-from dispatcher.domain.outcome import Accepted, Outcome, outcome_name
+from dispatcher.domain.decision import Decision, MarkHeld, RetryIn
+from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.leases import Result
@@ -36,7 +36,12 @@ def _clean(text: str | None) -> str | None:
 
 
 def result_of(
-    flight: InFlightAttempt, outcome: Outcome, decision: Decision, *, lease_seconds: float | None = None
+    flight: InFlightAttempt,
+    outcome: Outcome,
+    decision: Decision,
+    *,
+    lease_seconds: float | None = None,
+    is_pinned: bool = False,
 ) -> Result:
     """The result to record for a completed attempt.
 
@@ -44,7 +49,10 @@ def result_of(
         flight: The attempt, with the time at which it ended.
         lease_seconds: How long the lease is extended if the decision is to retry. None if the worker is dead: the email
             then becomes pending instead.
+        is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to retry.
     """
+    if isinstance(decision, MarkHeld):  # a refusal does not end the doubt about an earlier attempt
+        outcome = Uncertain(decision.detail, decision.code)
     status = _status_after(decision, owner_stays=lease_seconds is not None)
     message_id = error_type = code = None
     if isinstance(outcome, Accepted):
@@ -65,6 +73,7 @@ def result_of(
         outcome.detail,
         code,
         message_id,
+        is_pinned=is_pinned and isinstance(decision, RetryIn),
     )
 
 

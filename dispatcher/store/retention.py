@@ -27,7 +27,7 @@ CODES_LOCK_NAME: Final = "forget one-time codes"
 """A separate named lock for one-time codes: a long check of a partition then does not delay their deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_event", "email_log")
-"""`email_log` is last: an email that has no row in `email_log` then has no row in any other table."""
+"""`email_log` is last, so that no other table has rows of an email that is no longer in `email_log`."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """Operators are warned this many days before an undecided email is pruned."""
@@ -81,7 +81,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
+    """The undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
     days = retention.undecided_days
     if not days:
         return None

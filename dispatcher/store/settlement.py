@@ -25,6 +25,7 @@ class FoundLease:
         expired_at: The end of the lease. The token and the end together show whether the lease has changed since.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay.
+        pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
     """
 
     email_id: UUID
@@ -33,6 +34,7 @@ class FoundLease:
     expired_at: datetime
     has_run_out: bool
     attempt_base: int
+    pinned_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ async def note_crashes(
 ) -> list[CrashedEmail]:
     """Counts a crash for each email that a dead worker was rendering. The email is then pending, or failed.
 
-    It fails if `most_crashes` workers have now died while they rendered it.
+    An email fails if `most_crashes` workers have now died while they rendered it.
 
     Args:
         tokens: The lease token by email id.
@@ -101,7 +103,7 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases whose emails were not and will not be sent, if the leases have not changed. Returns their ids."""
+    """Releases leases that have not changed and whose emails will not be sent. Returns the ids of the emails."""
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
@@ -117,6 +119,14 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     return {**parameters, "lease_tokens": tokens, "expired_ats": ends}
 
 
-async def find_attempt_bases(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, int]:
-    """The number of attempts before the last replay, by email id. Does not contain emails that were never replayed."""
-    return {} if not email_ids else dict(await fetch(session, "find_attempt_bases", ids_within(email_ids)))
+async def find_attempt_bases(
+    session: AsyncSession, email_ids: Collection[UUID]
+) -> dict[UUID, tuple[int, float | None]]:
+    """The number of attempts before the last replay, and `FoundLease.pinned_seconds`, by email id.
+
+    Does not contain emails that were never replayed and are not pinned.
+    """
+    if not email_ids:
+        return {}
+    rows = await fetch(session, "find_attempt_bases", ids_within(email_ids))
+    return {email_id: (base, seconds) for email_id, base, seconds in rows}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -12,7 +12,6 @@ from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
 from dispatcher.domain.webhook import WebhookState
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
-from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
 
 MAX_WEBHOOKS: Final = 100
@@ -209,17 +208,6 @@ async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, li
     """Refused events whose next attempt is due, the longest due first."""
     rows = await fetch(source, "find_due_retries", {"webhook_id": webhook_id, "now": now, "limit": limit})
     return [DueRetry(row[0], event_of(row[1:])) for row in rows]
-
-
-async def find_recipients(source: Source, email_ids: Collection[UUID]) -> Mapping[UUID, Sequence[str]]:
-    """The recipients of emails, by id. Does not contain emails whose content was deleted."""
-    if not email_ids:
-        return {}
-    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
-    return {
-        email_id: [address for part in ("to", "cc", "bcc") for address in recipients.get(part, ())]
-        for email_id, recipients in rows
-    }
 
 
 async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:

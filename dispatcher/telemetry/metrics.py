@@ -53,6 +53,13 @@ HELD: Final = Counter(
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
 )
+SUPPRESSED_RECIPIENTS: Final = Counter(
+    "dispatcher_suppressed_recipients_total",
+    "Recipients to whom a worker did not send, because they are suppressed.",
+    ("reason",),
+    (("hard_bounce",), ("soft_bounce",), ("complaint",), ("unsubscribe",), ("manual",)),
+    panel=Panel.TROUBLE,
+)
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
     "Results that a worker could not record because it had lost the email's lease.",
@@ -144,7 +151,8 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: as in docs/events.md, a bounce with its permanence. result: new, duplicate, "
-    "unknown (no such email), refused (by PostgreSQL), stale or forged (not stored; their kind is unknown).",
+    "unknown (no such email), refused (by PostgreSQL). Not stored, and kind is unknown: forged, stale (both count "
+    "requests), foreign (another program's email), ignored, malformed, unknown_kind.",
     ("provider", "kind", "result"),
     panel=Panel.EVENTS,
 )

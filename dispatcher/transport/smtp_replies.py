@@ -12,7 +12,16 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from dispatcher.domain.outcome import SOME_REFUSED, Accepted, Concern, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.outcome import (
+    Accepted,
+    Concern,
+    Deferred,
+    Outcome,
+    Reason,
+    Rejected,
+    Uncertain,
+    refused_recipients,
+)
 from dispatcher.domain.scrub import scrub
 
 
@@ -89,12 +98,8 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 """The formats of Postfix and many others, of Exim, and of Amazon SES."""
 
 
-MAX_RANGES: Final = 10
-"""How many ranges of refused recipients a detail lists. Consecutive recipients with the same codes form one range."""
-
-
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parse a reply from its basic code and the text after the code."""
+    """Parses a reply from its basic code and the text after the code."""
     # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
@@ -127,7 +132,7 @@ def acceptance(reply: SmtpReply, refused: Sequence[tuple[int, SmtpReply]]) -> Ac
     queue_id = _QUEUE_ID.search(reply.text)
     detail = scrub(f"{reply.codes} {reply.text}")
     if refused:
-        detail = f"{refused_recipients(refused)}; {detail}"
+        detail = f"{_listed(refused)}; {detail}"
     return Accepted(queue_id[1] if queue_id else None, detail)
 
 
@@ -137,29 +142,20 @@ def no_recipient_left(refused: Sequence[tuple[int, SmtpReply]]) -> Outcome:
     outcome = refusal(decisive, SmtpPhase.RCPT)
     if len(refused) == 1 or isinstance(outcome, Accepted | Uncertain):
         return outcome
-    detail = f"{refused_recipients(refused)}; {outcome.detail}"
+    detail = f"{_listed(refused)}; {outcome.detail}"
     return replace(outcome, detail=detail)
 
 
-def refused_recipients(refused: Sequence[tuple[int, SmtpReply]]) -> str:
-    """The refused recipients by position and code: `refused recipients: 2 (550 5.1.1), 101-150 (452 4.5.3)`."""
-    runs: list[tuple[int, int, str]] = []
-    for position, reply in refused:
-        if runs and runs[-1][1:] == (position - 1, reply.codes):
-            runs[-1] = (runs[-1][0], position, reply.codes)
-        else:
-            runs.append((position, position, reply.codes))
-    shown = [f"{first if first == last else f'{first}-{last}'} ({codes})" for first, last, codes in runs[:MAX_RANGES]]
-    left = sum(last - first + 1 for first, last, _ in runs[MAX_RANGES:])
-    return f"{SOME_REFUSED}{', '.join(shown)}{f' and {left} more' if left else ''}"
+def _listed(refused: Sequence[tuple[int, SmtpReply]]) -> str:
+    return refused_recipients({position: reply.codes for position, reply in refused})
 
 
 def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Concern | None]:
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT concerns the recipient, whatever its text says. Only if many recipients are refused in the same
-    # way does the refusal concern the server.
+    # A refusal of RCPT concerns the recipient, whatever its text says. If the server refuses many recipients in the
+    # same way, the refusals concern the server.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

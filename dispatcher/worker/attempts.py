@@ -2,19 +2,20 @@
 
 If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
 provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
-send the email.
+send the email. An email that its provider may have accepted under an idempotency key is tried at this provider only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Mapping
 from typing import NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.header_names import headers_fault
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.pin import Pin
 from dispatcher.domain.scrub import scrub
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
@@ -99,8 +100,9 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read a ledger
-        # without this slot (see `host.ledger`). The first check only avoids slots for leases that have ended.
+        # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
+        # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
+        # saves writing slots for leases that have already ended.
         if not self._is_lease_valid():
             self.mark_not_sent()
             raise LeaseExpired
@@ -137,7 +139,7 @@ class LedgerAttempt(Attempt):
 
 
 class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and its future outcome."""
+    """An email's attempt in a bulk call, and the future that will hold its outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -161,9 +163,9 @@ class Attempts:
         self._log = get_log()
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Adds the email to a bulk call, without a task for the email. Returns None if `make` must send the email."""
+        """Adds the email to a bulk call; this needs no task. Returns None if `make` must send the email."""
         content = email.content
-        if content is None:
+        if content is None or email.pin is not None:
             return None
         route = self._routes.choose(content)
         if route is None or route.limit or not isinstance(route.provider, BulkSender) or self._forbidden(content):
@@ -171,7 +173,7 @@ class Attempts:
         attempt = self._attempt(email, route)
         try:
             outcome = route.provider.begin(content, attempt)
-        except Exception:  # noqa: BLE001 - `make` meets the same error, and handles it
+        except Exception:  # noqa: BLE001 - `make` gets the same error, and handles it
             outcome = None
         if outcome is None:
             route.breaker.abandon(attempt.trial)
@@ -179,7 +181,7 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome if the provider accepted the email, as for nearly all emails. None if `make` must handle it."""
+        """The outcome if the provider accepted the email, as it does nearly always. None if `make` must handle it."""
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
@@ -201,11 +203,10 @@ class Attempts:
             NoRoute, TryLater, LeaseExpired, CancelledError: The email was not sent, or the provider certainly did not
                 accept it. No attempt is used.
         """
+        if bulk is None and (unsent := self._unsendable(email)):
+            return unsent
         content = email.content
-        if content is None:
-            return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
-        if bulk is None and (why := self._forbidden(content)):
-            return self._refused(email, Reason.INVALID_CONTENT, why)
+        assert content is not None
         answer: Awaitable[Outcome]
         while True:
             if bulk is not None:
@@ -222,15 +223,24 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended it
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended the attempt
                 raise NoRoute
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
         """The outcome if PostgreSQL cannot read the content."""
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
+    def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
+        """The outcome if every recipient is suppressed.
+
+        Args:
+            reasons: Why each recipient is suppressed, by position.
+        """
+        why = ", ".join(dict.fromkeys(reasons.values()))
+        return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
+
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
-        """Whether to try another provider immediately: the refusal concerns the provider, not the email."""
+        """Whether to try another provider immediately, because the refusal concerns the provider and not the email."""
         if email.content is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         email.refused_by |= {email.provider}
@@ -244,6 +254,28 @@ class Attempts:
             return Uncertain(f"Our adapter failed while it waited for the answer: {kind}.")
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
+    def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
+        """The pin of an email whose outcome, or an earlier one, is unknown, if its provider has idempotency keys.
+
+        Returns:
+            The pin, and for how many more seconds the key lives; None if the email is not pinned.
+        """
+        pin = email.pin
+        if pin is None:
+            if not isinstance(outcome, Uncertain) or self._routes.key_seconds(email.provider) is None:
+                return None
+            pin = email.attempt_pin
+        return pin, (self._routes.key_seconds(pin.provider) or 0.0) - (steady_clock() - pin.since)
+
+    def _lapse_of(self, pin: Pin) -> str | None:
+        """Why a pinned email may no longer be tried; None if it may."""
+        key_seconds = self._routes.key_seconds(pin.provider)
+        if key_seconds is None:
+            return f"{pin.provider} may have accepted the email, and is no longer configured with idempotency keys."
+        if steady_clock() - pin.since >= key_seconds:
+            return f"{pin.provider} may have accepted the email, and no longer knows its idempotency key."
+        return None
+
     def _attempt(self, email: InFlightEmail, route: Route) -> LedgerAttempt:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
@@ -252,8 +284,24 @@ class Attempts:
         email.begin_attempt(email.provider or self._routes.first_name)
         return Rejected(reason, why)
 
+    def _unsendable(self, email: InFlightEmail) -> Outcome | None:
+        """The outcome of an email that no provider may get; otherwise None. Excludes all providers but a pinned one."""
+        if email.content is None:
+            return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
+        if why := self._forbidden(email.content):
+            return self._refused(email, Reason.INVALID_CONTENT, why)
+        if email.pin is not None:
+            email.unable = self._routes.others(email.pin.provider)
+            if why := self._lapse_of(email.pin):
+                email.begin_attempt(email.pin.provider)
+                return Uncertain(why)
+        return None
+
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why no provider may get the email. Checked again: the enqueuing host may allow more headers than this one."""
+        """Why no provider may get the email; None if a provider may.
+
+        Checks the headers a second time, because the enqueuing host may allow more headers than this host.
+        """
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
@@ -263,7 +311,7 @@ class Attempts:
             NoRoute: No provider that could send the email may be tried now.
             TryLater: A provider that could send the email must first be probed with different emails.
         """
-        if _must_end(email):  # an adapter did not notice
+        if _must_end(email):  # an adapter did not notice the stop
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
         route = choose(content, email.refused_by | unable) or choose(content, unable)
@@ -315,7 +363,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Returns if another provider may be tried.
+        """Returns normally if another provider may be tried.
 
         Raises:
             TryLater: No other provider may be tried.

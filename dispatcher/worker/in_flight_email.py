@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
+from dispatcher.domain.pin import Pin
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
 from dispatcher.store.leases import Lease, Result
@@ -147,13 +148,16 @@ class InFlightEmail:
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
         refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
+        suppressed: The recipients that are left out: why, by position from 1 over To, Cc and Bcc. None if none is.
         unable: Providers whose adapters found that they cannot send this email.
+        pin: The only provider that may be tried, because it may have accepted the email; None for any provider.
         work: The pending task, bulk call, or timer of the next attempt.
     """
 
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
-        *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "work"),
+        *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
+        "suppressed",
     )
 
     def __init__(
@@ -172,6 +176,11 @@ class InFlightEmail:
         self.started_at = self._started_steadily_at = 0.0
         self.refused_by: frozenset[str] = frozenset()
         self.unable: frozenset[str] = frozenset()
+        self.pin: Pin | None = None
+        if lease.pinned_to is not None:
+            self.pin = Pin(lease.pinned_to, confirmed_at - (lease.pinned_seconds or 0.0))
+            self.provider = lease.pinned_to
+        self.suppressed: Mapping[int, str] | None = None
         self.work: asyncio.Future[Any] | asyncio.TimerHandle | None = None
 
     @property
@@ -200,8 +209,13 @@ class InFlightEmail:
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
 
     @property
+    def attempt_pin(self) -> Pin:
+        """The pin to the current attempt's provider, if its outcome is the first that is unknown."""
+        return Pin(self.provider, self._started_steadily_at)
+
+    @property
     def attempted_until(self) -> float:
-        """The end of the attempt, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
+        """The attempt's end, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

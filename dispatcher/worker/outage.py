@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 from dispatcher.domain.backoff import Backoff
-from dispatcher.errors import StoreUnavailable
+from dispatcher.errors import DispatcherError
 from dispatcher.telemetry.log import get_log
 
 LOCKED_SECONDS: Final = 0.5
@@ -27,7 +27,7 @@ class StoreOutage:
         self._backoff = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._log = get_log()
 
-    async def wait(self, error: StoreUnavailable) -> None:
+    async def wait(self, error: DispatcherError) -> None:
         """Logs a failure, and returns when it is time to try again."""
         seconds = self._backoff.next_wait(random.random)
         self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))

@@ -32,6 +32,7 @@ from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
 from dispatcher.worker.renewals import Renewals
 from dispatcher.worker.send import SendStage
+from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.window import Window
 
 REPORT_SECONDS: Final = 1.0
@@ -79,7 +80,10 @@ class Pipeline:
             copies=routes.copies,
             prefetch=settings.prefetch,
         )
-        self.send = SendStage(settings, attempts, contents, ledger, self.window, outcomes=outcomes, releases=releases)
+        self._suppressed = SuppressedRecipients(store.suppressions, outage)
+        self.send = SendStage(
+            settings, attempts, contents, self._suppressed, ledger, self.window, outcomes=outcomes, releases=releases
+        )
         self.lease = LeaseStage(
             settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
         )
@@ -90,6 +94,7 @@ class Pipeline:
     async def run(self) -> None:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self._suppressed.run))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))
@@ -98,13 +103,14 @@ class Pipeline:
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 
     async def drain(self, seconds: float) -> None:
-        """Releases unsent emails, waits for answers to the others, and records them.
+        """Releases unsent emails, waits for the answers to all other emails, and records the answers.
 
-        An email without an answer after this time is recorded as uncertain. Stop the deliveries before you call this.
+        An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
-        # Stop twice. The first stop comes before the lease stage ends, because that may wait for PostgreSQL, and no
-        # email may be sent during the wait. The second stops the emails that the last lease statement returned.
+        # Stop twice. The first stop comes before the lease stage ends, because the lease stage may wait for PostgreSQL,
+        # and no email may be sent during the wait. The second stop is for the emails that the last lease statement
+        # returned.
         self.send.stop_all()
         await self.lease.stop()
         self.send.stop_all()
@@ -113,7 +119,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Once a second and not per email, because a gauge is only sampled.
+        # Report once a second and not per email, because a gauge is only sampled.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

@@ -14,8 +14,10 @@ import random
 from dataclasses import replace
 
 from dispatcher.config import Settings
+from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Deferred, Outcome, Uncertain
+from dispatcher.domain.outcome import Deferred, Outcome, Uncertain, with_suppressed
+from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.ledger import Ledger
@@ -32,6 +34,7 @@ from dispatcher.worker.in_flight_email import (
     ReleaseRequest,
 )
 from dispatcher.worker.report import report_attempt
+from dispatcher.worker.suppression import SuppressedRecipients
 from dispatcher.worker.window import Window
 
 
@@ -43,6 +46,7 @@ class SendStage:
         settings: Settings,
         attempts: Attempts,
         contents: ContentLoader,
+        suppressed: SuppressedRecipients,
         ledger: Ledger,
         window: Window,
         *,
@@ -58,6 +62,7 @@ class SendStage:
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
         self._attempts = attempts
         self._contents = contents
+        self._suppressed = suppressed
         self._ledger = ledger
         self._window = window
         self._outcomes = outcomes
@@ -67,7 +72,8 @@ class SendStage:
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        bulk = self._attempts.begin(email)
+        may_be_suppressed = email.content is not None and self._suppressed.may_concern(email.content)
+        bulk = None if may_be_suppressed else self._attempts.begin(email)
         if bulk is None:
             self._start(email)
         else:
@@ -88,7 +94,8 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        This method adds the release, because neither a timer nor a task that is cancelled before its first step does.
+        This method queues the release itself. A timer would not, nor would a task that is cancelled before its first
+        step.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -117,7 +124,7 @@ class SendStage:
             if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.release(email)  # its adapter has not noticed the stop yet
+                self.release(email)  # `stop_all` stopped the email, but its adapter has not noticed yet
 
     def _work(self) -> list[asyncio.Future[object]]:
         """The pending tasks and bulk calls."""
@@ -157,20 +164,38 @@ class SendStage:
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
-            # No code awaits this task: without this, the email would stay leased until the process exits.
+            # No code awaits this task, so handle every error here. Otherwise, the email would stay leased until the
+            # process exits.
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
         """Makes one attempt and handles its outcome. Reads the content first if the lease does not contain it."""
-        if not email.lease.octets_apart:
+        if bulk is not None:
             self._conclude(email, await self._attempts.make(email, bulk))
             return
+        if not email.lease.octets_apart:
+            email.content = email.lease.email
+            self._conclude(email, await self._send_to_others(email))
+            return
         async with self._contents.loaded(email) as fault:
-            outcome = self._attempts.unreadable(email, fault) if fault else await self._attempts.make(email)
-            self._conclude(email, outcome)
+            self._conclude(
+                email, self._attempts.unreadable(email, fault) if fault else await self._send_to_others(email)
+            )
+
+    async def _send_to_others(self, email: InFlightEmail) -> Outcome:
+        """Makes one attempt without the suppressed recipients; no attempt if there is no other recipient."""
+        email.suppressed = None
+        content = email.content
+        if content is not None and self._suppressed.may_concern(content):
+            found = await self._suppressed.find(content)
+            if len(found) == recipients_of(content):
+                return self._attempts.suppressed(email, found)
+            if found:
+                email.suppressed, email.content = found, without_recipients(content, found)
+        return await self._attempts.make(email)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. Meanwhile, another email may use its slot in the window."""
+        """Retries the email later, under the same lease. A waiting email takes up no room in the window."""
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
             return
@@ -186,6 +211,8 @@ class SendStage:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
         if not email.may(EmailEvent.ANSWER):
             return  # the drain timed out and ended or released the email before the answer arrived
+        if email.suppressed:
+            outcome = with_suppressed(outcome, email.suppressed)
         finished_at = email.attempted_until
         if email.ledger_slot is not None:
             self._ledger.mark_answered(email.ledger_slot, outcome, finished_at=finished_at)
@@ -193,8 +220,10 @@ class SendStage:
         # The wait that one provider requests does not apply to the next provider.
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
-        decision = decide(judged, number, email.policy, self._policy, random.random)
+        pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
+        decision = decide(judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds)
         retries = isinstance(decision, RetryIn)
+        email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0
         if not (retries and fails_over):
             email.refused_by = frozenset()
@@ -208,7 +237,7 @@ class SendStage:
             finished_at,
         )
         lease_seconds = wait_seconds + self._lease_seconds if retries else None
-        result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds)
+        result = result_of(attempt, outcome, decision, lease_seconds=lease_seconds, is_pinned=pin is not None)
         email.on(EmailEvent.ANSWER)
         self._outcomes.add(EndedAttempt(email, result, wait_seconds))
         report_attempt(email, outcome, result.status, finished_at)

@@ -46,8 +46,8 @@ where queue = %(queue)s
 returning queue;
 
 -- name: find_oldest_dead_letters
--- The oldest failed and held emails, except those whose dead letter an operator discarded: correlation id, and age in
--- seconds since the last attempt ended. Without an attempt, the age counts from the enqueue.
+-- The oldest failed and held emails that have a dead letter, except those whose dead letter an operator discarded:
+-- correlation id, and age in seconds since the last attempt ended. Without an attempt, the age counts from the enqueue.
 select
     e.correlation_id,
     extract(epoch from clock_timestamp() - coalesce(e.dead_letter_due_at, a.finished_at, e.created_at))::double precision
@@ -56,6 +56,7 @@ from (
         select email_id, correlation_id, created_at, dead_letter_due_at
         from dispatcher.email_log
         where status = 'failed'
+            and error_type is distinct from 'suppressed'
             and dead_letter_discarded_at is null
         order by email_id
         limit %(limit)s

@@ -88,10 +88,12 @@ select email_id
 from discarded;
 
 -- name: find_dead_lettered
--- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it.
+-- Failed and held emails whose dead letter must be on the DLQ: it was published, and no operator discarded it. An email
+-- that failed because its recipients are suppressed has no dead letter.
 select email_id, attempt_count
 from dispatcher.email_log
 where status in ('failed', 'held')
+    and error_type is distinct from 'suppressed'
     and dead_letter_due_at is null
     and dead_letter_discarded_at is null;
 
@@ -107,6 +109,7 @@ where e.email_id = any(%(email_ids)s)
             from unnest(%(email_ids)s::uuid[], %(attempt_counts)s::integer[]) as w (email_id, attempt_count)
         )
         and e.status in ('failed', 'held')
+        and e.error_type is distinct from 'suppressed'
         and e.dead_letter_due_at is null
         and e.dead_letter_discarded_at is null
     ) is true

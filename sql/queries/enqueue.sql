@@ -28,11 +28,12 @@ with input as (
         %(headers)b::text[],
         %(tags)b::text[],
         %(attachment_counts)b::integer[],
-        %(octets)b::integer[]
+        %(octets)b::integer[],
+        %(ignore_suppressions)b::boolean[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
         sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
-        octets
+        octets, ignore_suppression
     )
 ),
 claimed as (
@@ -56,11 +57,11 @@ logged as (
 stored as (
     insert into dispatcher.email_content (
         email_id, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags,
-        attachment_count, octets
+        attachment_count, octets, ignore_suppression
     )
     select
         email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
-        headers::jsonb, tags::jsonb, attachment_count, octets
+        headers::jsonb, tags::jsonb, attachment_count, octets, ignore_suppression
     from input
     join claimed using (email_id)
 )

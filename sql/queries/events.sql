@@ -2,6 +2,9 @@
 -- Stores events, one per position of the lists, sorted by email and event key. Leaves out events that are already
 -- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`: the event
 -- proves that the provider accepted it, so no later lease takes it. settle_proven does the rest.
+-- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
+-- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
+-- suppresses none of them, because a provider that does not know who complained names everybody at the same server.
 -- Returns a row per provider, kind and bounce: the number of events, of new events, and of events without an email; the seconds
 -- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
 with given as (
@@ -13,10 +16,11 @@ with given as (
         %(kinds)s::text[],
         %(bounces)s::text[],
         %(address_hashes)s::bytea[],
+        %(masked)s::text[],
         %(codes)s::text[],
         %(details)s::text[],
         %(happened_ats)s::timestamptz[]
-    ) as t (email_id, event_key, provider, kind, bounce, address_hash, code, detail, happened_at)
+    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at)
 ),
 known as (
     select email_id, sent_at, tenant_id, message_key, correlation_id
@@ -33,7 +37,7 @@ stored as (
     where email_id in (select email_id from known)
     order by email_id, event_key
     on conflict (email_id, event_key) do nothing
-    returning email_id, provider, kind, bounce, code, address_hash, happened_at
+    returning email_id, event_key, provider, kind, bounce, code, address_hash, happened_at
 ),
 announced as (
     insert into dispatcher.outgoing_event (
@@ -47,6 +51,66 @@ announced as (
     where (select is_on from dispatcher.outgoing_feed)
         and s.kind in ('delivered', 'bounced', 'complained')
     order by s.happened_at
+),
+reasoned as (
+    select
+        s.email_id, s.event_key, s.address_hash, k.tenant_id,
+        case
+            when s.bounce = 'hard' then 'hard_bounce'
+            when s.kind = 'unsubscribed' then 'unsubscribe'
+            when s.kind = 'complained' and not exists (
+                select from given as g
+                where g.email_id = s.email_id and g.kind = s.kind and g.address_hash <> s.address_hash
+            ) then 'complaint'
+            when s.bounce = 'soft' and %(soft_bounces)s::integer > 0 and (
+                select count(distinct b.email_id) filter (where b.email_id <> s.email_id) + 1
+                from (
+                    select v.email_id
+                    from dispatcher.email_event as v
+                    join dispatcher.email_log as e using (email_id)
+                    where v.address_hash = s.address_hash
+                        and v.bounce = 'soft'
+                        and v.received_at > now() - %(soft_bounce_days)s::integer * interval '1 day'
+                        and e.tenant_id = k.tenant_id
+                    union all
+                    select o.email_id
+                    from stored as o
+                    join known as e using (email_id)
+                    where o.address_hash = s.address_hash
+                        and o.bounce = 'soft'
+                        and e.tenant_id = k.tenant_id
+                ) as b
+            ) >= %(soft_bounces)s::integer then 'soft_bounce'
+        end as reason
+    from stored as s
+    join known as k using (email_id)
+    where s.address_hash is not null
+        and (s.kind in ('complained', 'unsubscribed') or s.bounce in ('hard', 'soft'))
+),
+suppressed as (
+    insert into dispatcher.suppression as p (
+        tenant_id, address_hash, is_domain, masked, reason, source_email_id, source_event_key, expires_at
+    )
+    select distinct on (r.tenant_id, r.address_hash)
+        r.tenant_id, r.address_hash, false, g.masked, r.reason, r.email_id, r.event_key,
+        case when %(suppress_days)s::integer > 0 then now() + %(suppress_days)s::integer * interval '1 day' end
+    from reasoned as r
+    join given as g using (email_id, event_key)
+    where r.reason = any(%(suppress_on)s::text[])
+        or r.reason = 'soft_bounce'
+    order by r.tenant_id, r.address_hash, r.email_id, r.event_key
+    on conflict (tenant_id, address_hash) do update
+    set
+        masked = excluded.masked,
+        reason = excluded.reason,
+        source_email_id = excluded.source_email_id,
+        source_event_key = excluded.source_event_key,
+        note = null,
+        created_at = excluded.created_at,
+        expires_at = excluded.expires_at,
+        changed_in = excluded.changed_in
+    where p.expires_at is not null
+        and (excluded.expires_at is null or excluded.expires_at > p.expires_at)
 ),
 marked as (
     update dispatcher.email_log as e
@@ -207,3 +271,10 @@ announced as (
 select email_id, correlation_id, proven_by, previous_status, status
 from settled
 where status <> previous_status;
+
+-- name: find_recipients
+-- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
+select email_id, recipients
+from dispatcher.email_content
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;

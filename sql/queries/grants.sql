@@ -21,8 +21,8 @@ grant select, insert, update on
 grant select, update on dispatcher.outgoing_feed to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
-    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.outgoing_event,
-    dispatcher.webhook, dispatcher.webhook_retry
+    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
+    dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry
     to {role};
 grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};

@@ -1,6 +1,7 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
--- idempotency key, counts the hour, and makes dead letters due.
+-- idempotency key, counts the hour, and makes dead letters due. An email whose recipients are all suppressed has no dead
+-- letter, because nothing is wrong with the dispatcher or the provider.
 -- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the
 -- attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under
 -- any lease, because it proves that the email was sent.
@@ -11,6 +12,8 @@
 -- statement undoes it. The ids of such emails are not returned, because their lease is lost.
 -- A deferral does not extend the lease of an email that an event proves to be accepted: no retry begins, and the email is
 -- settled after its lease has ended (see events.sql).
+-- A pinned result pins the email to its provider: the provider may have accepted it under an idempotency key. The pin
+-- begins with the first such attempt, by the earlier of two clocks, because the key expires.
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
 -- lease has not changed since.
 -- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
@@ -33,10 +36,11 @@ with result as (
         %(providers)s::text[],
         %(provider_codes)s::text[],
         %(provider_message_ids)s::text[],
-        %(expired_ats)s::timestamptz[]
+        %(expired_ats)s::timestamptz[],
+        %(are_pinned)s::boolean[]
     ) as t (
         email_id, lease_token, status, lease_seconds, attempt_number, started_at, finished_at, outcome, error_type,
-        error, provider, provider_code, provider_message_id, expired_at
+        error, provider, provider_code, provider_message_id, expired_at, is_pinned
     )
 ),
 closed as (
@@ -63,6 +67,7 @@ closed as (
             when e.status = 'held' and r.outcome in ('deferred', 'rejected') then e.rescued_in_doubt
             else e.was_uncertain or r.outcome = 'uncertain'
         end,
+        pinned_at = case when r.is_pinned then coalesce(e.pinned_at, least(r.started_at, clock_timestamp())) end,
         rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
         publish_due_at = case
@@ -71,6 +76,7 @@ closed as (
         end,
         dead_letter_due_at = case
             when e.status = 'held' and r.outcome = 'uncertain' then e.dead_letter_due_at
+            when r.error_type = 'suppressed' then null
             when r.status in ('failed', 'held') then clock_timestamp()
         end
     from result as r

@@ -85,6 +85,7 @@ replayed as (
         status = 'pending',
         attempt_base = e.attempt_count,
         crash_count = 0,
+        pinned_at = null,
         locked_by = null,
         locked_until = 'epoch',
         published_at = null,

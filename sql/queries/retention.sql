@@ -138,7 +138,7 @@ select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '
 
 -- name: count_expiring
 -- Undecided failed and held emails that lose their content within warn_days: how many, and the seconds until the first
--- of them may lose it (null if there is none). The range of ids excludes younger emails without reading them; the range
+-- of them may lose it (null if there is none). Emails to suppressed recipients do not count: nobody has to decide. The range of ids excludes younger emails without reading them; the range
 -- allows for a producer's clock that is wrong by up to one day.
 select
     count(*),
@@ -148,4 +148,5 @@ where status in ('failed', 'held')
     and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
     and created_at < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
     and dead_letter_discarded_at is null
+    and error_type is distinct from 'suppressed'
     and exists (select from dispatcher.email_content as c where c.email_id = e.email_id);

@@ -8,7 +8,9 @@ where application_name = %(application_name)s
 
 -- name: find_leases
 -- The leases of a worker, with the columns of find_expiring. No row: the worker has no lease.
-select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
+select
+    email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
+    extract(epoch from clock_timestamp() - pinned_at)::double precision
 from dispatcher.email_log
 where status = 'sending'
     and locked_by = %(worker)s;
@@ -61,16 +63,18 @@ select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
 from recovered;
 
 -- name: find_attempt_bases
--- How many attempts each email had when it was last replayed. Emails that were never replayed are left out.
-select email_id, attempt_base
+-- How many attempts each email had when it was last replayed, and for how many seconds it has been pinned to a provider.
+-- Emails that were never replayed and are not pinned are left out.
+select email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
-    and attempt_base > 0;
+    and (attempt_base > 0 or pinned_at is not null);
 
 -- name: note_crashes
 -- Counts one more crash for emails that a worker was rendering when it died. They become pending and due, and the
--- attempt is not counted. Once an email has crashed most_crashes workers, it becomes failed with a dead letter due.
+-- attempt is not counted. Once an email has crashed most_crashes workers, it becomes failed with a dead letter due; it
+-- becomes held if an earlier attempt may have been accepted.
 -- Returns a row per changed email.
 with free as (
     select email_id
@@ -89,7 +93,11 @@ crashed as (
     update dispatcher.email_log as e
     set
         crash_count = e.crash_count + 1,
-        status = case when e.crash_count + 1 >= %(most_crashes)s then 'failed' else 'pending' end,
+        status = case
+            when e.crash_count + 1 < %(most_crashes)s then 'pending'
+            when e.pinned_at is null then 'failed'
+            else 'held'
+        end,
         attempt_count = e.attempt_count - 1,
         lease_token = e.lease_token + 1,
         locked_by = null,
@@ -108,7 +116,7 @@ announced as (
     select status, email_id, tenant_id, message_key, correlation_id, error_type
     from crashed
     where (select is_on from dispatcher.outgoing_feed)
-        and status = 'failed'
+        and status in ('failed', 'held')
 )
 select email_id, correlation_id, status, crash_count
 from crashed;
@@ -116,7 +124,9 @@ from crashed;
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all other
 -- workers. Call this before a ledger is read.
-select email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base
+select
+    email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
+    extract(epoch from clock_timestamp() - pinned_at)::double precision
 from dispatcher.email_log
 where status = 'sending'
     and (locked_by = any(%(workers)s)) = %(is_theirs)s

@@ -138,13 +138,6 @@ where r.webhook_id = %(webhook_id)s
 order by r.due_at
 limit %(limit)s;
 
--- name: find_recipients
--- The recipients of emails whose content is not deleted.
-select email_id, recipients
-from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
-
 -- name: save_deliveries
 -- Saves the results of one round of deliveries: the cursor, the state of the receiver, and the refused events. No row:
 -- an operator has changed or removed the webhook meanwhile. Nothing is saved then, and the events are delivered again.

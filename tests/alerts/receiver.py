@@ -56,7 +56,7 @@ class Receiver(ThreadingHTTPServer):
     """The https server.
 
     Attributes:
-        posted: All requests so far, whatever their answer was.
+        posted: All requests so far, whatever the response was.
         statuses: The HTTP statuses of the next responses; when the list is empty, see `status_of`.
         status_of: Returns the HTTP status for a request; by default 204.
         retry_after: The header Retry-After of all responses.

@@ -1,4 +1,4 @@
-"""Which IP addresses count as public, in any notation."""
+"""Tests which IP addresses count as public, in any notation."""
 
 from __future__ import annotations
 

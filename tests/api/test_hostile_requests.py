@@ -1,5 +1,5 @@
-"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and its memory does
-not grow."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and the API's
+memory does not grow."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ async def test_an_email_that_no_configured_provider_can_send_is_refused_and_the_
 
     assert (answer.status, answer.code, answer.pointers) == (422, "no-capable-provider", ["#/template_id"])
     assert answer.json["detail"] == (
-        "template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp. "
         "Add one to DISPATCHER_PROVIDERS, or set text or html."
     )
     accepted, refused = several.json["results"]

@@ -177,7 +177,7 @@ def test_lines_that_no_configured_provider_can_send_are_refused_and_the_others_a
 
     assert (ended.code, ended.json["accepted"], ended.json["refused"]) == (3, 1, 1)
     assert ended.stderr.splitlines()[0] == (
-        "line 2: template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "line 2: template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp. "
         "Add one to DISPATCHER_PROVIDERS, or set text or html."
     )
     assert ended.json["refusals"][0]["field"] == "template_id"

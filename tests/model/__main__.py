@@ -15,13 +15,15 @@ from tests.model.search import search
 def main() -> int:
     """Returns 0 if no guarantee is broken; otherwise prints the shortest path to a broken guarantee, and returns 1."""
     options = _options()
-    rules = [MUTANTS[options.mutant]] if options.mutant else [Rules(policy=policy) for policy in OnUncertain]
+    usual = [Rules(policy=policy, keys=options.keys) for policy in OnUncertain]
+    rules = [MUTANTS[options.mutant]] if options.mutant else usual
     return max([_report(each, options.faults) for each in rules])
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=__doc__)
     parser.add_argument("--mutant", choices=sorted(MUTANTS), help="search the protocol without this rule")
+    parser.add_argument("--keys", action="store_true", help="two providers, and one of them has idempotency keys")
     parser.add_argument(
         "--faults",
         type=lambda names: frozenset(Fault[name.upper()] for name in names.split(",")),

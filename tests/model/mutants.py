@@ -1,4 +1,4 @@
-"""Mutants of the protocol. Each mutant lacks one rule, and has just enough faults to show why the rule is needed."""
+"""Mutants of the protocol. Each mutant lacks one rule, and allows just enough faults to show why the rule is needed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ MUTANTS = {
     "proven_emails_leased": Rules(policy=OnUncertain.RESEND, proof_stops_leases=False, faults=frozenset({Fault.EVENT})),
     "proven_emails_retried": Rules(proof_stops_retries=False, faults=frozenset({Fault.EVENT, Fault.OPERATOR})),
     "recorded_under_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
+    "pinned_email_fails_over": Rules(keys=True, pins=False, faults=_NONE),
+    "pin_not_durable": Rules(keys=True, durable_pins=False, faults=_NONE),
+    "refusal_ends_the_doubt": Rules(keys=True, doubts=False, faults=_NONE),
 }
 MUTANTS |= {
     f"without_{state.name}_{event.name}".lower(): Rules(

@@ -58,22 +58,29 @@ class Rules:
     """The protocol's rules. A mutant switches off one rule.
 
     Attributes:
-        policy: What to do with an email whose outcome is unknown.
+        policy: What happens to an email whose outcome is unknown.
         faults: The faults that may occur.
         ledger: A worker writes its in-flight ledger.
         tokens: A write under a lost lease changes nothing, unless it records an acceptance.
-        ack_after_commit: A message is acked after the commit; otherwise on delivery.
-        slot_before_check: The slot is written before the lease is checked; otherwise after.
-        fenced_settlement: The relay settles a lease only if it is unchanged; otherwise any expired lease of the token.
+        ack_after_commit: The worker acks a message after the commit; otherwise on delivery.
+        slot_before_check: The worker writes the slot before it checks the lease; otherwise after the check.
+        fenced_settlement: The relay settles a lease only if the lease is unchanged; otherwise it settles any expired
+            lease with this token.
         fenced_release: After a lost reply, a lease is released by its token, and the email becomes due again; otherwise
             the lease is released by the worker's name, and the email does not become due.
         voids: The relay voids a live worker's leases before it reads the ledger.
         own_name: The relay records a live worker's attempts under the relay's name; otherwise under the worker's.
         confirms_recovery: If an uncertain attempt is recorded after recovery, the recovery becomes final.
-        fenced_undo: Recovery is undone only if the email has not changed since; otherwise whenever the email is held.
+        fenced_undo: Recovery is undone only if the email has not changed since the recovery; otherwise whenever the
+            email is held.
+        keys: There are two providers, and one of them has idempotency keys; otherwise only one, without keys. No key
+            expires.
+        durable_pins: The next lease returns the pin; otherwise only the worker's memory has it.
+        pins: A pinned email is tried only at the provider with keys; otherwise at both.
+        doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
         proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
-        table: The product's table of email states. A mutant lacks a row.
+        table: The product's table of email states. Some mutants remove a row.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
@@ -88,6 +95,10 @@ class Rules:
     own_name: bool = True
     confirms_recovery: bool = True
     fenced_undo: bool = True
+    keys: bool = False
+    durable_pins: bool = True
+    pins: bool = True
+    doubts: bool = True
     proof_stops_leases: bool = True
     proof_stops_retries: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
@@ -131,7 +142,7 @@ def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
         yield from _settlement(state, i, rules)
 
 
-# Common parts of all writes to the row.
+# These functions are the common parts of all writes to the row.
 
 
 def _worker_is(state: State, i: int, **fields: Any) -> State:
@@ -142,13 +153,14 @@ def _worker_is(state: State, i: int, **fields: Any) -> State:
 
 def _row_is(state: State, **fields: Any) -> State:
     row = state.row._replace(**fields)
-    # If a row becomes due after it was published, it stays due. If a row is no longer due, no mark has to be cleared.
+    # If a row becomes due again after it was published, the row stays due. If a row is no longer due, its due mark
+    # needs no clearing.
     marking = state.marking and "due" not in fields
     return state._replace(row=row, marking=marking)
 
 
 def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
-    """The row gets a new token, which only `owner` has. All other tokens are old."""
+    """The row gets a new token, which only `owner` has. All other workers' tokens are then old."""
     workers = tuple(
         w._replace(
             owns=i == owner,
@@ -174,7 +186,7 @@ def _closed(state: State, status: Status, **fields: Any) -> State:
     """The lease ends, and the email gets this status."""
     dead_letter = DeadLetter.DUE if status in (Status.FAILED, Status.HELD) else DeadLetter.NONE
     proven = state.row.proven and status is not Status.SENT
-    fields = {"due": status is Status.PENDING, "in_doubt": False, "proven": proven, **fields}
+    fields = {"due": status is Status.PENDING, "in_doubt": False, "pinned": False, "proven": proven, **fields}
     state = _row_is(state, status=status, owner=NOBODY, expired=False, dead_letter=dead_letter, **fields)
     return _recovery_is_final(state)
 
@@ -187,16 +199,25 @@ def _recovery_is_final(state: State) -> State:
 
 def _released(state: State, **fields: Any) -> State:
     """The lease is released, and its attempt does not count."""
-    return _closed(state, Status.PENDING, attempts=max(0, state.row.attempts - 1), **fields)
+    fields = {"attempts": max(0, state.row.attempts - 1), "pinned": state.row.pinned, **fields}
+    return _closed(state, Status.PENDING, **fields)
 
 
-def _decided(state: State, answer: Answer, attempt: int, rules: Rules) -> tuple[Status, Transition]:
+def _decided(
+    state: State, answer: Answer, attempt: int, rules: Rules, *, is_in_doubt: bool = False
+) -> tuple[Status, Transition]:
     """The email's new status for an outcome, if no owner can retry (`domain/decision.py`, `store/results.py`)."""
     has_attempts_left = attempt < MAX_ATTEMPTS
     match answer:
         case Answer.ACCEPTED:
             late = state.row.status is not Status.SENDING
             return Status.SENT, Transition.EVIDENCE if late else Transition.ACCEPT
+        case Answer.DEFERRED | Answer.UNCERTAIN if is_in_doubt and has_attempts_left:
+            return Status.PENDING, Transition.RELEASE
+        case Answer.UNCERTAIN if is_in_doubt:
+            return Status.HELD, Transition.HOLD
+        case Answer.DEFERRED | Answer.REJECTED if is_in_doubt and rules.doubts:
+            return Status.HELD, Transition.HOLD
         case Answer.DEFERRED if has_attempts_left:
             return Status.PENDING, Transition.RELEASE
         case Answer.DEFERRED | Answer.REJECTED:
@@ -216,12 +237,22 @@ def _recorded(
     owns: bool,
     owner: int | None = None,
     owner_recovered: bool = False,
+    pinned: bool = False,
+    by_key: bool = False,
 ) -> tuple[State, Transition | None]:
-    """The `record` statement. After a deferral, `owner` retries under its lease."""
+    """Models the `record` statement; returns the next state, and the transition if the status changes.
+
+    Args:
+        owns: The lease token with which the worker records is the row's token.
+        owner: The number of the worker that keeps the lease and retries if the email was deferred; None if no worker
+            can retry.
+        owner_recovered: Recovery took the lease from this worker.
+    """
     row = state.row
+    is_in_doubt = pinned or (by_key and answer is Answer.UNCERTAIN)
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
-        return _recorded_after_recovery(state, answer, attempt, rules)
-    status, transition = _decided(state, answer, attempt, rules)
+        return _recorded_after_recovery(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
+    status, transition = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
     is_ours = row.status is Status.SENDING and (owns or not rules.tokens)
     if answer is Answer.ACCEPTED and not owns:
         transition = Transition.EVIDENCE
@@ -231,21 +262,23 @@ def _recorded(
         if row.proven and rules.proof_stops_retries:
             return state, None
         state = state._replace(sent_after_event=state.sent_after_event or row.proven)
-        state = _lease_prolonged(_row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS)), rules)
-        return _worker_is(state, owner, confirmed=True), Transition.DEFER
+        deferred = _row_is(state, attempts=min(row.attempts + 1, MAX_ATTEMPTS), pinned=is_in_doubt)
+        state = _lease_prolonged(deferred, rules)
+        return _worker_is(state, owner, confirmed=True, pinned=is_in_doubt), Transition.DEFER
     if transition is Transition.RESEND:
         state = state._replace(resent=state.resent + 1)
-    return _closed(state, status), transition
+    return _closed(state, status, pinned=is_in_doubt and transition is Transition.RELEASE), transition
 
 
 def _recorded_after_recovery(
-    state: State, answer: Answer, attempt: int, rules: Rules
+    state: State, answer: Answer, attempt: int, rules: Rules, *, is_in_doubt: bool
 ) -> tuple[State, Transition | None]:
     """The `record` statement for a lease that recovery took, if the email has not changed since the recovery."""
-    if answer is Answer.UNCERTAIN:
+    status, _ = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
+    if answer is Answer.UNCERTAIN or status is Status.HELD:
         return (_recovery_is_final(state) if rules.confirms_recovery else state), None
-    status, _ = _decided(state, answer, attempt, rules)
-    return _closed(state, status), Transition.RECOVER if status is Status.PENDING else Transition.FAIL
+    after = _closed(state, status, pinned=is_in_doubt)
+    return after, Transition.RECOVER if status is Status.PENDING else Transition.FAIL
 
 
 def _undone(state: State) -> State:
@@ -253,7 +286,7 @@ def _undone(state: State) -> State:
     return _released(state)
 
 
-# The relay: publishes due emails and dead letters, recovers expired leases and lost messages.
+# The steps of the relay, which publishes due emails and dead letters, and recovers expired leases and lost messages.
 
 
 def _relay(state: State, rules: Rules) -> Iterator[Change]:
@@ -286,8 +319,8 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
 def _judges_in_doubt(state: State, rules: Rules) -> Iterator[Change]:
     """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy.
 
-    It waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still record
-    a result.
+    The relay waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still
+    record a result.
     """
     if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
         return
@@ -307,10 +340,11 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
     if transition is Transition.HOLD:
         workers = tuple(worker._replace(recovered=worker.owns) for worker in after.workers)
         after = _row_is(after, recovered_from=state.row.owner)._replace(workers=workers)
+    after = _row_is(after, pinned=state.row.pinned)
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
-# Each host's relay records the ledgers of that host's live and dead workers, and ends their leases.
+# The relay of each host records the ledgers of the host's live and dead workers, and ends the workers' leases.
 
 
 def _settlement(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -334,8 +368,8 @@ def _settlement_is(state: State, i: int, settlement: LiveSettlement) -> State:
 
 
 def _settles_living(state: State, i: int, rules: Rules) -> Change:
-    """The relay finds an expired lease, voids the worker's leases, reads the ledger, and ends the lease: one step
-    each."""
+    """The relay finds an expired lease, voids the worker's leases, reads the ledger, and ends the lease. Each of these
+    is one step."""
     settlement, worker = state.settlements[i], state.workers[i]
     match settlement.stage:
         case Stage.FOUND:
@@ -344,7 +378,8 @@ def _settles_living(state: State, i: int, rules: Rules) -> Change:
             return Change(f"relay: voids worker {i}'s leases", after)
         case Stage.VOIDED:
             slot = worker.slot if worker.owns else Answer.NONE
-            after = _settlement_is(state, i, settlement._replace(stage=Stage.READ, slot=slot, attempt=worker.attempt))
+            read = settlement._replace(stage=Stage.READ, slot=slot, attempt=worker.attempt, by_key=worker.by_key)
+            after = _settlement_is(state, i, read)
             return Change(f"relay: reads worker {i}'s ledger: {_said(slot)}", after)
         case _:
             after, transition = _settled_living(_settlement_is(state, i, LiveSettlement()), i, settlement, rules)
@@ -358,17 +393,20 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
     if settlement.slot is Answer.NONE:
         return _token_moves(_released(state), rules), Transition.RELEASE
     answer = Answer.UNCERTAIN if settlement.slot is Answer.ON_THE_WIRE else settlement.slot
-    after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True)
+    doubt = {"pinned": state.row.pinned, "by_key": settlement.by_key}
+    after, transition = _recorded(state, answer, settlement.attempt, rules, owns=True, **doubt)
     return (after if rules.own_name else _worker_is(after, i, attempted=answer)), transition
 
 
 def _settles_dead(state: State, i: int, rules: Rules) -> Change:
-    """First PostgreSQL sessions end, then the relay records the ledger, then it releases the remaining leases."""
+    """First the dead worker's PostgreSQL sessions end. Then the relay records the ledger. Then the relay releases the
+    remaining leases."""
     worker = state.workers[i]
     if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
         answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
+        doubt = {"pinned": state.row.pinned, "by_key": worker.by_key}
         after, transition = _recorded(
-            state, answer, worker.attempt, rules, owns=worker.owns, owner_recovered=worker.recovered
+            state, answer, worker.attempt, rules, owns=worker.owns, owner_recovered=worker.recovered, **doubt
         )
         text = f"relay: records the content of dead worker {i}'s ledger: {_said(worker.slot)}"
         return Change(text, _worker_is(after, i, attempted=answer, late=Late.NONE), transition)
@@ -383,7 +421,7 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
 
 
 def _is_recovered(state: State, i: int, rules: Rules) -> bool:
-    """Whether the row says that recovery took the lease from this worker."""
+    """Whether, according to the row, recovery took the lease from this worker."""
     row = state.row
     return row.status is Status.HELD and (row.recovered_from == i or not rules.fenced_undo)
 
@@ -392,7 +430,7 @@ def _said(slot: Answer) -> str:
     return "not named" if slot is Answer.NONE else slot.name.lower().replace("_", " ")
 
 
-# Time, RabbitMQ, and operators.
+# The steps of time, RabbitMQ, and operators.
 
 
 def _messages(state: State) -> int:
@@ -446,7 +484,7 @@ def _operators(state: State) -> Iterator[Change]:
         yield Change("an operator replays the email", after, Transition.REPLAY, fault=Fault.OPERATOR)
 
 
-# The worker.
+# The steps of the worker.
 
 
 def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -504,10 +542,10 @@ _RENEWED: Final = frozenset(EmailState) - {
 
 
 def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) -> State:
-    """Applies events to the leased email, as the table of states says.
+    """Applies events to the leased email, as the table of states defines.
 
-    Several events are one step if nothing depends on what happens in between: an email that waits or is stopped only
-    keeps its lease.
+    Several events are one step if nothing depends on what happens in between: while an email waits or is being stopped,
+    the worker only keeps the lease.
     """
     email: EmailState | None = state.workers[i].email
     for event in events:
@@ -518,7 +556,8 @@ def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) 
 
 
 def _ends_early(state: State, i: int, rules: Rules, *before: EmailEvent) -> Iterator[Change]:
-    """The email is stopped, or it cannot be sent now, or the adapter finds that it can never be sent."""
+    """The worker stops the email, the email cannot be sent now, or the adapter finds that the email can never be
+    sent."""
     stopped = (*before, EmailEvent.STOP)
     after = _on(state, i, *stopped, EmailEvent.RELEASE, rules=rules)
     yield Change(f"worker {i}: stops it, and releases it", after)
@@ -553,6 +592,7 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if _may_be_leased(row, rules):
         after = _leased(state, i, rules)
         leased = {"step": Step.LEASED, "email": EmailState.PREPARING, "attempt": after.row.attempts}
+        leased |= {"pinned": row.pinned and rules.durable_pins, "by_key": False}
         has = _worker_is(after, i, **leased, confirmed=True, attempted=Answer.NONE)
         yield Change(f"worker {i}: leases it", has, Transition.LEASE)
         lost = _worker_is(after, i, step=Step.UNANSWERED, owns=False)
@@ -618,14 +658,16 @@ def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """From the lease to the first byte: mark the ledger slot, check the lease, send."""
+    """The worker's steps from the lease to the first byte: mark the ledger slot, check the lease, send."""
     worker = state.workers[i]
     is_first = worker.email is EmailState.PREPARING
     event = EmailEvent.MARK if is_first else EmailEvent.SEND
     if is_first is rules.slot_before_check:
         slot = Answer.ON_THE_WIRE if rules.ledger else Answer.NONE
-        after = _on(state, i, event, rules=rules, slot=slot)._replace(may_be_held=True)
-        yield Change(f"worker {i}: its ledger says on the wire", after)
+        for by_key in _providers(worker, rules):
+            after = _on(state, i, event, rules=rules, slot=slot, by_key=by_key)._replace(may_be_held=True)
+            name = " at the provider with keys" if by_key else ""
+            yield Change(f"worker {i}: its ledger says on the wire{name}", after)
     elif worker.confirmed:
         yield Change(f"worker {i}: its lease is not void", _on(state, i, event, rules=rules))
     elif not is_first:
@@ -633,8 +675,18 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: its lease is void: clears its slot", after)
 
 
+def _providers(worker: Worker, rules: Rules) -> tuple[bool, ...]:
+    """The providers that may be tried: for each, whether it has idempotency keys."""
+    if not rules.keys:
+        return (False,)
+    return (True,) if worker.pinned and rules.pins else (True, False)
+
+
 def _sends(state: State, i: int) -> Iterator[Change]:
-    accepted = state._replace(accepted=state.accepted + 1)
+    by_key = state.workers[i].by_key
+    accepted = state._replace(accepted=state.accepted + 1, keyed=state.keyed or by_key)
+    if by_key and state.keyed:
+        accepted = state  # the provider repeats its first answer
     for outcome, before, text in (
         (Answer.ACCEPTED, accepted, "accepts it"),
         (Answer.UNCERTAIN, accepted, "accepts it and closes without an answer"),
@@ -654,19 +706,27 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
     if worker.email is EmailState.IN_DOUBT:
         if worker.attempted is Answer.NONE:
-            # The same state as if the worker had never tried to record.
+            # The state is the same as if the worker had never tried to record.
             again = _worker_is(state, i, email=EmailState.ANSWERED)
             yield Change(f"worker {i}: finds no record of its attempt", again)
         else:
-            kept = Answer.NONE if worker.outcome is Answer.DEFERRED else worker.outcome
+            kept = Answer.NONE if _is_retried(worker) else worker.outcome
             after = _on(state, i, EmailEvent.RECORD, rules=rules, outcome=kept)
             yield Change(f"worker {i}: finds its attempt recorded", after)
         return
+    doubt = {"pinned": worker.pinned, "by_key": worker.by_key}
     after, transition = _recorded(
-        state, worker.outcome, worker.attempt, rules, owns=worker.owns, owner=i, owner_recovered=worker.recovered
+        state,
+        worker.outcome,
+        worker.attempt,
+        rules,
+        owns=worker.owns,
+        owner=i,
+        owner_recovered=worker.recovered,
+        **doubt,
     )
     after = _worker_is(after, i, attempted=worker.outcome)
-    is_lost = worker.outcome is Answer.DEFERRED and transition in (None, Transition.RECOVER)
+    is_lost = _is_retried(worker) and transition in (None, Transition.RECOVER)
     outcome = Answer.NONE if is_lost else worker.outcome
     text = f"worker {i}: records it ({_said(worker.outcome)})"
     yield Change(text, _on(after, i, EmailEvent.RECORD, rules=rules, outcome=outcome), transition)
@@ -674,16 +734,22 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     yield Change(f"{text}, and the reply is lost", lost, transition, fault=Fault.REPLY)
 
 
+def _is_retried(worker: Worker) -> bool:
+    """Whether the worker's result is a deferral."""
+    is_in_doubt = worker.outcome is Answer.UNCERTAIN and (worker.by_key or worker.pinned)
+    return worker.outcome is Answer.DEFERRED or (is_in_doubt and worker.attempt < MAX_ATTEMPTS)
+
+
 def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """The worker clears the slot and acks the message. It retries a deferred email under the lease, or releases the
-    email."""
+    """The steps of a worker that has recorded an answer: it clears the ledger's slot and acks the message. Then it
+    retries a deferred email under the same lease. If the lease was lost, the worker releases the email instead."""
     worker = state.workers[i]
     cleared = _worker_is(state, i, outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
     text = f"worker {i}: clears its slot, acks"
     if worker.outcome is Answer.NONE:
         after = _on(cleared, i, EmailEvent.RELEASE, rules=rules)
         yield Change(f"{text}, and will not retry: its lease was lost", after)
-    elif worker.outcome is Answer.DEFERRED and worker.attempt < MAX_ATTEMPTS:
+    elif _is_retried(worker) and worker.attempt < MAX_ATTEMPTS:
         again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
         for change in _waits(again, i, rules):
             yield change._replace(text=f"{text}; then {change.text}")

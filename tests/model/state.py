@@ -1,8 +1,8 @@
 """The model's state, one immutable value: an email's row, its messages, two workers with ledgers, the relay's progress.
 
-The model has no numbers that only grow, so the number of states is finite. For a lease token, it stores whether the
-token is still the row's (`owns`); for the time, whether the lease has expired; for a settlement, whether the lease is
-unchanged.
+The model has no numbers that only grow, so the number of states is finite. Instead of a lease token, the model stores
+whether the worker's token is still the row's token (`owns`). Instead of a time, it stores whether the lease has
+expired. For a settlement, it stores whether the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Step(IntEnum):
 
 
 class Answer(IntEnum):
-    """An answer: in a ledger slot, in an attempt row, or the answer that the provider will give."""
+    """An answer of the provider, in a ledger slot or in an attempt row, or the answer that the provider will give."""
 
     NONE = 0
     ON_THE_WIRE = auto()
@@ -65,7 +65,7 @@ class Stage(IntEnum):
 
 
 class Late(IntEnum):
-    """A statement whose connection was lost, and that PostgreSQL may still execute."""
+    """A statement that PostgreSQL may still execute although the worker has lost the connection."""
 
     NONE = 0
     LEASE = auto()
@@ -88,14 +88,16 @@ class Worker(NamedTuple):
         not_allowed: An event happened for which the table of transitions has no row.
         outcome: The outcome of the current attempt, even before the answer arrives.
         attempt: The number of the current attempt.
-        owns: The worker's lease token equals the row's.
+        owns: The worker's lease token is the row's token.
         confirmed: The lease was confirmed after the relay last voided it. The model has no worker clock, because no
             guarantee depends on it.
         has_message: The worker has a message that is not acked.
         slot: The email's ledger slot.
         attempted: The outcome of this attempt in `email_attempt`, under the worker's name.
         late: A statement that PostgreSQL may still execute.
-        recovered: Recovery took the lease, and the email has not changed since.
+        recovered: Recovery took the lease, and the email has not changed since the recovery.
+        pinned: The worker knows that only the provider with idempotency keys may be tried.
+        by_key: The current attempt is made at the provider with idempotency keys; also in the ledger slot.
     """
 
     step: Step = Step.IDLE
@@ -110,6 +112,8 @@ class Worker(NamedTuple):
     attempted: Answer = Answer.NONE
     late: Late = Late.NONE
     recovered: bool = False
+    pinned: bool = False
+    by_key: bool = False
 
 
 class LiveSettlement(NamedTuple):
@@ -119,12 +123,14 @@ class LiveSettlement(NamedTuple):
         stage: The last step.
         slot: The ledger slot that the relay read.
         attempt: The number of the attempt in that slot.
-        is_current: The lease still has the token and the end that the relay found.
+        by_key: That attempt was made at the provider with idempotency keys.
+        is_current: The lease still has the token and the expiry time that the relay found.
     """
 
     stage: Stage = Stage.NONE
     slot: Answer = Answer.NONE
     attempt: int = 0
+    by_key: bool = False
     is_current: bool = False
 
 
@@ -134,7 +140,8 @@ class Row(NamedTuple):
     Attributes:
         recovered_from: The worker from which recovery took the lease when recovery set the email to `held`. Cleared
             when the email changes.
-        in_doubt: The email was published before a promotion that lost commits, and was not leased since.
+        in_doubt: The email was published before a promotion that lost commits, and was not leased since the promotion.
+        pinned: Only the provider with idempotency keys may be tried.
         proven: An event proves that the provider accepted the email, and has not settled it yet.
     """
 
@@ -146,6 +153,7 @@ class Row(NamedTuple):
     dead_letter: DeadLetter = DeadLetter.NONE
     recovered_from: int = NOBODY
     in_doubt: bool = False
+    pinned: bool = False
     proven: bool = False
 
 
@@ -156,7 +164,8 @@ class State(NamedTuple):
         messages: The number of messages on the send queue.
         marking: The message is published, and the due mark is not cleared yet.
         purged: RabbitMQ has lost messages.
-        accepted: How often the provider accepted the email.
+        accepted: How often a provider accepted the email.
+        keyed: The provider with idempotency keys has accepted it, and accepts it no second time.
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
@@ -170,6 +179,7 @@ class State(NamedTuple):
     workers: tuple[Worker, ...] = (Worker(), Worker())
     settlements: tuple[LiveSettlement, ...] = (LiveSettlement(), LiveSettlement())
     accepted: int = 0
+    keyed: bool = False
     resent: int = 0
     may_be_held: bool = False
     promoted: bool = False
@@ -210,13 +220,13 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)  # the worker's name finds recovered emails
+            return Worker(step, late=worker.late)  # the row's `recovered_from` still names the worker
         dead = worker._replace(email=EmailState.DONE, outcome=Answer.NONE)
-        return dead._replace(owns=worker.owns and is_sending, confirmed=False)
+        return dead._replace(owns=worker.owns and is_sending, confirmed=False, pinned=False)
     owns = worker.owns and is_sending
     if worker.email is EmailState.RELEASING:
         kept = worker._replace(outcome=Answer.NONE, slot=Answer.NONE, attempted=Answer.NONE, attempt=0)
-        return kept._replace(owns=owns, confirmed=False)
+        return kept._replace(owns=owns, confirmed=False, pinned=False, by_key=False)
     confirmed = worker.confirmed and worker.email not in _NO_MATTER_IF_CONFIRMED
     if owns is worker.owns and confirmed is worker.confirmed:
         return worker

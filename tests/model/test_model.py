@@ -1,4 +1,5 @@
-"""The protocol keeps its guarantees in every reachable state, and without any one rule it breaks a guarantee."""
+"""The protocol keeps its guarantees in every reachable state. If any single rule is removed, the protocol breaks a
+guarantee."""
 
 from __future__ import annotations
 
@@ -19,8 +20,10 @@ REFUSALS: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
 
 
-def searched(policy: OnUncertain, faults: frozenset[Fault], *, most_states: int | None = None) -> Found:
-    found = search(Rules(policy=policy, faults=faults), most_states=most_states)
+def searched(
+    policy: OnUncertain, faults: frozenset[Fault], *, keys: bool = False, most_states: int | None = None
+) -> Found:
+    found = search(Rules(policy=policy, faults=faults, keys=keys), most_states=most_states)
     names = ", ".join(sorted(fault.name.lower() for fault in faults))
     print(f"policy {policy}, faults: {names}: {found.states} states, {found.steps} steps")
     return found
@@ -45,6 +48,22 @@ def test_nothing_is_lost_duplicated_or_stuck_in_any_state(all_found: list[Found]
         assert found.counterexample is None, str(found.counterexample)
         assert found.states > 5_000
         assert {Status.SENT, Status.FAILED, Status.HELD} == set(found.ends)
+
+
+def test_a_provider_with_idempotency_keys_beside_another_duplicates_nothing() -> None:
+    found = searched(OnUncertain.HOLD, frozenset(), keys=True)
+
+    assert found.counterexample is None, str(found.counterexample)
+    assert found.states > 1_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+@pytest.mark.parametrize("faults", [DEATHS, REFUSALS, frozenset({Fault.OPERATOR}), COPIES])
+def test_idempotency_keys_duplicate_nothing_with_many_faults(policy: OnUncertain, faults: frozenset[Fault]) -> None:
+    found = searched(policy, faults, keys=True)
+
+    assert found.counterexample is None, str(found.counterexample)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Each check of /readyz, computed from the results of the monitor's last polls."""
+"""Tests each check of /readyz, which uses the results of the monitor's last polls."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: 
             TEMPLATE,
             ["smtp", "capture"],
             "template_id",
-            "template_id needs a provider with templates (sendgrid, ses); configured: smtp, capture.",
+            "template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp, capture.",
             "Add one to DISPATCHER_PROVIDERS, or set text or html.",
         ),
         (
@@ -73,7 +73,7 @@ def test_each_provider_supports_what_it_declares(changes: dict[str, Any], able: 
             {"to": ("zoë@example.com",)},
             ["ses"],
             "to",
-            "an address in to needs a provider with SMTPUTF8 (sendgrid, smtp); configured: ses.",
+            "an address in to needs a provider with SMTPUTF8 (resend, sendgrid, smtp); configured: ses.",
             "Add one to DISPATCHER_PROVIDERS, or use another address.",
         ),
         (

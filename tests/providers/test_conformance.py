@@ -7,6 +7,7 @@ import pytest
 from dispatcher.config import BUILT_IN
 from dispatcher.dev.conformance import Conformance, ContentConformance
 from tests.providers.places import capture_place, smtp_place
+from tests.providers.resend_place import resend_place
 from tests.providers.sendgrid_place import sendgrid_place
 from tests.providers.ses_place import ses_place
 
@@ -15,6 +16,9 @@ class TestSendGrid(ContentConformance, place=sendgrid_place): ...
 
 
 class TestSes(ContentConformance, place=ses_place): ...
+
+
+class TestResend(ContentConformance, place=resend_place): ...
 
 
 class TestSmtp(ContentConformance, place=smtp_place): ...

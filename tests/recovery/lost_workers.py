@@ -28,23 +28,24 @@ def unsent(_ledger: Ledger, _lease: Lease) -> None:
     """Does nothing with the leased email."""
 
 
-def on_the_wire(ledger: Ledger, lease: Lease) -> int:
+def on_the_wire(ledger: Ledger, lease: Lease, provider: str = "smtp", started_at: float = STARTED_AT) -> int:
     """Marks the email as on the wire."""
     return ledger.mark_on_wire(
         lease.email_id,
         lease.token,
         lease.attempt_number,
-        provider="smtp",
-        started_at=STARTED_AT,
+        provider=provider,
+        started_at=started_at,
         policy=lease.on_uncertain or OnUncertain.HOLD,
     )
 
 
-def answered(outcome: Outcome) -> Step:
+def answered(outcome: Outcome, provider: str = "smtp", started_at: float = STARTED_AT) -> Step:
     """A step that writes the provider's answer to the ledger but not to PostgreSQL."""
 
     def step(ledger: Ledger, lease: Lease) -> None:
-        ledger.mark_answered(on_the_wire(ledger, lease), outcome, finished_at=1_790_000_001.0)
+        slot = on_the_wire(ledger, lease, provider, started_at)
+        ledger.mark_answered(slot, outcome, finished_at=started_at + 1.0)
 
     return step
 

@@ -1,5 +1,5 @@
-"""After a worker was killed, the relay immediately records the answers in its ledger and releases its other leases, and
-does so only once."""
+"""After a worker was killed, the relay immediately records the answers in the worker's ledger and releases the worker's
+other leases. The relay does so only once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import contextlib
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -24,7 +26,7 @@ from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from tests.recovery.lost_workers import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
+from tests.recovery.lost_workers import BEGAN, WORKER, Step, answered, die, on_the_wire, rendering, unsent
 from tests.recovery.tally import counted
 from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
@@ -41,7 +43,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions. The test's process opens them, so they can outlive the worker."""
+    """The worker's pool of PostgreSQL sessions. The test's process opens the sessions, so they can outlive the
+    worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened
@@ -125,6 +128,77 @@ async def test_emails_on_the_wire_are_uncertain_and_judged_by_policy(
     assert books.hourly() == {"uncertain": 1}
 
 
+KEY_HOURS = 23.0
+"""How long the dispatcher relies on an idempotency key of Resend."""
+
+
+@pytest.fixture
+async def keyed(tables_url: str, run_dir: Path) -> AsyncIterator[LedgerRecovery]:
+    """As `settlement`, with a provider that has idempotency keys."""
+    opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
+    await opened.open()
+    yield LedgerRecovery(settings(run_dir, DISPATCHER_PROVIDERS="resend", RESEND_API_KEY="re_any"), opened)
+    await opened.close()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "hours_ago", "pinned_hours_ago", "status", "is_pinned"),
+    [
+        (None, 0.0, None, "pending", True),
+        (None, KEY_HOURS + 0.1, None, "held", False),
+        (Uncertain("no answer"), 0.0, None, "pending", True),
+        (Deferred(Reason.SERVER_ERROR, "busy", "503"), 0.0, None, "pending", False),
+        (None, 0.0, KEY_HOURS - 0.1, "pending", True),
+        (None, 0.0, KEY_HOURS + 0.1, "held", False),
+        (Deferred(Reason.SERVER_ERROR, "busy", "503"), 0.0, 1.0, "pending", True),
+        (Rejected(Reason.INVALID_CONTENT, "no", "422"), 0.0, 1.0, "held", False),
+        (Accepted("id-1"), 0.0, KEY_HOURS + 0.1, "sent", False),
+    ],
+    ids=str,
+)
+async def test_an_email_that_may_be_at_a_provider_with_keys_is_pinned_while_its_key_lives(
+    keyed: LedgerRecovery,
+    worker: LeaseStore,
+    books: Books,
+    run_dir: Path,
+    outcome: Outcome | None,
+    hours_ago: float,
+    pinned_hours_ago: float | None,
+    status: str,
+    is_pinned: bool,
+) -> None:
+    email_id = books.enqueue_one()
+    now = datetime.now(UTC)
+    pinned_at = None if pinned_hours_ago is None else now - timedelta(hours=pinned_hours_ago)
+    books.change(email_id, provider="resend", pinned_at=pinned_at)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    began_at = now.timestamp() - hours_ago * 3600
+    sent = partial(on_the_wire, provider="resend", started_at=began_at)
+    die(run_dir, [(each, sent if outcome is None else answered(outcome, "resend", began_at))])
+
+    await keyed.run_once()
+
+    row = books.row(email_id)
+    assert (row["status"], row["pinned_at"] is not None) == (status, is_pinned)
+    if is_pinned:
+        expected = (pinned_at or now).timestamp()
+        assert (row["provider"], row["pinned_at"].timestamp()) == ("resend", pytest.approx(expected, abs=1.0))
+        assert row["publish_due_at"] is not None
+
+
+async def test_a_pinned_email_that_crashes_every_worker_is_held(
+    keyed: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, provider="resend", pinned_at=datetime.now(UTC), crash_count=2)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    die(run_dir, [(each, rendering)])
+
+    await keyed.run_once()
+
+    assert books.status(email_id) == "held"
+
+
 async def test_a_last_attempt_on_the_wire_is_held_even_if_it_may_be_resent(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
@@ -192,7 +266,7 @@ async def test_a_full_window_in_mixed_states(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 60)
-    steps = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
+    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
     die(run_dir, [(each, steps[number % 4]) for number, each in enumerate(leases)])
 
     await settlement.run_once()
@@ -205,7 +279,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
 ) -> None:
     leases = await lease(worker, books, 4)
-    steps = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
+    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
     die(run_dir, list(zip(leases, steps, strict=True)))
     path = only_file(run_dir)
     kept = tmp_path / "kept"
@@ -630,8 +704,8 @@ async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host
         (deferred, Deferred(Reason.THROTTLED)),
         (rejected, Rejected(Reason.REFUSED)),
     ]
-    steps = [(unnamed, unsent), (wire, on_the_wire), *((each, answered(outcome)) for each, outcome in answers)]
-    die(run_dir, steps)
+    steps: list[tuple[Lease, Step]] = [(each, answered(outcome)) for each, outcome in answers]
+    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), *steps])
     await recover_all(tables_url, books)
     assert books.statuses() == {"held": 5}
 

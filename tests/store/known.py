@@ -21,13 +21,14 @@ class Known:
     """The expected state of one email.
 
     Attributes:
-        expired_at: The end of its lease, if the lease has expired.
-        expiries: The number of different ends that its lease has had. Each statement that moves the end sets a
-            different one.
-        due_since: The step at which it became due to be published; None if it is not due. `dead_letter_since` is the
-            same for its dead letter.
+        expired_at: When the email's lease expired; None if the lease has not expired.
+        expiries: The number of different end times that the email's lease has had. Each statement that moves the end
+            sets a new end time.
+        due_since: The step at which the email became due to be published; None if the email is not due.
+            `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
-        rows: Its attempts: number, outcome and worker.
+        rows: The email's attempts: number, outcome and worker.
+        is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         reported: The kinds of events that the provider has reported.
         proven_by: The provider whose event waits to settle the email, or has settled it.
@@ -50,6 +51,7 @@ class Known:
     expiries: int = 0
     dead_letter_since: int | None = None
     is_discarded: bool = False
+    is_suppressed: bool = False
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
@@ -78,6 +80,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
+        self.is_suppressed = False
         if status in FINISHED:
             self.announced.append(status)
 
@@ -97,7 +100,7 @@ class Known:
     @property
     def rescued_token(self) -> int | None:
         """The token of the lease that recovery took away, if recovery set the email to `held` and the email has not
-        changed since."""
+        changed since the recovery."""
         token = self.rescue_of[1] if self.rescue_of else None
         is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
         return token if self.status is Status.HELD and is_untouched else None

@@ -114,6 +114,12 @@ MUTANTS: Final = {
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
     "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
+    "record_with_a_dead_letter_of_a_suppressed_email": Mutant(
+        "record", "            when r.error_type = 'suppressed' then null\n"
+    ),
+    "dead_letter_of_a_suppressed_email_is_missed": Mutant(
+        "find_dead_lettered", "    and error_type is distinct from 'suppressed'\n"
+    ),
     "published_with_another_due_mark": Mutant(
         "mark_published",
         "(email_id, publish_due_at) in (\n                select t.email_id, t.due_at",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import selectors
 import tempfile
+from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -31,10 +32,12 @@ from dispatcher.host.process_table import ProcessTable
 from dispatcher.providers.contract import Provider
 from dispatcher.routing.breaker import FAILURES_IN_A_ROW, CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result, UnleasedEmail
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
+from dispatcher.store.suppressions import SuppressedHashes, SuppressionReader
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.pipeline import Pipeline
 from tests.providers.emails import an_email
@@ -99,16 +102,33 @@ class FakeLocked(LockedRows):
         return locked
 
 
+class NobodySuppressed(SuppressionReader):
+    """Contains no entries."""
+
+    def __init__(self) -> None:
+        pass
+
+    async def open_hasher(self) -> AddressHasher:
+        return AddressHasher(b"key")
+
+    async def read_all(self) -> SuppressedHashes:
+        return SuppressedHashes(array("Q"), has_domains=False, until="1")
+
+    async def read_changed(self, since: str) -> SuppressedHashes:  # noqa: ARG002
+        return await self.read_all()
+
+
 class FakeStore(LeaseStore):
     """Executes the worker's statements on a dictionary.
 
     Attributes:
-        lose: By statement name: the next statements whose reply is lost. True if the statement commits before that.
+        lose: For each statement name, the next calls whose reply is lost. True means that the statement commits first.
         refused: Emails whose results PostgreSQL refuses.
         events: The committed changes, in order.
     """
 
     def __init__(self) -> None:
+        self.suppressions = NobodySuppressed()
         self.rows: dict[UUID, Row] = {}
         self.emails: dict[UUID, OutgoingEmail] = {}
         self.recorded: set[tuple[UUID, int]] = set()
@@ -329,7 +349,7 @@ class StageBench:
         return provider
 
     def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
-        """Adds rows of pending emails."""
+        """Adds rows of pending emails; returns the emails' ids."""
         emails = [an_email(email_id=uuid4()) for _ in range(count)]
         for email in emails:
             self.store.emails[email.email_id] = email
@@ -349,7 +369,7 @@ class StageBench:
             file.write(VOIDED.pack(steady_clock()))
 
     async def turns(self, count: int = 30) -> None:
-        """Runs `count` rounds of the event loop, which is enough until it would have to wait."""
+        """Runs `count` rounds of the event loop. By default, these are enough that only waits remain."""
         for _ in range(count):
             await asyncio.sleep(0)
         if self.running.done():

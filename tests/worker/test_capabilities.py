@@ -1,4 +1,5 @@
-"""If providers cannot send every email, which provider is tried, which emails wait, and which fail immediately."""
+"""Some providers cannot send every email. Tests which provider the worker tries, which emails wait, and which fail
+immediately."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TEMPLATED: Final[dict[str, Any]] = {"template_id": "d-1", "text": None}
 async def refuse_templates(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Rejected:
     """Rejects templated emails before anything is sent, as an adapter without templates does."""
     return Rejected(
-        Reason.INVALID_CONTENT, "only providers with templates (sendgrid, ses) take template_id; set text or html"
+        Reason.INVALID_CONTENT,
+        "only providers with templates (resend, sendgrid, ses) take template_id; set text or html",
     )
 
 
@@ -101,7 +103,7 @@ async def test_an_email_that_no_configured_provider_can_send_fails_at_once_and_n
     row = bench.books.row(email_id)
     assert (smtp.calls, row["attempt_count"], row["error_type"]) == ([], 1, "invalid_content")
     assert row["last_error"] == (
-        "template_id needs a provider with templates (sendgrid, ses); configured: smtp. "
+        "template_id needs a provider with templates (resend, sendgrid, ses); configured: smtp. "
         "Add one to DISPATCHER_PROVIDERS, or set text or html."
     )
     assert row["dead_letter_due_at"] is not None
@@ -132,4 +134,6 @@ async def test_an_email_that_every_adapter_refuses_fails_with_the_last_refusal(b
     await bench.settled({"failed": 1})
     row = bench.books.row(email_id)
     assert (row["provider"], row["attempt_count"]) == ("second", 1)
-    assert row["last_error"] == "only providers with templates (sendgrid, ses) take template_id; set text or html"
+    assert (
+        row["last_error"] == "only providers with templates (resend, sendgrid, ses) take template_id; set text or html"
+    )

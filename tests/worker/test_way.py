@@ -35,4 +35,5 @@ async def test_a_sendgrid_email_passes_the_workers_files_in_the_documented_order
         "worker/window.py",
         "worker/report.py",
         "worker/outage.py",
+        "worker/suppression.py",
     }

@@ -1,0 +1,83 @@
+"""Suppressed recipients: addresses and domains that get no email of a tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from dispatcher.domain.address import parse_address
+from dispatcher.errors import InvalidEmail
+
+
+class SuppressionReason(StrEnum):
+    """Why a recipient is suppressed. The value of `suppression.reason`."""
+
+    HARD_BOUNCE = "hard_bounce"
+    """The address does not exist or accepts no email."""
+    SOFT_BOUNCE = "soft_bounce"
+    """Several emails to the address bounced within a few days (DISPATCHER_SUPPRESS_SOFT_BOUNCES)."""
+    COMPLAINT = "complaint"
+    """The recipient reported an email as spam."""
+    UNSUBSCRIBE = "unsubscribe"
+    """The recipient unsubscribed."""
+    MANUAL = "manual"
+    """An operator or an application added the entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """An address, or a whole domain, to be suppressed. Must not be logged.
+
+    Attributes:
+        text: The address without a display name, or the domain.
+    """
+
+    text: str
+    is_domain: bool
+
+    @classmethod
+    def parse(cls, text: str) -> Recipient:
+        """Parses `ann@example.org`, `Ann <ann@example.org>`, `example.org` or `@example.org`.
+
+        Raises:
+            InvalidEmail: The text is neither an address nor a domain. The error never repeats the text.
+        """
+        text = text.strip()
+        is_domain = text.startswith("@") or "@" not in text
+        if is_domain and "." not in text:
+            raise InvalidEmail("domain", "has no dot; write an address, or a domain such as example.org")
+        try:
+            address = parse_address(f"x@{text.removeprefix('@')}" if is_domain else text)
+        except ValueError as error:
+            raise InvalidEmail("domain" if is_domain else "address", str(error)) from None
+        return cls(address.domain if is_domain else address.spec, is_domain)
+
+    @property
+    def masked(self) -> str:
+        """What an operator recognises: `j•••@example.com`, or the domain."""
+        local, at, domain = self.text.lower().rpartition("@")
+        return f"{local[:1]}•••{at}{domain}" if at else domain
+
+
+AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, SuppressionReason.UNSUBSCRIBE)
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressionRules:
+    """Which events of providers suppress a recipient.
+
+    Attributes:
+        reasons: Suppress at once for these reasons.
+        days: How long an automatic entry lasts; 0: for ever.
+        soft_bounces: Suppress an address after soft bounces of this many emails; 0: never.
+        soft_bounce_days: Count the soft bounces of this many days.
+    """
+
+    reasons: frozenset[SuppressionReason] = frozenset(AUTOMATIC)
+    days: int = 0
+    soft_bounces: int = 0
+    soft_bounce_days: int = 7
+
+
+DEFAULT_RULES: Final = SuppressionRules()

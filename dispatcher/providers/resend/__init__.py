@@ -1,0 +1,147 @@
+"""The provider `resend`: Resend's HTTP API over our own HTTP transport.
+
+request    the request body for one email
+responses  the outcome for each response
+
+Resend has idempotency keys: `Idempotency-Key` is the email's id, so Resend accepts an email once however often we send
+it. So an email whose outcome is unknown is tried again at Resend; see `domain.capabilities.Capabilities`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dispatcher.config import ProviderSettings, Settings, setting, values
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt
+from dispatcher.providers.resend.request import MAX_OCTETS, MAX_RECIPIENTS, body_of
+from dispatcher.providers.resend.responses import NAME, RESTRICTED_KEY, fault_of, outcome_of
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_response import NoResponse, RequestNotSent
+from dispatcher.transport.mime_headers import UnrenderableEmail
+
+CHECK_SECONDS: Final = 15.0
+"""The limit for `check`."""
+KEY_SECONDS: Final = 23 * 3600.0
+"""Resend remembers a key for 24 hours. The last hour is left out, because no two clocks agree, and the last request
+must arrive before the key expires."""
+
+_BAD_TLS: Final = "Check DISPATCHER_RESEND_URL, or set DISPATCHER_CA_FILE to the authority that signed it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendSettings(ProviderSettings):
+    """The settings of the resend provider."""
+
+    api_key: str = setting(
+        values.api_key,
+        None,
+        "Resend's API key; sending access is enough. Keys of one team share their idempotency keys.",
+        variable="RESEND_API_KEY",
+        secret=True,
+        empty="",
+        needed="set it to a key",
+    )
+    url: str = setting(values.https_host, "https://api.resend.com", "The URL of Resend's API.")
+
+    def max_connections(self, settings: Settings, /) -> int:
+        """See `ProviderSettings`."""
+        return settings.http_connections
+
+
+class ResendProvider:
+    """Sends over Resend's API; see `contract.Provider`."""
+
+    name = NAME
+    capabilities = Capabilities(
+        copies=2,
+        templates=True,
+        max_recipients=MAX_RECIPIENTS,
+        max_octets=MAX_OCTETS,
+        idempotency_key_seconds=KEY_SECONDS,
+    )
+    settings = ResendSettings
+
+    def __init__(self, own: ResendSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
+        """Create the adapter without connecting.
+
+        Args:
+            connections: The maximum number of concurrent requests.
+            ca_file: Certificates to trust in addition to the system's.
+
+        Raises:
+            ssl.SSLError, OSError: The CA file cannot be used.
+        """
+        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._send_url = f"{own.url}/emails"
+        self._domains_url = f"{own.url}/domains"
+        self._headers = {
+            "Authorization": f"Bearer {own.api_key}",
+            "User-Agent": "email-dispatcher",  # Resend refuses requests without one
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        }
+
+    @classmethod
+    def open(cls, settings: Settings) -> ResendProvider:
+        """See `contract.ProviderClass`."""
+        own = settings.of(ResendSettings)
+        return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        try:
+            with attempt.rendering:
+                body = body_of(email)
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
+        # The key is the email's id in every attempt, on every worker and host, also after a replay.
+        headers = {**self._headers, "Idempotency-Key": str(email.email_id)}
+        try:
+            return outcome_of(await self._transport.post(self._send_url, headers, body, attempt))
+        except RequestNotSent as error:
+            if error.is_untrusted:
+                raise _untrusted(error) from error
+            return error.outcome
+        except NoResponse as error:
+            return error.outcome
+
+    async def check(self) -> str:
+        """Check the API key for `dispatcher doctor`. Sends no email.
+
+        Raises:
+            ProviderFault: Resend cannot be reached, or refuses the key.
+        """
+        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
+        try:
+            response = await self._transport.get(self._domains_url, self._headers, deadline)
+        except (RequestNotSent, NoResponse) as error:
+            if isinstance(error, RequestNotSent) and error.is_untrusted:
+                raise _untrusted(error) from error
+            raise ProviderFault(
+                NAME,
+                f"Resend cannot be reached: {error.detail}.",
+                remedy="Check that no firewall blocks the connection.",
+            ) from error
+        if response.status == 401 and response.document.get("name") == RESTRICTED_KEY:
+            return "Resend accepts the API key, which may only send; emails are delivered."
+        if response.status != 200:
+            raise fault_of(response)
+        return "Resend accepts the API key; emails are delivered."
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._transport.close()
+
+
+def _untrusted(error: RequestNotSent) -> ProviderFault:
+    return ProviderFault(NAME, f"Resend's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
+
+
+PROVIDER: Final = ResendProvider

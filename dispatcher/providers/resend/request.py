@@ -1,0 +1,155 @@
+"""The body of Resend's `POST /emails`: https://resend.com/docs/api-reference/emails/send-email
+
+Two attempts for the same email must have the same body, or Resend refuses the second (409). So the body depends on
+nothing but the email.
+
+This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
+
+    names          quoted if they contain a special character
+    no `to`        Resend requires one: cc is sent as to, and so is a single bcc. Several recipients that are all bcc
+                   would see each other, so such an email is rejected, and routing tries the next provider.
+    header values  encoded words if they are not ASCII
+    tags           `email_id`, then tag_1, tag_2 …, with `_` for each character that Resend does not allow
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import orjson
+
+from dispatcher.domain.address import Address, is_plain
+from dispatcher.domain.capabilities import recipients_of
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.transport.body import Base64Content, Body
+from dispatcher.transport.mime_headers import (
+    UnrenderableEmail,
+    addresses,
+    ascii_spec,
+    checked_header_name,
+    checked_text,
+    checked_type,
+    quoted,
+    text_field,
+)
+
+MAX_RECIPIENTS: Final = 50
+MAX_OCTETS: Final = 40 * 1024 * 1024
+"""Including attachments in Base64."""
+MAX_TAGS: Final = 10
+MAX_TAG_CHARACTERS: Final = 256
+
+_SPECIAL_IN_NAMES: Final = re.compile(r'[()<>\[\]:;@\\,."]')
+_NOT_IN_TAGS: Final = re.compile(r"[^A-Za-z0-9_-]")
+_FOLD: Final = "\r\n "
+
+Document = dict[str, Any]
+
+
+def body_of(email: OutgoingEmail) -> bytes | Body:
+    """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
+
+    Raises:
+        UnrenderableEmail: Resend would refuse the email, or enqueue should have refused it. The text has the field's
+            name, never its value.
+    """
+    try:
+        body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)
+        return _with_attachments(body, email.attachments) if email.attachments else body
+    except orjson.JSONEncodeError as error:
+        # A lone surrogate, or template data that is not JSON. orjson's text contains only types, no values.
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
+
+
+def document_of(email: OutgoingEmail) -> Document:
+    """The request's JSON document as a Python object, without attachments."""
+    document: Document = {
+        "from": _mailboxes("from", (email.sender,), Reason.REJECTED_SENDER)[0],
+        **_recipients(email),
+        "tags": [{"name": "email_id", "value": str(email.email_id)}, *_tags(email.tags)],
+    }
+    if email.reply_to:
+        document["reply_to"] = _mailboxes("reply_to", email.reply_to, Reason.INVALID_CONTENT)
+    if email.headers:
+        document["headers"] = {name: _header_value(name, value) for name, value in email.headers.items()}
+    _add_content(document, email)
+    return document
+
+
+def _recipients(email: OutgoingEmail) -> Document:
+    if recipients_of(email) > MAX_RECIPIENTS:
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"to, cc and bcc have more than {MAX_RECIPIENTS} recipients")
+    to, cc, bcc = (
+        _mailboxes(field, texts, Reason.REJECTED_RECIPIENT)
+        for field, texts in (("to", email.to), ("cc", email.cc), ("bcc", email.bcc))
+    )
+    if not to and cc:
+        to, cc = cc, []
+    elif not to and len(bcc) == 1:
+        to, bcc = bcc, []
+    if not to:
+        raise UnrenderableEmail(
+            Reason.REJECTED_RECIPIENT, "to and cc are empty, and Resend requires a recipient that is not bcc"
+        )
+    return {field: found for field, found in (("to", to), ("cc", cc), ("bcc", bcc)) if found}
+
+
+def _mailboxes(field: str, texts: Sequence[str], reason: Reason) -> list[str]:
+    if all(map(is_plain, texts)):  # the usual case
+        return list(texts)
+    return [_mailbox(field, address) for address in addresses(field, texts, reason)]
+
+
+def _mailbox(field: str, address: Address) -> str:
+    name = checked_text(f"a name in {field}", address.display_name)
+    if not name:
+        return ascii_spec(address)
+    return f"{quoted(name) if _SPECIAL_IN_NAMES.search(name) else name} <{ascii_spec(address)}>"
+
+
+def _add_content(document: Document, email: OutgoingEmail) -> None:
+    """Add the subject and the bodies, or the template, which replaces the bodies."""
+    if email.subject:
+        document["subject"] = checked_text("subject", email.subject)
+    if email.template_id is not None:
+        document["template"] = {"id": email.template_id, "variables": dict(email.template_data)}
+    elif not email.subject:
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "subject is empty, and Resend requires one")
+    elif not (email.text or email.html):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "text and html are empty")
+    else:
+        document |= {field: body for field, body in (("text", email.text), ("html", email.html)) if body}
+
+
+def _header_value(name: str, value: str) -> str:
+    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
+
+
+def _tags(tags: Iterable[str]) -> list[Document]:
+    values = [_NOT_IN_TAGS.sub("_", tag)[:MAX_TAG_CHARACTERS] for tag in dict.fromkeys(tags) if tag]
+    return [{"name": f"tag_{number}", "value": value} for number, value in enumerate(values[:MAX_TAGS], 1)]
+
+
+def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
+    """The request body with the attachments as its last JSON member. Base64 needs no escapes in JSON."""
+    parts: list[bytes | Base64Content] = []
+    before = body[:-1] + b',"attachments":['
+    for file in files:
+        described = orjson.dumps(_described(file))
+        parts += (before + described[:-1] + b',"content":"', Base64Content(file.content))
+        before = b'"},'
+    return Body((*parts, b'"}]}'))
+
+
+def _described(file: OutgoingAttachment) -> Document:
+    """An attachment without its content."""
+    content_type = checked_type(file.content_type)
+    filename = checked_text("an attachment's filename", file.filename)
+    if not file.content:
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, "an attachment is empty, which Resend refuses")
+    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types.
+    is_composite = content_type.lower().startswith(("message/", "multipart/"))
+    return {"content_type": "application/octet-stream" if is_composite else content_type, "filename": filename}

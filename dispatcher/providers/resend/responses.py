@@ -1,0 +1,109 @@
+"""The outcome of each Resend response: the table in `docs/providers.md`, as code.
+
+Sources: https://resend.com/docs/api-reference/errors, …/rate-limit, …/dashboard/emails/idempotency-keys, and RFC 9110
+for what Resend does not document.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
+from dispatcher.domain.scrub import scrub
+from dispatcher.errors import ProviderFault
+from dispatcher.transport.http_response import HttpResponse, message_name, number
+
+NAME: Final = "resend"
+RESTRICTED_KEY: Final = "restricted_api_key"
+"""Resend's error if a key that may only send is used for another request."""
+
+_GATEWAYS: Final = frozenset({502, 504})
+"""A gateway got no valid response from Resend (RFC 9110, sections 15.6.3 and 15.6.5)."""
+_QUOTAS: Final = frozenset({"daily_quota_exceeded", "monthly_quota_exceeded"})
+_OF_THE_ACCOUNT: Final[Mapping[int, tuple[str, str]]] = {
+    401: ("refused the API key", "Check RESEND_API_KEY."),
+    403: ("does not let this account or key send", "Check RESEND_API_KEY, and the account's status."),
+    404: ("does not have this URL", "Check DISPATCHER_RESEND_URL."),
+    405: ("does not accept a POST to this URL", "Check DISPATCHER_RESEND_URL."),
+    429: ("sends no more emails for this account: its quota is used up", "Raise the quota, or wait until it resets."),
+    451: ("suspects a security problem", "Ask Resend's support."),
+}
+_UNUSABLE: Final = ("sent an unexpected response", "Check DISPATCHER_RESEND_URL.")
+_SENDER: Final = re.compile(r"`from`|domain is not verified|testing emails", re.IGNORECASE)
+_RECIPIENT: Final = re.compile(r"`(?:to|cc|bcc)`", re.IGNORECASE)
+
+
+def outcome_of(response: HttpResponse) -> Outcome:
+    """The outcome for a response to `POST /emails`.
+
+    Raises:
+        ProviderFault: The account or the settings are at fault, and Resend accepted no email.
+    """
+    status, code = response.status, _code(response)
+    if status == 200 and (accepted := message_name(response.document.get("id"))):
+        return Accepted(accepted)
+    if status < 400 or status in _GATEWAYS:
+        return Uncertain(_summary(response), code)
+    if status == 409:
+        # Another request for this email is in progress, or arrived before with another body. Resend may have accepted
+        # that request.
+        return Uncertain(_summary(response), code)
+    if status == 408 or status >= 500:
+        return Deferred(Reason.SERVER_ERROR, _summary(response), code, response.retry_after)
+    if status == 429 and _name(response) not in _QUOTAS:
+        return Deferred(Reason.THROTTLED, _summary(response), code, _throttled_for(response))
+    if reason := _rejection(response):
+        return Rejected(reason, _summary(response), code)
+    raise fault_of(response)
+
+
+def fault_of(response: HttpResponse) -> ProviderFault:
+    """The fault for a response that concerns the account or the settings."""
+    what, remedy = _OF_THE_ACCOUNT.get(response.status, _UNUSABLE)
+    return ProviderFault(NAME, f"Resend {what}: {_summary(response).rstrip('.')}.", remedy=remedy)
+
+
+def _rejection(response: HttpResponse) -> Reason | None:
+    """Why Resend will never accept the email; None if the account or the settings are at fault."""
+    status, message = response.status, _message(response)
+    if _name(response) == "invalid_from_address" or (status in (400, 403, 422) and _SENDER.search(message)):
+        return Reason.REJECTED_SENDER
+    if status in _OF_THE_ACCOUNT:
+        return None
+    if status == 413:
+        return Reason.TOO_LARGE
+    if status not in (400, 422):
+        return Reason.REFUSED
+    return Reason.REJECTED_RECIPIENT if _RECIPIENT.search(message) else Reason.INVALID_CONTENT
+
+
+def _throttled_for(response: HttpResponse) -> float | None:
+    """Seconds until the rate limit resets, from `Retry-After` or `RateLimit-Reset`, whichever is longer."""
+    known = [response.retry_after, number(response.headers.get("ratelimit-reset", "").strip())]
+    return max((seconds for seconds in known if seconds is not None), default=None)
+
+
+def _name(response: HttpResponse) -> str:
+    """Resend's name of the error, such as `validation_error`; empty without one."""
+    name = response.document.get("name")
+    return name if isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= 64 else ""
+
+
+def _message(response: HttpResponse) -> str:
+    message = response.document.get("message")
+    return message if isinstance(message, str) else ""
+
+
+def _code(response: HttpResponse) -> str:
+    return f"{response.status} {_name(response)}".rstrip()
+
+
+def _summary(response: HttpResponse) -> str:
+    """The response in one scrubbed line: status, Resend's name of the error, and its message or a description."""
+    words = _message(response)
+    if not words:
+        octets, kind = len(response.body), response.headers.get("content-type", "no type")[:60]
+        words = f"with {octets} octets of {kind}" if response.body.strip() else "with an empty body"
+    return scrub(f"{_code(response)}: {words}" if _message(response) else f"{response.status} {words}")

@@ -1,0 +1,211 @@
+"""Suppressed recipients: what workers read before they send, and what operators and applications change."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from sys import byteorder
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import AsyncSession, Pool
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import Row, fetch
+
+_LISTS: Final = ("to", "cc", "bcc")
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressedHashes:
+    """The hashes of suppressed addresses and domains, all of them or those that changed.
+
+    Attributes:
+        numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
+        has_domains: Whether one of them is the hash of a domain.
+        until: Where the next `read_changed` continues.
+    """
+
+    numbers: array[int]
+    has_domains: bool
+    until: str
+
+
+def number_of(address_hash: bytes) -> int:
+    """The first eight bytes of a hash, as a number."""
+    return int.from_bytes(address_hash[:8], "big")
+
+
+class SuppressionReader:
+    """A worker's statements about suppressed recipients; each raises StoreUnavailable if it may succeed later."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def open_hasher(self) -> AddressHasher:
+        """Reads the database's key for hashes of addresses."""
+        return await AddressHasher.open(self._pool)
+
+    async def read_all(self) -> SuppressedHashes:
+        """All entries that have not expired, of all tenants."""
+        return _hashes((await fetch(self._pool, "read_suppressions"))[0])
+
+    async def read_changed(self, since: str) -> SuppressedHashes:
+        """The entries that were added or changed since an earlier answer's `until`. May repeat entries."""
+        return _hashes((await fetch(self._pool, "read_changed_suppressions", {"since": since}))[0])
+
+    async def find(
+        self, questions: Mapping[UUID, Iterable[tuple[int, bytes]]]
+    ) -> dict[UUID, dict[int, SuppressionReason]]:
+        """Which recipients are suppressed for their email's tenant, and why, by position.
+
+        Args:
+            questions: For each email, positions of recipients with the hash of the address or of its domain.
+        """
+        asked = [(email_id, *each) for email_id, listed in questions.items() for each in listed]
+        parameters = {
+            **ids_within(questions),
+            "emails": [email_id for email_id, _, _ in asked],
+            "positions": [position for _, position, _ in asked],
+            "address_hashes": [address_hash for _, _, address_hash in asked],
+        }
+        found: dict[UUID, dict[int, SuppressionReason]] = {}
+        for email_id, position, reason in await fetch(self._pool, "find_suppressed", parameters):
+            found.setdefault(email_id, {})[position] = SuppressionReason(reason)
+        return found
+
+
+def _hashes(row: Row) -> SuppressedHashes:
+    joined, has_domains, until = row
+    numbers = array("Q", bytes(joined))
+    if byteorder == "little":
+        numbers.byteswap()
+    return SuppressedHashes(numbers, has_domains, until)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A recipient to suppress.
+
+    Attributes:
+        masked: What an operator recognises (see `Recipient.masked`).
+        expires_at: None: never.
+    """
+
+    address_hash: bytes
+    is_domain: bool
+    masked: str
+    reason: SuppressionReason
+    note: str | None = None
+    expires_at: datetime | None = None
+
+    @classmethod
+    def of(
+        cls,
+        recipient: Recipient,
+        hasher: AddressHasher,
+        reason: SuppressionReason,
+        note: str | None = None,
+        expires_at: datetime | None = None,
+    ) -> Entry:
+        """An entry for an address or a domain."""
+        hashed = hash_of(recipient, hasher)
+        return cls(hashed, recipient.is_domain, recipient.masked, reason, note, expires_at)
+
+
+def hash_of(recipient: Recipient, hasher: AddressHasher) -> bytes:
+    """The hash under which a recipient is stored."""
+    return hasher.hash_domain(recipient.text) if recipient.is_domain else hasher.hash(recipient.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Suppression:
+    """A suppressed address or domain of a tenant, without the address in the clear.
+
+    Attributes:
+        masked: `j•••@example.com`, or the domain.
+        source_email_id: The email whose event made the entry; None if a person or an import made it.
+        expires_at: None: never.
+    """
+
+    suppression_id: int
+    tenant_id: str
+    masked: str
+    is_domain: bool
+    reason: SuppressionReason
+    source_email_id: UUID | None
+    note: str | None
+    created_at: datetime
+    expires_at: datetime | None
+    address_hash: bytes = field(repr=False)
+
+
+async def insert_suppressions(
+    session: AsyncSession, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
+) -> int:
+    """Adds entries, audited. An entry that already lasts as long stays as it is. Returns how many are new or changed.
+
+    Args:
+        entries: No two with the same hash.
+    """
+    parameters = {
+        "tenant_id": tenant_id,
+        "address_hashes": [entry.address_hash for entry in entries],
+        "are_domains": [entry.is_domain for entry in entries],
+        "masked": [entry.masked for entry in entries],
+        "reasons": [entry.reason.value for entry in entries],
+        "notes": [entry.note for entry in entries],
+        "expire_ats": [entry.expires_at for entry in entries],
+        "actor": actor,
+        "reason": reason,
+    }
+    ((count,),) = await fetch(session, "insert_suppressions", parameters)
+    return int(count)
+
+
+async def delete_suppressions(
+    session: AsyncSession, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
+) -> int:
+    """Removes entries, audited. Returns how many there were."""
+    parameters = {"tenant_id": tenant_id, "address_hashes": list(address_hashes), "actor": actor, "reason": reason}
+    return len(await fetch(session, "delete_suppressions", parameters))
+
+
+async def list_suppressions(
+    session: AsyncSession,
+    tenant_id: str,
+    *,
+    reason: SuppressionReason | None = None,
+    address_hashes: Sequence[bytes] | None = None,
+    before: int | None = None,
+    limit: int,
+) -> list[Suppression]:
+    """A page of a tenant's entries, newest first. Expired entries are listed, too.
+
+    Args:
+        address_hashes: Only these entries.
+        before: Only entries with a lower id.
+    """
+    parameters = {
+        "tenant_id": tenant_id,
+        "reason": reason and reason.value,
+        "address_hashes": None if address_hashes is None else list(address_hashes),
+        "before": before,
+        "limit": limit,
+    }
+    return await fetch(session, "list_suppressions", parameters, into=Suppression)
+
+
+async def list_stopped(
+    session: AsyncSession, tenant_id: str, *, after: UUID | None, limit: int
+) -> list[tuple[UUID, list[str]]]:
+    """A tenant's emails that failed because all their recipients are suppressed, with these recipients; oldest first.
+
+    Args:
+        after: Only emails with a higher id.
+    """
+    rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
+    return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]

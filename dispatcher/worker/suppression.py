@@ -1,0 +1,194 @@
+"""Finds suppressed recipients between an email's lease and its attempt.
+
+    leased ─▶ is a recipient's hash in memory? ─ no, nearly always ─▶ attempt
+                 └ yes ─▶ one query for all such emails ─▶ attempt, without the suppressed recipients
+                                                        └▶ all are suppressed: failed, nothing is sent
+
+The memory has the first eight bytes of every suppressed hash, of all tenants. Entries that were added since the last
+read are missing for two seconds at most. Entries that were removed or have expired stay until the next complete read,
+and cost a query: the query decides, so a removal counts at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.errors import DispatcherError, StatementRefused
+from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.lifecycle import raise_on_stray_cancel
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.suppressions import SuppressionReader, number_of
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.outage import StoreOutage
+
+REFRESH_SECONDS: Final = 1.5
+REFRESH_SHARE: Final = 20
+"""A worker spends at most a twentieth of its time with reading entries, even if a long transaction makes it read the
+same entries again."""
+COMPLETE_SECONDS: Final = 3600.0
+"""The time between two complete reads, which drop the entries that were removed or have expired."""
+MAX_RECENT: Final = 10_000
+"""A complete read follows after so many changed entries: its sorted array takes a tenth of the memory."""
+LOG_SECONDS: Final = 3600.0
+CACHED_DOMAINS: Final = 4096
+Positions = Mapping[int, SuppressionReason]
+NOBODY: Final[Positions] = MappingProxyType({})
+
+
+class Question(NamedTuple):
+    """An email with a recipient that may be suppressed.
+
+    Attributes:
+        hashes: Positions of recipients (from 1, over To, Cc, Bcc), with the hash of the address or of its domain.
+    """
+
+    email_id: UUID
+    hashes: list[tuple[int, bytes]]
+    answer: asyncio.Future[Positions]
+
+
+class SuppressedRecipients:
+    """The suppressed recipients of all tenants, as one worker knows them."""
+
+    def __init__(self, store: SuppressionReader, outage: StoreOutage) -> None:
+        self._store = store
+        self._outage = outage
+        self._questions: BatchQueue[Question] = BatchQueue()
+        self._is_read = asyncio.Event()
+        self._hasher: AddressHasher | None = None
+        self._domain_hash: Callable[[str], bytes] = str.encode
+        self._sorted: array[int] = array("Q")
+        self._recent: set[int] = set()
+        self._has_domains = self._has_entries = False
+        self._until = ""
+        self._complete_until = 0.0
+        self._log_at = 0.0
+        self._unlogged = 0
+
+    async def run(self) -> None:
+        """Reads entries, and answers questions, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self._refresh))
+            group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
+
+    def may_concern(self, email: OutgoingEmail) -> bool:
+        """Whether a recipient may be suppressed: nearly always not. Needs no I/O."""
+        hasher = self._hasher
+        if hasher is None:
+            return True  # the entries are not read yet
+        if not self._has_entries:
+            return False
+        for address in (*email.to, *email.cc, *email.bcc) if email.cc or email.bcc else email.to:
+            if self._is_known(hasher.hash(address)):
+                return True
+            if self._has_domains and self._is_known(self._domain_hash(address[address.rfind("@") :])):
+                return True
+        return False
+
+    async def find(self, email: OutgoingEmail) -> Positions:
+        """The suppressed recipients of the email's tenant, by position from 1 over To, Cc and Bcc. Reads the database.
+
+        Raises:
+            StatementRefused: PostgreSQL refuses the query.
+        """
+        await self._is_read.wait()
+        assert self._hasher is not None
+        hashes = [
+            (position, address_hash)
+            for position, address in enumerate((*email.to, *email.cc, *email.bcc), 1)
+            for address_hash in (self._hasher.hash(address), self._hasher.hash_domain(address))
+        ]
+        answer: asyncio.Future[Positions] = asyncio.get_running_loop().create_future()
+        self._questions.add(Question(email.email_id, hashes, answer))
+        found = await answer
+        self._report(found)
+        return found
+
+    def _is_known(self, address_hash: bytes) -> bool:
+        number, numbers = number_of(address_hash), self._sorted
+        at = bisect_left(numbers, number)
+        return (at < len(numbers) and numbers[at] == number) or number in self._recent
+
+    async def _answer(self, batch: list[Question]) -> None:
+        """Answers questions about several emails with one query."""
+        open_questions = [question for question in batch if not question.answer.done()]
+        if not open_questions:
+            return
+        _, culprits = await bisect_batch(open_questions, self._answer_with_retries)
+        for question, error in culprits:
+            if not question.answer.done():
+                question.answer.set_exception(error)
+
+    async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
+        """Answers, and retries until PostgreSQL answers. Meanwhile, the emails wait: none is sent without an answer.
+
+        Raises:
+            StatementRefused: PostgreSQL refuses the query for these emails.
+        """
+        while True:
+            try:
+                found = await self._store.find({question.email_id: question.hashes for question in questions})
+            except StatementRefused:
+                raise
+            except DispatcherError as error:
+                await self._outage.wait(error)
+                continue
+            self._outage.end()
+            for question in questions:
+                if not question.answer.done():
+                    question.answer.set_result(found.get(question.email_id, NOBODY))
+            return
+
+    async def _refresh(self) -> None:
+        is_failing = False
+        while True:
+            began_at = time.monotonic()
+            seconds = REFRESH_SECONDS
+            try:
+                await self._read()
+            except DispatcherError as error:
+                if not is_failing:
+                    get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
+                is_failing = True
+            else:
+                is_failing = False
+                seconds = max(seconds, REFRESH_SHARE * (time.monotonic() - began_at))
+            await asyncio.sleep(seconds)
+
+    async def _read(self) -> None:
+        """Reads the changed entries, or from time to time all entries."""
+        now = time.monotonic()
+        if self._hasher is None or now >= self._complete_until or len(self._recent) > MAX_RECENT:
+            hasher = self._hasher or await self._store.open_hasher()
+            found = await self._store.read_all()
+            self._sorted, self._recent, self._has_domains = found.numbers, set(), found.has_domains
+            self._domain_hash = lru_cache(CACHED_DOMAINS)(hasher.hash_domain)
+            self._hasher, self._complete_until = hasher, now + COMPLETE_SECONDS
+        else:
+            found = await self._store.read_changed(self._until)
+            self._recent.update(found.numbers)
+            self._has_domains |= found.has_domains
+        self._until = found.until
+        self._has_entries = bool(self._sorted or self._recent)
+        self._is_read.set()
+
+    def _report(self, found: Positions) -> None:
+        """Counts suppressed recipients; logs their number once an hour at most."""
+        for reason in found.values():
+            metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
+        self._unlogged += len(found)
+        if self._unlogged and time.monotonic() >= self._log_at:
+            get_log().warning("recipients.suppressed", count=self._unlogged)
+            self._log_at, self._unlogged = time.monotonic() + LOG_SECONDS, 0

@@ -1,0 +1,138 @@
+-- name: read_suppressions
+-- The hashes of all valid entries: the first eight bytes of each, in order and joined; whether a domain is among them;
+-- and the oldest transaction that is still running, from which read_changed_suppressions continues. One row.
+select
+    coalesce(string_agg(substring(address_hash for 8), ''::bytea order by address_hash), ''::bytea),
+    coalesce(bool_or(is_domain), false),
+    pg_snapshot_xmin(pg_current_snapshot())::text
+from dispatcher.suppression
+where expires_at is null
+    or expires_at > now();
+
+-- name: read_changed_suppressions
+-- As read_suppressions, but only the entries that were written by a transaction that was not yet visible when `since`
+-- was read. It may repeat entries. A database that was restored from a dump has entries of transactions that are yet to
+-- come; read_suppressions has read these.
+select
+    coalesce(string_agg(substring(address_hash for 8), ''::bytea order by address_hash), ''::bytea),
+    coalesce(bool_or(is_domain), false),
+    pg_snapshot_xmin(pg_current_snapshot())::text
+from dispatcher.suppression
+where changed_in >= %(since)s::text::xid8
+    and changed_in < pg_snapshot_xmax(pg_current_snapshot());
+
+-- name: find_suppressed
+-- Which of these recipients are suppressed for their email's tenant, and why. An email with ignore_suppression has no
+-- row. address_hashes has the hash of each recipient's address and of its domain; positions says which recipient.
+select distinct on (w.email_id, w.position) w.email_id, w.position, s.reason
+from unnest(%(emails)b::uuid[], %(positions)b::integer[], %(address_hashes)b::bytea[])
+    as w (email_id, position, address_hash)
+join dispatcher.email_log as e on e.email_id = w.email_id
+join dispatcher.suppression as s on s.tenant_id = e.tenant_id and s.address_hash = w.address_hash
+where e.email_id = any(%(email_ids)b)
+    and e.email_id between %(lowest_id)s and %(highest_id)s
+    and (s.expires_at is null or s.expires_at > now())
+    and not exists (
+        select from dispatcher.email_content as c
+        where c.email_id = e.email_id
+            and c.email_id between %(lowest_id)s and %(highest_id)s
+            and c.ignore_suppression
+    )
+order by w.email_id, w.position, s.is_domain;
+
+-- name: insert_suppressions
+-- Suppresses recipients of one tenant, for an operator; audited without addresses. An entry that already lasts as long
+-- stays as it is. Returns the number of entries that are new or changed. One row.
+with input as (
+    select *
+    from unnest(
+        %(address_hashes)b::bytea[],
+        %(are_domains)b::boolean[],
+        %(masked)b::text[],
+        %(reasons)b::text[],
+        %(notes)b::text[],
+        %(expire_ats)b::timestamptz[]
+    ) as t (address_hash, is_domain, masked, reason, note, expires_at)
+),
+written as (
+    insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, note, expires_at)
+    select %(tenant_id)s, address_hash, is_domain, masked, reason, note, expires_at
+    from input
+    order by address_hash
+    on conflict (tenant_id, address_hash) do update
+    set
+        masked = excluded.masked,
+        reason = excluded.reason,
+        source_email_id = null,
+        source_event_key = null,
+        note = excluded.note,
+        created_at = excluded.created_at,
+        expires_at = excluded.expires_at,
+        changed_in = excluded.changed_in
+    where s.expires_at is not null
+        and (excluded.expires_at is null or excluded.expires_at > s.expires_at)
+    returning s.suppression_id
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'suppress', %(reason)s,
+        jsonb_build_object(
+            'tenant', %(tenant_id)s::text,
+            'entries', count(*),
+            'suppression_ids', (array_agg(suppression_id order by suppression_id))[1:100]
+        )
+    from written
+    having count(*) > 0
+)
+select count(*)::integer
+from written;
+
+-- name: delete_suppressions
+-- Removes entries of one tenant, for an operator; audited without addresses. Returns a row per removed entry.
+with removed as (
+    delete from dispatcher.suppression
+    where tenant_id = %(tenant_id)s
+        and address_hash = any(%(address_hashes)s::bytea[])
+    returning suppression_id, reason, created_at
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'unsuppress', %(reason)s,
+        jsonb_build_object(
+            'tenant', %(tenant_id)s::text,
+            'suppression_id', suppression_id,
+            'was', reason,
+            'since', created_at
+        )
+    from removed
+)
+select suppression_id, reason
+from removed;
+
+-- name: list_suppressions
+-- A page of one tenant's entries, newest first, with ids below a given id. Expired entries are listed, too.
+select
+    suppression_id, tenant_id, masked, is_domain, reason, source_email_id, note, created_at, expires_at, address_hash
+from dispatcher.suppression
+where tenant_id = %(tenant_id)s
+    and (%(reason)s::text is null or reason = %(reason)s)
+    and (%(address_hashes)s::bytea[] is null or address_hash = any(%(address_hashes)s))
+    and (%(before)s::bigint is null or suppression_id < %(before)s)
+order by suppression_id desc
+limit %(limit)s;
+
+-- name: list_stopped
+-- A page of one tenant's failed emails that were not sent because all their recipients are suppressed, with their
+-- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out.
+select e.email_id, c.recipients
+from dispatcher.email_log as e
+join dispatcher.email_content as c using (email_id)
+where e.status = 'failed'
+    and e.error_type = 'suppressed'
+    and e.tenant_id = %(tenant_id)s
+    and e.dead_letter_discarded_at is null
+    and (%(after)s::uuid is null or e.email_id > %(after)s)
+order by e.email_id
+limit %(limit)s;

@@ -1,0 +1,80 @@
+"""The environment of the conformance suite for the resend adapter. It renders received requests as MIME messages."""
+
+from __future__ import annotations
+
+import base64
+import email.message
+import email.policy
+import ssl
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dispatcher.dev.conformance import ProviderQuirks
+from dispatcher.dev.http_behaviour import Behaviour
+from dispatcher.dev.http_double import HttpDouble, running_double
+from dispatcher.providers.resend import ResendProvider, ResendSettings
+
+KEY = "re_the_key_that_nobody_may_see_0123456789"
+
+QUIRKS = ProviderQuirks(frozenset({"Date", "Message-ID"}), takes_empty_files=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ResendPlace:
+    """The resend adapter and the HTTP double."""
+
+    provider: ResendProvider
+    double: HttpDouble
+    quirks: ProviderQuirks = QUIRKS
+
+    def contents(self) -> list[bytes]:
+        """The emails as recipients would get them, rendered from the JSON by the standard library."""
+        return [rendered(document) for document in self.double.received]
+
+    def times(self) -> Counter[str]:
+        """How often each email id arrived."""
+        return Counter(self.double.ledger().times)
+
+
+@asynccontextmanager
+async def resend_place(
+    folder: Path,
+    behaviour: Behaviour | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    ca_file: Path | None = None,
+) -> AsyncIterator[ResendPlace]:
+    """Run the resend adapter, without TLS by default, and a double with this behaviour."""
+    async with running_double(folder, behaviour or Behaviour(key=KEY), tls=tls) as double:
+        provider = ResendProvider(ResendSettings(api_key=KEY, url=double.url), connections=64, ca_file=ca_file)
+        try:
+            yield ResendPlace(provider, double)
+        finally:
+            await provider.close()
+
+
+def rendered(document: dict[str, Any]) -> bytes:
+    """The MIME message for a request."""
+    message = email.message.EmailMessage(policy=email.policy.SMTP)
+    for field, name in (("from", "From"), ("to", "To"), ("cc", "Cc"), ("reply_to", "Reply-To")):
+        if field in document:
+            texts = document[field] if isinstance(document[field], list) else [document[field]]
+            message[name] = ", ".join(texts)
+    message["Subject"] = document.get("subject", "")
+    for name, value in document.get("headers", {}).items():
+        message[name] = str(email.policy.default.header_factory("X", value))
+    message.set_content(document.get("text", ""), cte="base64")
+    if "html" in document:
+        message.add_alternative(document["html"], subtype="html", cte="base64")
+    for file in document.get("attachments", ()):
+        kind, _, subtype = file["content_type"].partition("/")
+        message.add_attachment(
+            base64.b64decode(file["content"]), maintype=kind, subtype=subtype, filename=file["filename"]
+        )
+    for number, part in enumerate(one for one in message.walk() if one.is_multipart()):
+        part.set_boundary(f"=_part_{number}")
+    return message.as_bytes()

@@ -1,0 +1,298 @@
+"""In every situation, resend returns the outcome in `docs/providers.md`; the server counts the emails."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from dispatcher.config import examine, load
+from dispatcher.dev.http_apis import resend_error
+from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
+from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outgoing import OutgoingAttachment
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.resend import KEY_SECONDS, ResendProvider, ResendSettings
+from dispatcher.providers.resend.request import body_of
+from tests.providers.conftest import Authority
+from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.resend_place import KEY, resend_place
+from tests.waiting import until
+
+THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
+SECRETS: Final = (KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the table, and one way to cause its situation.
+
+    Attributes:
+        row: The table's first column.
+        expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
+        act: What the server does.
+        code: The outcome's code.
+        detail: A part of the outcome's detail.
+        accepted: How often the email is in the server's ledger.
+        seconds: The attempt's deadline.
+    """
+
+    row: str
+    expected: str
+    act: Fault | Reply | None = None
+    code: str | None = None
+    detail: str = ""
+    accepted: int = 0
+    seconds: float = PATIENCE_SECONDS
+
+
+def invalid(status: int, message: str) -> Reply:
+    return resend_error(status, "validation_error", message)
+
+
+ACCEPTED: Final = "200 with an id"
+NEITHER: Final = "200 without one, another 2xx, or a redirect (not followed)"
+CONFLICT: Final = "409: another request with this key is in progress, or had other content"
+SENDER: Final = "400, 403 or 422 that blames the sender"
+RECIPIENT: Final = "400 or 422 that blames the recipients"
+CONTENT: Final = "another 400 or 422"
+LARGE: Final = "413"
+REFUSED: Final = "another 4xx"
+ACCOUNT: Final = "401, another 403, 404, 405, 451; 429 about a quota"
+THROTTLED: Final = "another 429"
+SERVER: Final = "408, 500, 503 and other 5xx"
+GATEWAY: Final = "502 or 504: a gateway got no response from Resend"
+NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
+UNTRUSTED: Final = "the certificate is not trusted"
+LATE: Final = "the deadline passes before the body is sent"
+SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
+BROKEN: Final = "an incomplete response, or invalid HTTP"
+FAULT: Final = "ProviderFault"
+
+CASES: Final = [
+    Case(ACCEPTED, "accepted", accepted=1),
+    Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
+    Case(NEITHER, "uncertain", Fault.EMPTY, "200", "200 with an empty body", accepted=1),
+    Case(NEITHER, "uncertain", Fault.HTML, "200", "octets of text/html", accepted=1),
+    Case(NEITHER, "uncertain", Fault.REDIRECT, "307", accepted=1),
+    Case(NEITHER, "uncertain", Reply(200, {"id": "a\nb"}), "200"),
+    Case(CONFLICT, "uncertain", resend_error(409, "concurrent_idempotent_requests", "in progress"),
+         "409 concurrent_idempotent_requests"),
+    Case(CONFLICT, "uncertain", resend_error(409, "invalid_idempotent_request", "was modified"),
+         "409 invalid_idempotent_request", "409 invalid_idempotent_request: was modified"),
+    Case(SENDER, "rejected rejected_sender", invalid(403, "The example.org domain is not verified."),
+         "403 validation_error", "is not verified"),
+    Case(SENDER, "rejected rejected_sender", invalid(403, "You can only send testing emails to your own address"),
+         "403 validation_error"),
+    Case(SENDER, "rejected rejected_sender", invalid(422, "Invalid `from` field."), "422 validation_error"),
+    Case(SENDER, "rejected rejected_sender", resend_error(422, "invalid_from_address", "no"),
+         "422 invalid_from_address"),
+    Case(RECIPIENT, "rejected rejected_recipient", invalid(422, "Invalid `to` field: ann@example.com."),
+         "422 validation_error", "Invalid `to` field: <address>"),
+    Case(CONTENT, "rejected invalid_content", invalid(400, "no"), "400 validation_error"),
+    Case(CONTENT, "rejected invalid_content", resend_error(422, "invalid_attachment", "no"), "422 invalid_attachment"),
+    Case(CONTENT, "rejected invalid_content", Reply(422, b"<html>"), "422", "422 with 6 octets of no type"),
+    Case(CONTENT, "rejected invalid_content", Reply(422, {"name": 1, "message": []}), "422"),
+    Case(LARGE, "rejected too_large", Reply(413), "413"),
+    Case(REFUSED, "rejected refused", resend_error(418, "teapot", "no"), "418 teapot"),
+    Case(ACCOUNT, FAULT, resend_error(401, "missing_api_key", "Missing API key"), detail="RESEND_API_KEY"),
+    Case(ACCOUNT, FAULT, resend_error(403, "invalid_api_key", "API key is invalid"), detail="RESEND_API_KEY"),
+    Case(ACCOUNT, FAULT, resend_error(404, "not_found", "no"), detail="DISPATCHER_RESEND_URL"),
+    Case(ACCOUNT, FAULT, resend_error(405, "method_not_allowed", "no"), detail="DISPATCHER_RESEND_URL"),
+    Case(ACCOUNT, FAULT, resend_error(451, "security_error", "no"), detail="support"),
+    Case(ACCOUNT, FAULT, resend_error(429, "daily_quota_exceeded", "no"), detail="quota"),
+    Case(ACCOUNT, FAULT, resend_error(429, "monthly_quota_exceeded", "no"), detail="quota"),
+    Case(THROTTLED, "deferred throttled", resend_error(429, "rate_limit_exceeded", "no"), "429 rate_limit_exceeded"),
+    Case(SERVER, "deferred server_error", resend_error(500, "application_error", "no"), "500 application_error"),
+    Case(SERVER, "deferred server_error", Reply(503), "503"),
+    Case(SERVER, "deferred server_error", Reply(408), "408"),
+    Case(GATEWAY, "uncertain", Reply(502), "502"),
+    Case(GATEWAY, "uncertain", Reply(504, b"<html>"), "504"),
+    Case(SILENCE, "uncertain", Fault.CLOSE_UNREAD),
+    Case(SILENCE, "uncertain", Fault.CLOSE, accepted=1),
+    Case(SILENCE, "uncertain", Fault.RESET, accepted=1),
+    Case(SILENCE, "uncertain", Fault.HANG, accepted=1, seconds=SOON_SECONDS),
+    Case(SILENCE, "uncertain", Fault.DRIP_BODY, "202", accepted=1, seconds=LATER_SECONDS),
+    Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
+    Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
+]  # fmt: skip
+ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
+                    (UNTRUSTED, FAULT)}  # fmt: skip
+
+
+def _named(case: Case) -> str:
+    act = f"{case.act.status} {case.act.body!r}" if isinstance(case.act, Reply) else str(case.act)
+    return re.sub(r"[^a-z0-9]+", "-", f"{case.row} {act}".lower()).strip("-")[:90]
+
+
+def outcome_text(outcome: Outcome) -> str:
+    reason = f" {outcome.reason}" if isinstance(outcome, Deferred | Rejected) else ""
+    return f"{outcome_name(outcome)}{reason}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=_named)
+async def test_each_situation_has_the_outcome_of_its_row(
+    case: Case, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    email = an_email()
+    async with resend_place(tmp_path, Behaviour(case.act), tls=authority.server, ca_file=authority.ca_file) as place:
+        if case.expected == FAULT:
+            with pytest.raises(ProviderFault, match=re.escape(case.detail)) as fault:
+                await send(place.provider, email, seconds=case.seconds)
+            assert not place.times()
+            words = str(fault.value)
+        else:
+            sending = await send(place.provider, email, seconds=case.seconds, leaves=True)
+            assert sending.outcome is not None
+            assert outcome_text(sending.outcome) == case.expected
+            assert (sending.left, getattr(sending.outcome, "code", None)) == (1, case.code)
+            assert case.detail in (sending.outcome.detail or "")
+            words = repr(sending.outcome)
+            await until(lambda: len(place.times()) == case.accepted)
+        assert place.double.begun.total() == 1
+    assert [secret for secret in SECRETS if secret in words + caplog.text] == []
+
+
+def test_the_table_in_the_docs_has_the_same_rows() -> None:
+    section = THE_PAGE.read_text().partition("\n## Resend: outcomes")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
+
+    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
+        (case.row, case.expected) for case in CASES
+    } | ELSEWHERE
+
+
+async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:
+    async with resend_place(tmp_path) as place:
+        await place.double.close()
+
+        sending = await send(place.provider, an_email())
+
+    assert sending.outcome is not None
+    assert (NOT_CONNECTED, outcome_text(sending.outcome)) in ELSEWHERE
+    assert sending.left == 0
+
+
+async def test_nothing_is_sent_after_the_deadline(tmp_path: Path) -> None:
+    async with resend_place(tmp_path) as place:
+        sending = await send(place.provider, an_email(), seconds=0)
+
+        assert sending.outcome is not None
+        assert (LATE, outcome_text(sending.outcome)) in ELSEWHERE
+        assert not place.double.begun
+
+
+async def test_an_untrusted_certificate_is_a_fault(tmp_path: Path, authority: Authority) -> None:
+    async with resend_place(tmp_path, tls=authority.server) as place:
+        with pytest.raises(ProviderFault, match="certificate"):
+            await send(place.provider, an_email())
+
+
+async def test_a_throttled_email_waits_for_the_reset(tmp_path: Path) -> None:
+    async with resend_place(tmp_path) as place:
+        place.double.behaviour.throttle(30)
+
+        sending = await send(place.provider, an_email())
+
+    assert isinstance(sending.outcome, Deferred)
+    assert sending.outcome.retry_after == pytest.approx(30, abs=2)
+
+
+async def test_a_second_request_with_the_same_key_gets_the_first_answer_and_delivers_nothing(tmp_path: Path) -> None:
+    email = an_email()
+    async with resend_place(tmp_path, Behaviour(Fault.CLOSE, times=1)) as place:
+        first, second = await send(place.provider, email), await send(place.provider, email)
+        third = await send(place.provider, email)
+        changed = await send(place.provider, an_email(email_id=email.email_id, subject="Another"))
+
+        assert isinstance(first.outcome, Uncertain)
+        assert isinstance(second.outcome, Accepted)
+        assert second.outcome == third.outcome
+        assert isinstance(changed.outcome, Uncertain)
+        assert changed.outcome.code == "409 invalid_idempotent_request"
+        assert place.times() == {str(email.email_id): 1}
+
+
+def test_we_rely_on_a_key_for_an_hour_less_than_resend_remembers_it() -> None:
+    assert ResendProvider.capabilities.idempotency_key_seconds == KEY_SECONDS == 23 * 3600
+
+
+async def test_the_request_has_the_id_the_tags_and_the_template(tmp_path: Path) -> None:
+    email = an_email(
+        to=(), bcc=("Ann <ann@example.com>",), subject="", text=None, tags=("spring sale", "vip"),
+        template_id="welcome", template_data={"name": "Ann"}, headers={"X-Campaign": "Grüße"},
+    )  # fmt: skip
+    async with resend_place(tmp_path) as place:
+        await send(place.provider, email)
+
+        (document,) = place.double.received
+
+    assert document == {
+        "from": "Shop <shop@example.org>",
+        "to": ["Ann <ann@example.com>"],
+        "template": {"id": "welcome", "variables": {"name": "Ann"}},
+        "headers": {"X-Campaign": "=?utf-8?b?R3LDvMOfZQ==?="},
+        "tags": [
+            {"name": "email_id", "value": str(email.email_id)},
+            {"name": "tag_1", "value": "spring_sale"},
+            {"name": "tag_2", "value": "vip"},
+        ],
+    }
+
+
+def test_the_body_depends_on_nothing_but_the_email() -> None:
+    first = an_email(template_id="t", template_data={"b": 1, "a": 2}, headers={"X-B": "1", "X-A": "2"})
+    second = an_email(
+        email_id=first.email_id, template_id="t", template_data={"a": 2, "b": 1}, headers={"X-A": "2", "X-B": "1"}
+    )
+
+    assert body_of(first) == body_of(second)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"to": (), "bcc": ("ann@example.com", "bob@example.com")}, Reason.REJECTED_RECIPIENT),
+        ({"subject": ""}, Reason.INVALID_CONTENT),
+        ({"text": ""}, Reason.INVALID_CONTENT),
+        ({"attachments": (OutgoingAttachment("a.txt", "text/plain", b""),)}, Reason.INVALID_CONTENT),
+    ],
+    ids=["several bcc alone", "no subject", "no body", "empty file"],
+)
+async def test_what_resend_would_refuse_is_rejected_before_it_is_sent(
+    tmp_path: Path, changes: dict[str, object], reason: Reason
+) -> None:
+    async with resend_place(tmp_path) as place:
+        sending = await send(place.provider, an_email(**changes))
+
+        assert isinstance(sending.outcome, Rejected)
+        assert (sending.outcome.reason, sending.outcome.code) == (reason, None)
+        assert not place.double.begun
+
+
+@pytest.mark.parametrize(
+    ("key", "words"), [(KEY, "Resend accepts the API key; emails are delivered."), ("re_other", "Check RESEND_API_KEY")]
+)
+async def test_check_reports_whether_resend_accepts_the_key(tmp_path: Path, key: str, words: str) -> None:
+    async with resend_place(tmp_path, Behaviour(key=key)) as place:
+        try:
+            report = await place.provider.check()
+        except ProviderFault as fault:
+            report = str(fault.remedy)
+
+    assert report.startswith(words)
+
+
+def test_the_settings_need_a_key_and_never_show_it(tmp_path: Path) -> None:
+    _, _, mistakes = examine({"DISPATCHER_PROVIDERS": "resend"}, needs=["providers"])
+    assert mistakes == ("RESEND_API_KEY is not set, but DISPATCHER_PROVIDERS lists resend: set it to a key.",)
+
+    (tmp_path / "key").write_text(f"{KEY}\n")
+    settings = load({"DISPATCHER_PROVIDERS": "resend", "RESEND_API_KEY_FILE": str(tmp_path / "key")})
+    assert settings.of(ResendSettings).api_key == KEY
+    assert KEY not in repr(settings)

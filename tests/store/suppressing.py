@@ -1,0 +1,39 @@
+"""Suppresses recipients directly in the tables."""
+
+from __future__ import annotations
+
+import psycopg
+
+from dispatcher.domain.suppression import Recipient
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.suppressions import hash_of
+
+
+def hasher_of(connection: psycopg.Connection) -> AddressHasher:
+    """The hasher with the database's key."""
+    row = connection.execute("select address_key from dispatcher_database").fetchone()
+    assert row is not None
+    return AddressHasher(bytes(row[0]))
+
+
+def suppress(
+    connection: psycopg.Connection, *texts: str, tenant_id: str = "default", expires_in: str | None = None
+) -> None:
+    """Adds an entry for each address or domain.
+
+    Args:
+        expires_in: An interval, such as `1 day` or `-1 day`; None: never.
+    """
+    hasher = hasher_of(connection)
+    for each in map(Recipient.parse, texts):
+        connection.execute(
+            "insert into suppression (tenant_id, address_hash, is_domain, masked, reason, expires_at) "
+            "values (%s, %s, %s, %s, 'hard_bounce', now() + %s::interval)",
+            [tenant_id, hash_of(each, hasher), each.is_domain, each.masked, expires_in],
+        )
+
+
+def unsuppress(connection: psycopg.Connection, text: str) -> None:
+    """Removes the entry of an address or domain, for every tenant."""
+    address_hash = hash_of(Recipient.parse(text), hasher_of(connection))
+    connection.execute("delete from suppression where address_hash = %s", [address_hash])
