@@ -58,12 +58,11 @@ async def test_both_clients_iterate_and_remember_their_cursor(api: Api, connecti
     def use() -> tuple[list[object], str | None]:
         with Client(api.url, key=key) as client:
             events = client.events()
-            found = []
-            with pytest.raises(RuntimeError):
-                for event in events:
-                    if len(found) == 700:
-                        raise RuntimeError("the application failed")
-                    found.append(event.id)
+            found: list[object] = []
+            for event in events:
+                if len(found) == 700:
+                    break  # the application failed, and has not handled this event
+                found.append(event.id)
             return found + [event.id for event in events], events.cursor
 
     found, cursor = await asyncio.to_thread(use)
