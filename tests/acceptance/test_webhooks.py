@@ -18,7 +18,7 @@ from standardwebhooks.webhooks import Webhook as Verifier
 from dispatcher.domain.webhook import new_secret
 from tests.acceptance.harness import Host, emails, stop
 from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
-from tests.supervisor.program import eventually
+from tests.supervisor.program import Program, eventually
 
 EMAILS = 400
 KILLS = 3
@@ -46,6 +46,14 @@ def add_webhook(host: Host, url: str) -> str:
     return secret
 
 
+def kill_while_it_posts(run: Program, receiver: Receiver) -> None:
+    """Kills the monitor with SIGKILL after some posts, and waits for the next monitor."""
+    before, monitor = len(receiver.posted), run.pid_of("monitor")
+    eventually(lambda: len(receiver.posted) > before + 20, "posts before a kill")
+    os.kill(monitor, signal.SIGKILL)
+    eventually(lambda: run.pid_of("monitor") != monitor, "a new monitor")
+
+
 @pytest.mark.slow
 def test_every_event_arrives_with_one_id_although_the_monitor_is_killed(
     host: Host, receiver: Receiver, ca: trustme.CA, tmp_path: Path
@@ -60,10 +68,7 @@ def test_every_event_arrives_with_one_id_although_the_monitor_is_killed(
     run = host.run(WEBHOOKS_ALLOW_PRIVATE="on", CA_FILE=write_ca(ca, tmp_path))
 
     for _ in range(KILLS):
-        before, monitor = len(receiver.posted), run.pid_of("monitor")
-        eventually(lambda before=before: len(receiver.posted) > before + 20, "posts before a kill")
-        os.kill(monitor, signal.SIGKILL)
-        eventually(lambda monitor=monitor: run.pid_of("monitor") != monitor, "a new monitor")
+        kill_while_it_posts(run, receiver)
 
     def ids_by_email() -> dict[UUID, set[str]]:
         found: dict[UUID, set[str]] = defaultdict(set)

@@ -11,9 +11,10 @@ import psycopg
 import pytest
 
 from dispatcher.domain.outgoing_event import OutgoingKind
-from dispatcher.domain.status import Status
+from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
+from dispatcher.store.outbox import Outbox
 from dispatcher.store.outgoing_events import ALL_KINDS, BEGINNING, Cursor, Position, Slice, read_page, read_slice
 from dispatcher.store.retention import PrunedStep, Pruner, Retention
 from dispatcher.store.webhooks import adapt_restored_feed, delete_webhook, find_due_webhooks, insert_webhook
@@ -215,3 +216,18 @@ async def test_old_events_are_pruned_and_an_unwanted_feed_is_stopped(session: As
     await delete_webhook(session, webhook_id)
     await prune()
     assert not is_on()
+
+
+async def test_an_email_that_a_promotion_made_held_is_an_event(session: AsyncSession, books: Books) -> None:
+    books.connection.execute("update outgoing_feed set is_on = true")
+    email_id = books.enqueue_one(tenant_id="shop")
+    books.change(email_id, publish_due_at=None, published_at=NOW - timedelta(hours=1))
+    books.connection.execute(
+        "insert into relay_timeline (timeline, is_synchronous, uncertain_before, doubted_at)"
+        " values (1, false, clock_timestamp(), clock_timestamp() - interval '1 minute')"
+    )
+
+    await Outbox(session).republish_lost(1.0, 100, OnUncertain.HOLD, 5)
+
+    (found,) = (await read(session)).events
+    assert (books.status(email_id), found.event.kind, found.event.reason) == ("held", "held", "outcome_unknown")
