@@ -651,7 +651,11 @@ _SCHEMAS: Final[dict[str, Any]] = {
     "Webhooks": _object({"webhooks": {"type": "array", "items": _schema("Webhook")}}),
     "WebhookRequest": _object(
         {
-            "url": {"type": "string", "maxLength": MAX_URL_CHARACTERS, "description": "Begins with https://."},
+            "url": {
+                "type": "string",
+                "maxLength": MAX_URL_CHARACTERS,
+                "description": "An https URL without a user.",
+            },
             "reason": _REASON,
             "tenant_id": TENANT_ID,
             "events": {"type": "array", "minItems": 1, "maxItems": len(TYPES), "items": _EVENT_TYPES},

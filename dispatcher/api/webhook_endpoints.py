@@ -173,10 +173,10 @@ async def _found(source: Source, webhook_id: int, tenant: str | None) -> Webhook
 def document(webhook: Webhook) -> dict[str, Any]:
     """The JSON object for a webhook, without its secrets."""
     fields = asdict(webhook)
-    kinds = [kind.type for kind in OutgoingKind if kind.value in fields.pop("kinds")]
+    del fields["kinds"]
     return {
         "id": fields.pop("webhook_id"),
-        "events": kinds,
+        "events": [kind.type for kind in OutgoingKind if kind.value in webhook.kinds],
         "recipients": fields.pop("with_recipients"),
         **fields,
     }

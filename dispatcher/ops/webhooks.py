@@ -27,6 +27,8 @@ from dispatcher.transport.destination import NoAnswer
 from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 MAX_URL_CHARACTERS: Final = 2000
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+"""Ids of events cannot represent earlier instants."""
 
 
 class UnknownWebhook(DispatcherError):
@@ -147,7 +149,7 @@ async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: A
     Raises:
         UnknownWebhook: There is no such webhook.
     """
-    _require(webhook_id, exists=await store.rewind_webhook(session, webhook_id, since))
+    _require(webhook_id, exists=await store.rewind_webhook(session, webhook_id, max(since, _EPOCH)))
     await _audit(session, "webhook_replay", webhook_id, act)
 
 

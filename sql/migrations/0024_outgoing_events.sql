@@ -106,3 +106,22 @@ comment on column webhook_retry.failed_at is 'The first attempt.';
 comment on column webhook_retry.due_at is 'The next attempt; null: every attempt failed.';
 
 create index webhook_retry_due on webhook_retry (webhook_id, due_at) where due_at is not null;
+
+-- The statements of workers and relays read whether the feed is on. So the roles that may lease emails get their rights
+-- here, as in 0023, and an upgrade does not stop sending until an operator has run `dispatcher topology grants` again.
+do $$
+declare
+    grantee text;
+begin
+    for grantee in
+        select distinct acl.grantee::regrole::text
+        from pg_class as c, aclexplode(c.relacl) as acl
+        where c.oid = 'email_log'::regclass
+            and acl.privilege_type = 'UPDATE'
+            and acl.grantee not in (0, c.relowner)
+    loop
+        execute format('grant select, update on outgoing_feed to %s', grantee);
+        execute format('grant select, insert, update, delete on outgoing_event, webhook, webhook_retry to %s', grantee);
+    end loop;
+end
+$$;
