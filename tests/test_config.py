@@ -332,7 +332,7 @@ class TestSecrets:
                 "DISPATCHER_RABBITMQ_MANAGEMENT_URL": "http://app:mq-secret@mq.example:15672",
                 "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
                 "SENDGRID_API_KEY": "SG.api-secret",
-            "RESEND_API_KEY": "re_api_secret",
+                "RESEND_API_KEY": "re_api_secret",
             }
         )
 
