@@ -32,6 +32,7 @@ COMMANDS: Final = {
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),
     "prune": ("prune:command", "Delete emails that are older than the retention settings allow."),
+    "forget": ("forget:command", "Erase a recipient's address, and the emails' content."),
     "alerts": ("alerts:command", "Send a test alert through every channel."),
     "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
     "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),

@@ -26,6 +26,8 @@ grant select, insert, update, delete on
     to {role};
 grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
+grant update (error) on dispatcher.email_attempt to {role};
+grant update (event_key, address_hash, detail) on dispatcher.email_event to {role};
 grant select on
     dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
     dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default

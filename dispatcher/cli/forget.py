@@ -1,0 +1,124 @@
+"""`dispatcher forget`: erases a recipient from emails, events and suppressions."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import audit_options, confirm, json_option
+from dispatcher.cli.output import counted, print_json, say
+from dispatcher.cli.sessions import run_with_session
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from dispatcher.ops.acts import Act
+    from dispatcher.ops.forgetting import Forgotten
+
+_MAX_LISTED: Final = 20
+_PROGRESS_SECONDS: Final = 5.0
+
+
+@click.command("forget")
+@click.argument("address")
+@audit_options(reason="The reason, for the audit log: a ticket's number, for example, but no name and no address.")
+@click.option("--suppressions", is_flag=True, help="Remove the address from the suppression list, too.")
+@click.option("--dry-run", is_flag=True, help="Only count what would be erased.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
+@json_option("Print one line of JSON: counts, and the ids of emails that were left out.")
+def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Erase a person's address from this database. This cannot be undone.
+
+    \b
+    Examples:
+      dispatcher forget ann@example.com --reason "request 4711" --dry-run
+      echo ann@example.com | dispatcher forget - --reason "request 4711" --yes
+      dispatcher forget ann@example.com --reason "request 4711" --suppressions
+
+    With `-`, the address is read from stdin, so that it is not in the shell's history.
+
+    Erases the content and attachments of every finished email with this address in to, cc, bcc or reply_to, the hash of
+    the address in events, and what providers wrote about these emails. Keeps, for each email, id, key, status and
+    times, as a proof that it existed. A suppression entry is kept without anything that shows the address, so that the
+    address gets no email; --suppressions removes it. The audit log gets no address.
+
+    Reads the recipients of every email with content: about a minute per million emails. It may be interrupted and
+    repeated. Pending and sending emails are listed and not changed: run the command again when they are finished.
+
+    It cannot reach copies outside this database: at the provider, in backups, in logs of other systems. See "Erasure"
+    in docs/runbook.md.
+
+    Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 pending, sending or locked emails are
+    left.
+
+    \b
+    JSON: {"dry_run": false, "emails": 2, "contents": 2, "attachments": 0, "events": 3, "suppressions": 1,
+           "unfinished": [], "locked": [], "read": 41000}
+    """
+    from dispatcher.domain.address import parse_address
+    from dispatcher.ops.forgetting import Forgetting
+
+    text = sys.stdin.readline().strip() if address == "-" else address
+    try:
+        parse_address(text)
+    except ValueError as error:
+        raise click.UsageError(f"The address {error}.") from error
+    if not dry_run:
+        confirm("Erase this address from the database? This cannot be undone.", yes=yes)
+    progress = _Progress()
+    forgotten = run_with_session(
+        "forget",
+        lambda session: Forgetting(session, text, None if dry_run else act, progress.show).run(
+            removes_suppressions=suppressions
+        ),
+    )
+    if as_json:
+        document = asdict(forgotten)
+        del document["read_until"]
+        print_json({"dry_run": dry_run, **document})
+    else:
+        _report(forgotten, dry_run=dry_run, removes=suppressions)
+    return Exit.DONE if forgotten.is_complete else Exit.PARTLY
+
+
+class _Progress:
+    """Reports progress every few seconds."""
+
+    def __init__(self) -> None:
+        self._next_at = time.monotonic() + _PROGRESS_SECONDS
+
+    def show(self, forgotten: Forgotten) -> None:
+        """Prints how many emails were read, and the time of the last one."""
+        if time.monotonic() < self._next_at or forgotten.read_until is None:
+            return
+        self._next_at = time.monotonic() + _PROGRESS_SECONDS
+        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime((forgotten.read_until.int >> 80) / 1000))
+        say(f"Read {counted(forgotten.read, 'email')}, enqueued until {day}; found {forgotten.emails}.")
+
+
+def _report(forgotten: Forgotten, *, dry_run: bool, removes: bool) -> None:
+    verb = "Would erase" if dry_run else "Erased"
+    say(
+        f"{verb} the address from {counted(forgotten.emails, 'email')}: {counted(forgotten.contents, 'content')}, "
+        f"{counted(forgotten.attachments, 'attachment')}, {counted(forgotten.events, 'event')}."
+    )
+    if forgotten.suppressions:
+        entries = counted(forgotten.suppressions, "suppression")
+        if removes:
+            say(f"{'Would remove' if dry_run else 'Removed'} {entries}.")
+        else:
+            say(f"{'Would keep' if dry_run else 'Kept'} {entries}, so that the address gets no email.")
+    _list("pending or sending; run the command again when finished", forgotten.unfinished)
+    _list("locked by another transaction; run the command again later", forgotten.locked)
+
+
+def _list(why: str, email_ids: list[UUID]) -> None:
+    if not email_ids:
+        return
+    more = f" and {len(email_ids) - _MAX_LISTED} more" if len(email_ids) > _MAX_LISTED else ""
+    say(f"Left {counted(len(email_ids), 'email')}, {why}: {', '.join(map(str, email_ids[:_MAX_LISTED]))}{more}")

@@ -1,0 +1,194 @@
+"""Erases a recipient: content, events, providers' texts and, if wanted, suppressions. The rows of the emails stay.
+
+every email with content ─▶ its recipients ─┐
+events with the address's hash ─────────────┴▶ finished emails: erased, a batch per commit
+                                             └▶ pending and sending emails: reported, not changed
+
+Each batch commits alone, so the work may be interrupted and repeated at any time. What is erased is not found again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.ops.acts import Act
+from dispatcher.store.address_hashes import AddressHasher, normalised
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import fetch
+
+PAGE: Final = 2_000
+"""Emails per statement that reads recipients."""
+BATCH: Final = 200
+"""Emails per commit. Small, because a commit locks its emails' rows."""
+FORGOTTEN: Final = "(forgotten)"
+"""What a suppression that is kept shows instead of the masked address."""
+_FIRST: Final = UUID(int=0)
+_FIELDS: Final = ("to", "cc", "bcc", "reply_to")
+_PLAIN_LOCAL: Final = re.compile(r"[a-z0-9._+-]+")
+
+OnProgress = Callable[["Forgotten"], None]
+
+
+class _Erased(NamedTuple):
+    """What was erased, or would be, of one email."""
+
+    email_id: UUID
+    is_finished: bool
+    is_locked: bool
+    had_content: bool
+    attachments: int
+    events: int
+
+
+@dataclass(slots=True)
+class Forgotten:
+    """What was erased, or would be.
+
+    Attributes:
+        read: The emails whose recipients were read.
+        read_until: The last of these emails.
+        emails: The finished emails that concern the address.
+        contents: How many of these had content.
+        unfinished: Pending and sending emails, which are not changed.
+        locked: Emails whose rows other transactions have locked; not changed.
+        suppressions: Suppression entries that were removed, or kept without what shows the address.
+    """
+
+    read: int = 0
+    read_until: UUID | None = None
+    emails: int = 0
+    contents: int = 0
+    attachments: int = 0
+    events: int = 0
+    unfinished: list[UUID] = field(default_factory=list)
+    locked: list[UUID] = field(default_factory=list)
+    suppressions: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no email was left out."""
+        return not (self.unfinished or self.locked)
+
+
+def _ignore(_: Forgotten) -> None: ...
+
+
+class Forgetting:
+    """Erases one address; see the module's docstring."""
+
+    def __init__(
+        self,
+        session: AsyncSession,
+        address: str,
+        act: Act | None,
+        on_progress: OnProgress = _ignore,
+        *,
+        page: int = PAGE,
+        batch: int = BATCH,
+    ) -> None:
+        """
+        Args:
+            address: With or without a display name. It is compared as events and suppressions compare addresses.
+            act: Who erases, and why; None counts and changes nothing.
+            on_progress: Is called after every statement.
+        """
+        self._session = session
+        self._address = normalised(address)
+        self._act = act
+        self._on_progress = on_progress
+        self._page = page
+        self._batch = batch
+        self._done = Forgotten()
+        self._hash = b""
+
+    async def run(self, *, removes_suppressions: bool = False) -> Forgotten:
+        """Erases, and returns what was erased. Idempotent.
+
+        Args:
+            removes_suppressions: Remove suppression entries, too. Otherwise they are kept, so that the address gets no
+                email.
+
+        Raises:
+            StoreUnavailable: PostgreSQL cannot be reached. What was erased stays erased; call again.
+        """
+        self._hash = (await AddressHasher.open(self._session)).hash(self._address)
+        await self._forget_contents()
+        await self._forget_events()
+        await self._forget_suppressions(removes=removes_suppressions)
+        return self._done
+
+    async def _forget_contents(self) -> None:
+        """Reads the recipients of every email with content, in the order of the emails' ids."""
+        local = self._address.rpartition("@")[0]
+        # PostgreSQL compares fewer forms of a letter than Python, and JSON escapes some characters.
+        part = local if _PLAIN_LOCAL.fullmatch(local) else ""
+        after: UUID | None = _FIRST
+        while after is not None:
+            parameters = {"after": after, "limit": self._page, "part": part}
+            ((after, count, candidates),) = await fetch(self._session, "find_recipients", parameters)
+            await self._forget([UUID(i) for i, recipients in candidates if self._is_among(recipients)])
+            self._done.read += count
+            self._done.read_until = after or self._done.read_until
+            self._on_progress(self._done)
+
+    async def _forget_events(self) -> None:
+        """Finds emails whose content is already deleted, by the hash in their events."""
+        after = _FIRST
+        while True:
+            parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}
+            ids = [row[0] for row in await fetch(self._session, "find_recipient_events", parameters)]
+            if not ids:
+                return
+            known = {*self._done.unfinished, *self._done.locked}
+            await self._forget([email_id for email_id in ids if email_id not in known], is_by_event=True)
+            after = ids[-1]
+            self._on_progress(self._done)
+
+    async def _forget_suppressions(self, *, removes: bool) -> None:
+        if self._act is None:
+            rows = await fetch(self._session, "count_suppressions_of", {"address_hash": self._hash})
+        else:
+            parameters = {"address_hash": self._hash, "removes": removes, "masked": FORGOTTEN, **_audit(self._act)}
+            rows = await fetch(self._session, "forget_suppressions", parameters)
+        self._done.suppressions = rows[0][0]
+        self._on_progress(self._done)
+
+    def _is_among(self, recipients: Mapping[str, Iterable[str]]) -> bool:
+        texts = (text for name in _FIELDS for text in recipients.get(name, ()))
+        return any(normalised(text) == self._address for text in texts)
+
+    async def _forget(self, email_ids: Sequence[UUID], *, is_by_event: bool = False) -> None:
+        """Erases these emails, a batch per commit."""
+        for start in range(0, len(email_ids), self._batch):
+            for row in await self._erase(email_ids[start : start + self._batch]):
+                erased = _Erased(*row)
+                if self._act is None and is_by_event and erased.had_content:
+                    continue  # a dry run has already counted this email, by its content
+                self._count(erased)
+
+    async def _erase(self, email_ids: Sequence[UUID]) -> list[tuple[Any, ...]]:
+        parameters = {**ids_within(email_ids), "address_hash": self._hash}
+        if self._act is None:
+            return await fetch(self._session, "find_forgettable", parameters)
+        return await fetch(self._session, "forget_emails", {**parameters, **_audit(self._act)})
+
+    def _count(self, erased: _Erased) -> None:
+        done = self._done
+        if not erased.is_finished:
+            done.unfinished.append(erased.email_id)
+        elif erased.is_locked:
+            done.locked.append(erased.email_id)
+        else:
+            done.emails += 1
+            done.contents += erased.had_content
+            done.attachments += erased.attachments
+            done.events += erased.events
+
+
+def _audit(act: Act) -> dict[str, str]:
+    return {"actor": act.actor, "reason": act.reason}

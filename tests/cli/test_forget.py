@@ -1,0 +1,55 @@
+"""`dispatcher forget`: its output, its exit codes, and that it asks before it erases."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from tests.cli.commandline import CommandLine
+from tests.store.books import Books
+
+ADDRESS = "ann@example.org"
+WHY = ("--reason", "request 4711")
+
+
+@pytest.fixture
+def prepared(prepared: CommandLine) -> CommandLine:
+    return prepared.without_process
+
+
+@pytest.fixture
+def tables(connection: psycopg.Connection) -> Books:
+    return Books(connection)
+
+
+def test_it_erases_finished_emails_and_exits_3_while_others_are_left(prepared: CommandLine, tables: Books) -> None:
+    sent, pending = tables.enqueue(2, to=ADDRESS)
+    tables.change(sent, status="sent", publish_due_at=None)
+
+    planned = prepared("forget", ADDRESS, *WHY, "--dry-run", "--json")
+    refused = prepared("forget", ADDRESS, *WHY)
+    done = prepared("forget", f"Ann <{ADDRESS}>", *WHY, "--yes", "--actor", "bob")
+    tables.change(pending, status="sent", publish_due_at=None)
+    rest = prepared("forget", ADDRESS, *WHY, "--yes", "--json")
+    again = prepared("forget", ADDRESS, *WHY, "--yes")
+
+    expected = {"dry_run": True, "emails": 1, "contents": 1, "attachments": 0, "events": 0, "suppressions": 0,
+                "unfinished": [str(pending)], "locked": [], "read": 2}  # fmt: skip
+    assert (planned.code, planned.json) == (3, expected)
+    assert refused.code == 2
+    assert "Add --yes" in refused.stderr
+    assert done.code == 3
+    assert done.stderr.splitlines() == [
+        "Erased the address from 1 email: 1 content, 0 attachments, 0 events.",
+        f"Left 1 email, pending or sending; run the command again when finished: {pending}",
+    ]
+    assert (rest.code, rest.json["emails"], rest.json["unfinished"]) == (0, 1, [])
+    assert (again.code, again.stderr) == (0, "Erased the address from 0 emails: 0 contents, 0 attachments, 0 events.\n")
+    assert ADDRESS not in done.stderr + done.stdout
+    audited = tables.connection.execute("select actor, action, reason from operator_audit order by audit_id").fetchall()
+    assert (audited[0], len(audited)) == (("bob", "forget", "request 4711"), 2)
+
+
+@pytest.mark.parametrize("address", ["not an address", "example.org", "ann@"])
+def test_a_text_that_is_no_address_is_wrong_usage(prepared: CommandLine, address: str) -> None:
+    assert prepared("forget", address, *WHY, "--yes").code == 2
