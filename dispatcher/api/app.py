@@ -22,6 +22,7 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
+from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.version import VERSION
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
@@ -61,6 +62,9 @@ def make_app(
     _add(app, "GET", "/v1/suppressions", suppressed.list, operations.LIST_SUPPRESSIONS)
     _add(app, "POST", "/v1/suppressions", suppressed.add, operations.ADD_SUPPRESSIONS)
     _add(app, "DELETE", "/v1/suppressions", suppressed.remove, operations.REMOVE_SUPPRESSIONS)
+    unsubscribed = UnsubscribeEndpoints(access, operators.pool)
+    app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
+    app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
     _add_pages(app, access)
     return FastRoutes(
         app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}

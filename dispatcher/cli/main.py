@@ -26,7 +26,7 @@ COMMANDS: Final = {
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
-    "suppressions": ("suppressions:command", "Recipients who get no email: list, add, remove, import, export."),
+    "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),
