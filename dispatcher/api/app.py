@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from fastapi import FastAPI
@@ -25,6 +25,9 @@ from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.version import VERSION
 
+if TYPE_CHECKING:
+    from dispatcher.api.event_endpoints import EventEndpoints
+
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
 
@@ -34,8 +37,13 @@ def make_app(
     status: StatusEndpoints,
     operators: OperatorEndpoints,
     refusals: RefusalCounter,
+    events: EventEndpoints | None = None,
 ) -> FastRoutes:
-    """Builds the application from its endpoints, whose connections are already open."""
+    """Builds the application from its endpoints, whose connections are already open.
+
+    Args:
+        events: None if no provider posts events.
+    """
     app = FastAPI(
         title="Email Dispatcher",
         version=VERSION,
@@ -65,10 +73,15 @@ def make_app(
     unsubscribed = UnsubscribeEndpoints(access, operators.pool)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
+    fast: dict[tuple[str, str], Endpoint] = {
+        ("POST", "/v1/emails"): enqueueing.create,
+        ("POST", "/v1/emails/batch"): enqueueing.create_many,
+    }
+    for path, endpoint, operation in events.routes if events is not None else ():
+        _add(app, "POST", path, endpoint, operation)
+        fast["POST", path] = endpoint
     _add_pages(app, access)
-    return FastRoutes(
-        app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}
-    )
+    return FastRoutes(app, fast)
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:

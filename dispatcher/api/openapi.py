@@ -47,32 +47,34 @@ class Operation:
     """One path and method.
 
     Attributes:
-        response_schema: The name of the success response's schema.
+        response_schema: The name of the success response's schema; None if the response has no body.
         problems: The problem codes of this operation, except the codes that every operation may return.
         request_schema: The name of the request body's schema; None if the request has no body.
+        needs_key: Whether a request needs an API key. A provider's requests are signed instead.
     """
 
     name: str
     summary: str
     description: str
-    response_schema: str
+    response_schema: str | None
     problems: tuple[str, ...]
     status: int = 200
     request_schema: str | None = None
     example: Any = None
     parameters: tuple[dict[str, Any], ...] = ()
     headers: dict[str, Any] = field(default_factory=dict)
+    needs_key: bool = True
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
         """All responses by status."""
-        success: dict[str, Any] = {
-            "description": "Success.",
-            "content": {"application/json": {"schema": _schema(self.response_schema)}},
-        }
+        success: dict[str, Any] = {"description": "Success."}
+        if self.response_schema is not None:
+            success["content"] = {"application/json": {"schema": _schema(self.response_schema)}}
         if self.headers:
             success["headers"] = self.headers
         codes: dict[int, list[str]] = {}
-        for code in (*self.problems, *_KEY_PROBLEMS, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+        key_problems = _KEY_PROBLEMS if self.needs_key else ()
+        for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems: dict[int | str, dict[str, Any]] = {
             status: _problems(status, codes[status]) for status in sorted(codes)
@@ -82,6 +84,8 @@ class Operation:
     def extra(self) -> dict[str, Any]:
         """Parameters and request body. FastAPI cannot derive them, because the endpoints parse requests themselves."""
         extra: dict[str, Any] = {"parameters": list(self.parameters)}
+        if not self.needs_key:
+            extra["security"] = []
         if self.request_schema:
             media_type: dict[str, Any] = {"schema": _schema(self.request_schema)}
             if self.example is not None:
@@ -298,6 +302,41 @@ REMOVE_SUPPRESSIONS: Final = Operation(
 )
 
 
+def _signature_header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": description}
+
+
+_EVENT_PROBLEMS: Final = ("signature-invalid", "signature-stale", *_BODY_PROBLEMS)
+RECEIVE_SENDGRID: Final = Operation(
+    name="receive_sendgrid_events",
+    summary="Receive SendGrid's events",
+    description="For SendGrid's signed event webhook. The API responds after the events are committed, and never shows "
+    "whether an email exists.",
+    status=204,
+    response_schema=None,
+    request_schema="SendGridEvents",
+    example=[{"event": "delivered", "email_id": "01938a7e-8f3c-7d42-9c51-2f6d1f0e9a77", "timestamp": 1764000000}],
+    parameters=(
+        _signature_header("X-Twilio-Email-Event-Webhook-Signature", "ECDSA over the timestamp and the raw body."),
+        _signature_header("X-Twilio-Email-Event-Webhook-Timestamp", "When the request was signed, in Unix seconds."),
+    ),
+    problems=_EVENT_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_SES: Final = Operation(
+    name="receive_ses_events",
+    summary="Receive Amazon SES's events from Amazon SNS",
+    description="For HTTPS subscriptions of the topics in DISPATCHER_SES_EVENTS_TOPICS. The API confirms them itself. "
+    "The body may have any media type.",
+    status=204,
+    response_schema=None,
+    request_schema="SnsMessage",
+    example={"Type": "Notification", "TopicArn": "arn:aws:sns:eu-west-1:123456789012:ses-events", "Message": "{…}"},
+    problems=("topic-forbidden", *_EVENT_PROBLEMS, "provider-unavailable"),
+    needs_key=False,
+)
+
+
 def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:
     return {"type": [kind, "null"], **({"format": form} if form else {})}
 
@@ -509,6 +548,15 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "stopped_email_ids": {"type": "array", "items": _ID, "maxItems": MAX_STOPPED},
         }
     ),
+    "SendGridEvents": {"type": "array", "items": {"type": "object"}},
+    "SnsMessage": {
+        "type": "object",
+        "required": ["Type", "TopicArn", "Message"],
+        "properties": {
+            "Type": {"enum": ["Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"]},
+            "SignatureVersion": {"enum": ["1", "2"]},
+        },
+    },
     "Problem": {
         "type": "object",
         "required": ["type", "title", "status", "code"],

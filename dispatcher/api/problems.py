@@ -40,6 +40,9 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
         "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
+        "signature-invalid": ProblemType(403, "The request is not signed by a provider that is configured here."),
+        "signature-stale": ProblemType(403, "The request's signature is too old, or its time is in the future."),
+        "topic-forbidden": ProblemType(403, "This API accepts no events from this SNS topic."),
         "not-found": ProblemType(404, "The resource does not exist."),
         "method-not-allowed": ProblemType(405, "The path does not support this method."),
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
@@ -62,6 +65,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "internal-error": ProblemType(500, "An internal error occurred."),
         "overloaded": ProblemType(503, "The API is handling too many requests or too much data."),
         "database-unavailable": ProblemType(503, "The database is unavailable."),
+        "provider-unavailable": ProblemType(503, "A server of the provider is needed and unavailable."),
     }
 )
 

@@ -285,6 +285,32 @@ class Settings:
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email from the API may set.", empty=()
     )
+    sendgrid_events_keys: tuple[str, ...] = setting(
+        values.public_keys,
+        None,
+        "SendGrid's verification keys for its signed event webhook, in base64, comma-separated; two during a rotation. "
+        "Unset: the API does not accept SendGrid's events.",
+        secret=True,
+        empty=(),
+    )
+    ses_events_topics: tuple[str, ...] = setting(
+        values.topics,
+        None,
+        "ARNs of the SNS topics from which the API accepts Amazon SES's events, comma-separated. Unset: the API does "
+        "not accept them.",
+        empty=(),
+    )
+    ses_events_queue_url: str = setting(
+        values.queue_url,
+        None,
+        "URL of an SQS queue with Amazon SES's events, from SNS or EventBridge. The monitor polls the queue.",
+        empty="",
+    )
+    events_max_age_seconds: float = setting(
+        values.off_or_seconds(60, 31_536_000),
+        "90000",
+        "How old a signed request with events may be. SendGrid retries for a day, SNS for an hour; 0: any age.",
+    )
     retain_content_days: int = setting(
         values.whole(0, 36500),
         "30",

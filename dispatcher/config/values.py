@@ -22,6 +22,11 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
 
+_P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
+"""What the DER form of every P-256 public key begins with; the point follows."""
+_P256_POINT_OCTETS: Final = 65
+_TOPIC: Final = re.compile(r"arn:(?:aws|aws-cn|aws-us-gov):sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
+
 
 @dataclass(frozen=True, slots=True)
 class SmtpServer:
@@ -393,3 +398,36 @@ def names(letters: str) -> Callable[[str], tuple[str, ...]]:
         return names
 
     return parse
+
+
+def public_keys(text: str) -> tuple[str, ...]:
+    """P-256 public keys in base64 (SPKI in DER), separated by commas or white space."""
+    found = tuple(re.split(r"[\s,]+", text.strip(", \n")))
+    for number, key in enumerate(found, 1):
+        try:
+            der = base64.b64decode(key, validate=True)
+        except ValueError:
+            der = b""
+        if not der.startswith(_P256_PREFIX) or len(der) != len(_P256_PREFIX) + _P256_POINT_OCTETS:
+            raise ValueError(
+                f"has a text at position {number} that is not a P-256 public key in base64; copy the verification key "
+                "from SendGrid's settings, without BEGIN and END lines"
+            )
+    return found
+
+
+def topics(text: str) -> tuple[str, ...]:
+    """ARNs of SNS topics."""
+    found = tuple(part.strip() for part in text.split(",") if part.strip())
+    if not found or not all(_TOPIC.fullmatch(each) for each in found):
+        raise ValueError("must have ARNs of SNS topics, such as arn:aws:sns:eu-west-1:123456789012:ses-events")
+    return found
+
+
+def queue_url(text: str) -> str:
+    parts = urlsplit(url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send the signature without encryption; use https://")
+    if parts.username is not None or parts.query or parts.fragment or parts.path in ("", "/"):
+        raise ValueError("must be a queue's URL, such as https://sqs.eu-west-1.amazonaws.com/123456789012/ses-events")
+    return text

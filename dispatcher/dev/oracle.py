@@ -94,6 +94,7 @@ class Records:
         expired_at: When a relay recovered an expired lease of a host without a ledger.
         reported: Emails about which the provider reported an event; None if the provider reports none.
         settled: Emails that an event of the provider has made `sent`.
+        forgeries: Forged events that were stored, and forged requests that were not refused.
         fault_times: When the adversary did something that can stop a worker from renewing its leases.
     """
 
@@ -117,6 +118,7 @@ class Records:
     fault_times: Sequence[float] = ()
     reported: frozenset[UUID] | None = None
     settled: frozenset[UUID] = frozenset()
+    forgeries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +296,7 @@ def _unsettled(records: Records) -> dict[str, Iterable[object]]:
     is_too_much = all_uncertain >= ENOUGH_UNCERTAIN and len(held) > all_uncertain * (1 - MIN_SHARE_SETTLED)
     return {
         "not sent although an event proves it": records.reported & unproven,
+        "forged events that were accepted": range(records.forgeries),
         "settled without an event": records.settled - records.reported,
         "too few accepted emails settled by events": held if is_too_much else (),
     }

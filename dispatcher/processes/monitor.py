@@ -22,7 +22,7 @@ from dispatcher.monitor.pages import pages_of
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import make_pool
 from dispatcher.store.retention import Retention
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
 
 IDLE_MARGIN_SECONDS: Final = 30.0
 """In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor may alert."""
@@ -56,12 +56,24 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
         ]
-        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
+        pages = pages_of(settings, pool, context.process_table)
+        tasks = [*_alerting(settings, alert_store), *pruning, *pages, *_event_polling(settings)]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
         await pool.close()
     log.get_log().info("monitor.stopped")
+
+
+def _event_polling(settings: Settings) -> Sequence[Task]:
+    """The task that polls the queue with providers' events; empty if no queue is configured."""
+    if not settings.ses_events_queue_url:
+        return ()
+    from dispatcher.events.sqs import QueuePolling
+
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, "monitor")
+    return [QueuePolling(settings)]
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

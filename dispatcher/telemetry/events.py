@@ -104,6 +104,13 @@ EVENTS: Final = MappingProxyType(
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
+        "events.skipped": "Some events in a provider's genuine request cannot be read, or have an unknown kind. They "
+        "are not stored; all other events are. Fields: provider, counts (by reason).",
+        "events.source_unavailable": "A server of the provider is needed to verify, confirm or receive events, and is "
+        "unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (none if the provider retries).",
+        "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
+        "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "
+        "topic.",
         "config.restart_required": "The parent received SIGHUP, but these changed settings take effect only after a "
         "restart. Field: variables.",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",

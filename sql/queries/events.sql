@@ -138,7 +138,8 @@ limit %(limit)s;
 -- Usually, the email becomes `sent`: its key is completed, and it is counted. It is dropped if the provider rejected
 -- every recipient after it had accepted the email, and no event shows that the email left the provider. A dropped email
 -- has not arrived: if it was held, it becomes failed; if it is pending, it may be sent again.
--- Audited. Returns a row per email that was not only unmarked.
+-- Audited. Returns a row per email whose status changed. The queries before the update are materialized, because a plan
+-- for small tables would execute them again for each email.
 with free as (
     select email_id, status, proven_by, error_type
     from dispatcher.email_log
@@ -148,7 +149,7 @@ with free as (
     order by email_id
     for no key update skip locked
 ),
-content as (
+content as materialized (
     select
         email_id,
         jsonb_array_length(coalesce(recipients -> 'to', '[]'))
@@ -158,7 +159,7 @@ content as (
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
 ),
-evidence as (
+evidence as materialized (
     select
         email_id,
         bool_or(kind not in ('accepted', 'rejected')) as has_left,
@@ -170,7 +171,7 @@ evidence as (
         and email_id between %(lowest_id)s and %(highest_id)s
     group by email_id
 ),
-judged as (
+judged as materialized (
     select
         f.email_id, f.status as previous_status, f.proven_by, v.words,
         coalesce(

@@ -9,7 +9,7 @@ from typing import Final
 from dispatcher.dev.smtp_behaviour import SmtpFault, Step
 from tests.acceptance.outages import POSTGRES, RABBITMQ
 from tests.chaos.action import Action
-from tests.chaos.event_actions import release_reported
+from tests.chaos.event_actions import kill_api, release_reported
 from tests.chaos.message_actions import (
     inject_duplicates,
     inject_garbage,
@@ -95,6 +95,7 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
     "release reported": (release_reported, 0),
+    "kill api": (kill_api, 0),
     "provider closes": (
         provider(sendgrid={"act": "close", "times": 3}, smtp=_smtp(Step.ANSWER, SmtpFault.CLOSE, times=3)),
         1,
@@ -136,11 +137,11 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
 }
 """Every action by name, with the number of its cards in the deck from which the adversary draws."""
 
-EVENT_CARDS: Final[Mapping[str, int]] = {"release reported": 6}
+EVENT_CARDS: Final[Mapping[str, int]] = {"release reported": 6, "kill api": 3}
 """The cards that a deck has in addition if the provider reports events."""
 
-KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer")
+KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer", "kill api")
 """Actions that send SIGKILL to one of our processes."""
 
-GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release")
+GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api")
 """The name prefixes of actions that do not prevent a worker from renewing its leases."""

@@ -47,6 +47,11 @@ def release_reported(stage: StormStage, random: Random) -> bool:
     return False
 
 
+def kill_api(stage: StormStage, random: Random) -> bool:
+    """Kill the process that receives the events, so that some are stored and not answered."""
+    return stage.reporter is not None and stage.reporter.source.kill()
+
+
 async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
     async with await connect_async(stage.database_url, name="chaos operator") as session:
         hasher = AddressHasher(b"no recipient")

@@ -11,6 +11,7 @@ import psycopg
 
 from dispatcher.dev.oracle import DlqEntry, Records, Row
 from dispatcher.dev.wire import RecordedAttempt, Wire
+from tests.chaos.reporter import FORGED
 from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 
@@ -43,6 +44,7 @@ _SETTLED = """
     where action = 'settle' and detail ->> 'to' = 'sent'
 """
 """Selects emails that an event of the provider has made `sent`."""
+_FORGED = "select email_id from dispatcher.email_event where kind = %s"
 _REPORTED = "select distinct email_id from dispatcher.email_event"
 
 
@@ -53,6 +55,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         attempts = [RecordedAttempt(*row) for row in session.execute(_ATTEMPTS)]
         unledgered = {row[0] for row in session.execute(_UNLEDGERED, [_died_without_ledger(stage)])}
         reported = {row[0] for row in session.execute(_REPORTED)}
+        forged = sum(1 for _ in session.execute(_FORGED, [FORGED]))
         settled = {row[0] for row in session.execute(_SETTLED)}
     entries, unknown = _dlq_entries(stage)
     return Records(
@@ -75,6 +78,7 @@ def collect(stage: StormStage, policy: str) -> Records:
         fault_times=tuple(stage.diary.struck_at),
         reported=frozenset(stage.reporter.reported | reported) if stage.reporter else None,
         settled=frozenset(settled),
+        forgeries=forged + (stage.reporter.accepted_forgeries if stage.reporter else 0),
     )
 
 

@@ -24,6 +24,7 @@ from dispatcher.cli.output import prepare_streams, print_data, print_json, say
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
+from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.cluster_storm import (
     DECK,
@@ -232,6 +233,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def main() -> int:
     """Run the command line; returns the exit code."""
     prepare_streams()
+    configure("error", "json", sys.stderr)  # the reporter uses the product's intake, which logs
     try:
         return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except click.Abort:

@@ -168,7 +168,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
     "proof-ignored": Mutant(
         "the lease statement takes emails that an event proves to be accepted",
         _without_proof,
-        {"provider forgets": 2, "release reported": 2},
+        {"provider closes": 2, "release reported": 2},
         "accepted more than once",
         {"events": True},
     ),

@@ -1,12 +1,12 @@
-"""Reports events as a provider does: late, up to 46 times, in any order, and about some emails never."""
+"""Reports events as a provider does: late, up to 46 times, in any order, and about some emails never. Also forges
+some."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from heapq import heappop, heappush
 from itertools import count
@@ -15,9 +15,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
-from dispatcher.errors import StoreUnavailable
-from dispatcher.events.intake import EventIntake
-from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from tests.chaos.event_sources import EventSource
 from tests.chaos.harness import HarnessFailed
 
 LOOK_SECONDS: Final = 0.3
@@ -29,6 +27,9 @@ SHARE_SILENT: Final = 0.04
 SHARE_REPEATED: Final = 0.01
 """The share of events that the provider reports `MOST_TIMES` times."""
 MOST_TIMES: Final = 46
+SHARE_FORGED: Final = 0.2
+"""After this share of requests, a forged request follows."""
+FORGED: Final = EventKind.UNSUBSCRIBED
 BATCH: Final = 200
 _KINDS: Final = (
     EventKind.ACCEPTED,
@@ -50,12 +51,17 @@ class Reporter:
     """Runs in a thread of its own, from its creation until `finish` or `stop`.
 
     Attributes:
+        source: Delivers the events.
         reported: The emails of which an event was stored.
+        refused_forgeries: Forged requests that the dispatcher refused.
+        accepted_forgeries: Forged requests that the dispatcher accepted.
     """
 
-    def __init__(self, database_url: str, provider: str, seed: int) -> None:
+    def __init__(self, source: EventSource, provider: str, seed: int) -> None:
+        self.source = self._source = source
         self.reported: set[UUID] = set()
-        self._database_url = database_url
+        self.refused_forgeries = 0
+        self.accepted_forgeries = 0
         self._provider = provider
         self._random = Random(f"the events of {seed}")
         self._known: set[UUID] = set()
@@ -64,7 +70,7 @@ class Reporter:
         self._lock = threading.Lock()
         self._is_finishing = threading.Event()
         self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def observe(self, accepted: Iterable[UUID]) -> None:
@@ -91,38 +97,42 @@ class Reporter:
             HarnessFailed: They could not be stored in time, or the thread has failed.
         """
         self._is_finishing.set()
-        self._thread.join(FINISH_SECONDS)
+        ends_at = time.monotonic() + FINISH_SECONDS
+        while self._thread.is_alive() and time.monotonic() < ends_at:
+            self._source.step()
+            self._thread.join(LOOK_SECONDS)
         if self._thread.is_alive() or self._due:
             raise HarnessFailed(f"{len(self._due)} events of the provider's double were not stored")
 
     def stop(self) -> None:
-        """Ends the thread without reporting more."""
+        """Ends the thread and the source without reporting more."""
         self._is_stopped.set()
         self._thread.join(FINISH_SECONDS)
+        self._source.close()
 
-    async def _run(self) -> None:
-        pool = make_pool(self._database_url, name="chaos events", size=1, lock_seconds=BATCH_LOCK_SECONDS)
-        await pool.open()
-        intake = EventIntake(pool)
-        try:
-            while not self._is_stopped.is_set():
-                batch = self._take()
-                if not batch:
-                    if self._is_finishing.is_set():
-                        return
-                    await asyncio.sleep(LOOK_SECONDS)
-                    continue
-                try:
-                    await intake.store(batch)
-                except StoreUnavailable:
-                    self._put_back(batch)
-                    await asyncio.sleep(RETRY_SECONDS)
-                else:
-                    self.reported |= {event.email_id for event in batch}
-        finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):
-                    await pool.close()
+    def _run(self) -> None:
+        while not self._is_stopped.is_set():
+            batch = self._take()
+            if not batch and self._is_finishing.is_set():
+                return
+            if not batch:
+                time.sleep(LOOK_SECONDS)
+            elif self._source.store(batch):
+                self.reported |= {event.email_id for event in batch}
+                self._forge(batch)
+            else:
+                self._put_back(batch)
+                time.sleep(RETRY_SECONDS)
+
+    def _forge(self, batch: Sequence[ProviderEvent]) -> None:
+        """Sends forged events of a kind that no genuine event has."""
+        if self._random.random() < SHARE_FORGED:
+            forged = [replace(event, kind=FORGED, bounce=None) for event in batch]
+            match self._source.forge(forged, self._random):
+                case True:
+                    self.refused_forgeries += 1
+                case False:
+                    self.accepted_forgeries += 1
 
     def _take(self) -> list[ProviderEvent]:
         """Up to `BATCH` events that are due, in random order."""

@@ -118,15 +118,17 @@ class StormStage:
             raise HarnessFailed(f"the provider's double ended with {code}:\n{self.provider.program.words[-2000:]}")
         for host in self.hosts:
             self._restart(host)
-        self._observe()
+        if self.reporter is not None:
+            self.reporter.source.step()
+            self._observe(self.reporter)
 
-    def _observe(self) -> None:
+    def _observe(self, reporter: Reporter) -> None:
         """Show the reporter what the provider has accepted, at most twice a second."""
         observed_at, octets = self._observed
-        if self.reporter is None or time.monotonic() < observed_at + OBSERVE_SECONDS:
+        if time.monotonic() < observed_at + OBSERVE_SECONDS:
             return
         if (now_octets := self.provider.ledger_octets) != octets:
-            self.reporter.observe(self.provider.delivered())
+            reporter.observe(self.provider.delivered())
         self._observed = (time.monotonic(), now_octets)
 
     def behave(self, **behaviour: object) -> None:

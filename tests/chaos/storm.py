@@ -33,6 +33,7 @@ from tests.acceptance.rabbit import Rabbit
 from tests.chaos.action import BROKEN
 from tests.chaos.actions import DECK, EVENT_CARDS, GENTLE
 from tests.chaos.diary import Diary
+from tests.chaos.event_sources import DirectSource, WebhookSource
 from tests.chaos.evidence import collect
 from tests.chaos.harness import HarnessFailed
 from tests.chaos.network import Network
@@ -153,6 +154,7 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
                 tell("reporting the remaining events")
                 stage.reporter.observe(stage.provider.delivered())
                 stage.reporter.finish()
+                tell(f"forged requests: {stage.reporter.refused_forgeries} refused")
                 _rest(plan, stage, tell, stage.rabbit.waiting)
             _stop(stage)
             _finish_the_queue(plan, stage, tell)
@@ -193,7 +195,11 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
         producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
-        reporter = Reporter(ground.database_url, plan.provider, plan.seed) if plan.events else None
+        if plan.events:
+            env = _environment(plan, ground, folder, "api", direct, provider.settings)
+            is_sendgrid = plan.provider == "sendgrid"
+            source = WebhookSource(folder, env, diary) if is_sendgrid else DirectSource(ground.database_url)
+            reporter = Reporter(source, plan.provider, plan.seed)
         servers = ground.stoppable.servers
         # During a memory alarm, the broker does not read from publishers. Our own publishing must not wait that long.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
@@ -300,7 +306,8 @@ def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def drawn(plan: StormPlan) -> Iterator[str]:
     """Yield the cards of a shuffled deck, then of a new shuffled deck, and so on, so that every action is drawn."""
-    deck = plan.deck or {name: times for name, (_, times) in DECK.items()} | (EVENT_CARDS if plan.events else {})
+    usual = {name: times for name, (_, times) in DECK.items()}
+    deck = plan.deck or {**usual, **(EVENT_CARDS if plan.events else {})}
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
     while True:

@@ -62,6 +62,7 @@ BAD: dict[str, Records] = {
         rows={UUID(int=number): Row(str(number), "held") for number in range(100, 120)},
         accepted={UUID(int=number): 1 for number in range(100, 120)},
     ),
+    "forged events that were accepted": replace(GOOD, reported=frozenset(), forgeries=1),
     "settled without an event": replace(GOOD, reported=frozenset(), settled=frozenset({SENT})),
     "processes": replace(GOOD, faults=["the last run ended with 1"]),
 }

@@ -404,9 +404,11 @@ class Machine(RuleBasedStateMachine):
         loss = Loss(number, worker, True, happen, status, True, worker, is_expired_again)
         settle(self, *self._lost(loss), status)
 
-    @rule(number=NUMBER, then=st.sampled_from([_renew, _release_unanswered, _give_back]))
-    def defer(self, number: int, then: Write) -> None:
+    @rule(number=NUMBER, is_reported=st.booleans(), then=st.sampled_from([_renew, _release_unanswered, _give_back]))
+    def defer(self, number: int, is_reported: bool, then: Write) -> None:
         known = self._prepared(number, Status.SENDING)
+        if is_reported:
+            self._report(known, EventKind.DELIVERED)
         self._record(known, *known.leases[-1], Status.SENDING)
         then(self, known, *known.leases[-1], Status.SENDING)
 
@@ -420,16 +422,37 @@ class Machine(RuleBasedStateMachine):
     @rule(
         number=NUMBER,
         status=STATUS,
-        kind=st.sampled_from([EventKind.ACCEPTED, EventKind.DELIVERED, EventKind.REJECTED]),
+        kinds=st.lists(
+            st.sampled_from([EventKind.ACCEPTED, EventKind.DELIVERED, EventKind.REJECTED]), min_size=1, unique=True
+        ),
+        is_leased=st.booleans(),
         then=st.sampled_from([_record, _release, _renew, _rescue, _lease_too]),
         recorded=STATUS,
         is_settled=st.booleans(),
     )
     def report(
-        self, number: int, status: Status, kind: EventKind, then: Write, recorded: Status, is_settled: bool
+        self,
+        number: int,
+        status: Status,
+        kinds: list[EventKind],
+        is_leased: bool,
+        then: Write,
+        recorded: Status,
+        is_settled: bool,
     ) -> None:
-        """The provider reports an event twice. Another statement may come before the event settles the email."""
+        """The provider reports each event twice. Other statements may come before the events settle the email."""
         known = self._prepared(number, status)
+        for kind in kinds:
+            self._report(known, kind)
+        self.tables_are_as_known()
+        if is_leased:
+            self._lease([known], WORKERS[0])
+        if known.leases:
+            then(self, known, *known.leases[-1], recorded)
+        if is_settled:
+            self._settle_proven()
+
+    def _report(self, known: Known, kind: EventKind) -> None:
         event = ProviderEvent(
             email_id=known.email_id, provider="smtp", kind=kind, happened_at=EXPIRED, recipient=BOOKED
         )
@@ -440,11 +463,6 @@ class Machine(RuleBasedStateMachine):
         if is_new:
             known.report(kind, "smtp")
             assert stored.settleable == ([known.email_id] if known.is_settleable else [])
-        self.tables_are_as_known()
-        if known.leases:
-            then(self, known, *known.leases[-1], recorded)
-        if is_settled:
-            self._settle_proven()
 
     def _settle_proven(self) -> None:
         settled = {email.email_id: email.status for email in self.run(self.outbox.settle_proven(100))}

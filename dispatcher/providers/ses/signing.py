@@ -15,12 +15,9 @@ signature equals botocore's. The signing key depends on the day, the region and 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hmac
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -32,6 +29,7 @@ from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 from botocore.exceptions import NoCredentialsError
 
 from dispatcher.errors import ProviderFault
+from dispatcher.host.daemon_thread import in_daemon_thread
 
 EXPIRY_CHECK_SECONDS: Final = 1.0
 """The interval between two checks of whether the credentials need a renewal."""
@@ -93,7 +91,7 @@ class AwsCredentials:
     def _start_search(self) -> asyncio.Future[_Found]:
         """Start a thread that finds or renews the credentials, if none is running. Return the thread's result."""
         if self._pending is None:
-            self._pending = _in_thread(self._find)
+            self._pending = in_daemon_thread(self._find, "aws-credentials")
             self._pending.add_done_callback(self._on_found)
         return self._pending
 
@@ -109,24 +107,6 @@ class AwsCredentials:
         if found.exception() is None:
             self._source, self._frozen = found.result()
             self._next_check_at = found.get_loop().time() + EXPIRY_CHECK_SECONDS
-
-
-def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
-    """The function's result, computed in a daemon thread, so that an exiting process does not wait for it."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[_Found] = loop.create_future()
-
-    def run() -> None:
-        settle: Callable[[], None]
-        try:
-            settle = functools.partial(found.set_result, find())
-        except Exception as error:  # noqa: BLE001 - passed on to the event loop
-            settle = functools.partial(found.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=run, name="aws-credentials", daemon=True).start()
-    return found
 
 
 @dataclass(frozen=True, slots=True)

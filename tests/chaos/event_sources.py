@@ -1,0 +1,188 @@
+"""How the provider's events reach the dispatcher: through the HTTP API, as SendGrid posts them, or directly."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Final, Protocol
+
+import orjson
+
+from dispatcher.dev.ports import choose
+from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.errors import StoreUnavailable
+from dispatcher.events.intake import EventIntake
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from tests.chaos.diary import Diary
+from tests.events.requests import SendGridKey, sendgrid_event
+from tests.supervisor.program import Program
+
+POST_SECONDS: Final = 30.0
+CLOSE_SECONDS: Final = 2.0
+MAX_AGE_SECONDS: Final = 3600
+_COMMAND: Final = (sys.executable, "-m", "dispatcher.cli.main", "api")
+_NAMES: Final = {
+    EventKind.ACCEPTED: "processed",
+    EventKind.DEFERRED: "deferred",
+    EventKind.DELIVERED: "delivered",
+    EventKind.OPENED: "open",
+    EventKind.CLICKED: "click",
+    EventKind.BOUNCED: "bounce",
+    EventKind.COMPLAINED: "spamreport",
+    EventKind.UNSUBSCRIBED: "unsubscribe",
+}
+
+
+class EventSource(Protocol):
+    """Delivers events from the thread of the reporter."""
+
+    def store(self, events: Sequence[ProviderEvent]) -> bool:
+        """Delivers events. Returns whether the dispatcher has confirmed that they are stored; if not, repeat them."""
+        ...
+
+    def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
+        """Sends events in a request that is not genuine. Returns whether the dispatcher has refused the request; None
+        if it did not answer, or if this source cannot be forged."""
+        ...
+
+    def kill(self) -> bool:
+        """Kills the process that receives the events; returns False if there is none."""
+        ...
+
+    def step(self) -> None:
+        """Restarts the process if it was killed."""
+        ...
+
+    def close(self) -> None:
+        """Ends the source."""
+        ...
+
+
+class DirectSource:
+    """Calls the intake in this process."""
+
+    def __init__(self, database_url: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._pool = make_pool(database_url, name="chaos events", size=1, lock_seconds=BATCH_LOCK_SECONDS)
+        self._intake: EventIntake | None = None
+
+    def store(self, events: Sequence[ProviderEvent]) -> bool:
+        """See `EventSource`."""
+        try:
+            self._loop.run_until_complete(self._store(events))
+        except StoreUnavailable:
+            return False
+        return True
+
+    async def _store(self, events: Sequence[ProviderEvent]) -> None:
+        if self._intake is None:
+            await self._pool.open()
+            self._intake = EventIntake(self._pool)
+        await self._intake.store(events)
+
+    def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:  # noqa: ARG002
+        """See `EventSource`."""
+        return None
+
+    def kill(self) -> bool:
+        """See `EventSource`."""
+        return False
+
+    def step(self) -> None:
+        """See `EventSource`."""
+
+    def close(self) -> None:
+        """See `EventSource`. Call this after the reporter's thread has ended."""
+        with suppress(TimeoutError):
+            self._loop.run_until_complete(asyncio.wait_for(self._pool.close(), CLOSE_SECONDS))
+        self._loop.close()
+
+
+class WebhookSource:
+    """Posts signed requests to a `dispatcher api`, as SendGrid does."""
+
+    def __init__(self, folder: Path, env: Mapping[str, str], diary: Diary) -> None:
+        (self._port,) = choose(1)
+        self._key = SendGridKey()
+        self._folder = folder
+        self._diary = diary
+        self._env = {
+            **env,
+            "DISPATCHER_API_ADDRESS": f"127.0.0.1:{self._port}",
+            "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
+            "DISPATCHER_SENDGRID_EVENTS_KEYS": self._key.public,
+            "DISPATCHER_EVENTS_MAX_AGE_SECONDS": str(MAX_AGE_SECONDS),
+        }
+        self._numbers = count()
+        self._was_killed = False
+        self._api = self._started()
+
+    def _started(self) -> Program:
+        return Program(_COMMAND, self._folder, f"api-{next(self._numbers)}", env=self._env)
+
+    def store(self, events: Sequence[ProviderEvent]) -> bool:
+        """See `EventSource`."""
+        body = _body(events)
+        return self._post(body, self._key.headers(body)) == 204
+
+    def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:
+        """See `EventSource`. The request is signed by another key, changed afterwards, unsigned, or too old."""
+        body = _body(events)
+        signed = self._key.headers(body)
+        altered = orjson.dumps([*orjson.loads(body), *orjson.loads(body)])
+        other = random.choice(
+            [
+                (body, SendGridKey().headers(body)),
+                (altered, signed),
+                (body, {}),
+                (body, self._key.headers(body, time.time() - 2 * MAX_AGE_SECONDS)),
+            ]
+        )
+        status = self._post(*other)
+        return None if status is None or status >= 429 else status >= 400
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> int | None:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=POST_SECONDS)
+        try:
+            connection.request("POST", "/v1/events/sendgrid", body, {"Content-Type": "application/json", **headers})
+            return connection.getresponse().status
+        except (OSError, HTTPException):
+            return None
+        finally:
+            connection.close()
+
+    def kill(self) -> bool:
+        """See `EventSource`."""
+        if self._was_killed or self._api.exit_code is not None or not self._api.events("api.started"):
+            return False
+        self._was_killed = True
+        self._diary.kill(self._api.pid)
+        return True
+
+    def step(self) -> None:
+        """See `EventSource`. An API that ends by itself is a fault, unless it could not start without its servers."""
+        if self._api.exit_code is None:
+            return
+        if not self._was_killed and self._api.events("api.started"):
+            self._diary.note_fault(f"the API ended by itself with {self._api.exit_code}")
+        self._was_killed = False
+        self._api = self._started()
+
+    def close(self) -> None:
+        """See `EventSource`."""
+        self._api.destroy()
+
+
+def _body(events: Sequence[ProviderEvent]) -> bytes:
+    return orjson.dumps([_as_sendgrid(event) for event in events])
+
+
+def _as_sendgrid(event: ProviderEvent) -> dict[str, object]:
+    return sendgrid_event(event.email_id, _NAMES[event.kind], timestamp=int(event.happened_at.timestamp()))
