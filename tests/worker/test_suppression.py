@@ -10,6 +10,7 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
+from dispatcher.providers.sendgrid.request import headers_of
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.transport.mime import render
 from dispatcher.worker.bulk_calls import with_bulk_calls
@@ -214,4 +215,5 @@ def test_a_long_unsubscribe_header_is_not_encoded() -> None:
     lines = bytes(render(email).body).replace(b"\r\n ", b"").split(b"\r\n")  # unfolded
 
     assert f"List-Unsubscribe: {email.headers['List-Unsubscribe']}".encode() in lines
+    assert headers_of(email)["List-Unsubscribe"] == email.headers["List-Unsubscribe"]
     assert b"List-Unsubscribe-Post: List-Unsubscribe=One-Click" in lines
