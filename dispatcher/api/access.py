@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -149,6 +149,19 @@ class AccessControl:
             yield caller
         finally:
             self._slots.release(caller.name)
+
+    @contextmanager
+    def slot(self, name: str) -> Iterator[None]:
+        """Occupies a request slot for a caller without an API key.
+
+        Raises:
+            Problem: `overloaded`.
+        """
+        self._slots.acquire(name)
+        try:
+            yield
+        finally:
+            self._slots.release(name)
 
     async def authenticate(self, request: Request, scope: Scope) -> Caller:
         """Authenticates a request, checks its scope, and charges the key's rate.

@@ -23,6 +23,7 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
+from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
 
@@ -82,6 +83,9 @@ def make_app(
     _add(app, "GET", "/v1/suppressions", suppressions.list, operations.LIST_SUPPRESSIONS)
     _add(app, "POST", "/v1/suppressions", suppressions.add, operations.ADD_SUPPRESSIONS)
     _add(app, "DELETE", "/v1/suppressions", suppressions.remove, operations.REMOVE_SUPPRESSIONS)
+    unsubscribed = UnsubscribeEndpoints(access, operators.pool)
+    app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
+    app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
     fast: dict[tuple[str, str], Endpoint] = {
         ("POST", "/v1/emails"): enqueueing.create,
         ("POST", "/v1/emails/batch"): enqueueing.create_many,

@@ -251,6 +251,7 @@ async def _event_endpoints(
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
     from dispatcher.events.event_batcher import EventBatcher
     from dispatcher.events.intake import EventIntake
+    from dispatcher.events.suppression_rules import suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
     pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
@@ -258,7 +259,8 @@ async def _event_endpoints(
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
         bodies = BodyReader(slots, memory, max_bytes=max_bytes, any_media_type=True)
-        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(EventIntake(pool)), fetch)
+        intake = EventIntake(pool, rules=suppression_rules(settings))
+        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch)
     finally:
         await pool.close()
 

@@ -109,7 +109,7 @@ def command() -> None:
 def list_(
     recipient: Recipient | None, tenant_id: str, kind: str | None, limit: int, before: int | None, as_json: bool
 ) -> int:
-    """List suppressed recipients, newest first; or the entries that suppress one address.
+    """List suppressed recipients, newest first.
 
     \b
     Examples:
@@ -235,7 +235,7 @@ def remove(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Remove suppressed recipients: the next email goes to them again.
+    """Let recipients get emails again.
 
     \b
     Examples:
@@ -331,15 +331,16 @@ def _replay(stopped: list[UUID], act: Act, rate: float | None, *, as_json: bool)
 @click.option("--dry-run", is_flag=True, help="Only check the file; change nothing.")
 @json_option()
 def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as_json: bool) -> int:
-    """Suppress the recipients of a file: one address or domain per line, or CSV with a heading.
+    """Suppress the recipients of a file.
 
     \b
     Examples:
       dispatcher suppressions import bounces.csv --kind hard_bounce --reason "moved from another provider"
       cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
 
-    The CSV columns are recipient (or address, email, domain), kind, note, expires_at; or the columns of
-    `dispatcher suppressions export`. The command reports each invalid line by its number, and adds all valid lines.
+    The file has one address or domain per line, or CSV with a heading. The CSV columns are recipient (or address,
+    email, domain), kind, note, expires_at; or the columns of `dispatcher suppressions export`. The command reports each
+    invalid line by its number, and adds all valid lines.
 
     Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
     """
@@ -384,7 +385,7 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
 @command.command("export")
 @_tenant_option
 def export(tenant_id: str) -> int:
-    """Print all suppressed recipients as CSV, newest first: masked, with their hashes.
+    """Print all suppressed recipients as CSV.
 
     \b
     Example:

@@ -378,6 +378,18 @@ class Settings:
     suppress_soft_bounce_days: int = setting(
         values.whole(1, 365), "7", "Count the soft bounces of this many days for DISPATCHER_SUPPRESS_SOFT_BOUNCES."
     )
+    unsubscribe_url: str | None = setting(
+        values.url("https", "http"),
+        None,
+        "The base URL of the HTTP API as recipients reach it, for the List-Unsubscribe header (RFC 8058); unset: no "
+        "such header.",
+    )
+    unsubscribe_senders: tuple[str, ...] = setting(
+        values.names("A-Za-z0-9@._+-"),
+        None,
+        "Domains and addresses of senders whose emails to one recipient get the List-Unsubscribe header.",
+        empty=(),
+    )
     log_level: str = setting(values.choice(*LOG_LEVELS), "info", "Lowest level to log: debug, info, warning or error.")
     log_format: str = setting(
         values.choice(*LOG_FORMATS), "auto", "json, text, or auto: text on a terminal, otherwise JSON."

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from dispatcher.domain.address import parse_address
 from dispatcher.errors import InvalidEmail
 
 
@@ -43,6 +42,8 @@ class Recipient:
         Raises:
             InvalidEmail: The text is neither an address nor a domain. The error never repeats the text.
         """
+        from dispatcher.domain.address import parse_address  # the settings import this module, and no address
+
         text = text.strip()
         is_domain = text.startswith("@") or "@" not in text
         if is_domain and "." not in text:

@@ -28,6 +28,7 @@ from dispatcher.events.contract import EventSink, ParsedEvents, SourceUnavailabl
 from dispatcher.events.event_batcher import EventBatcher
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.reports import report_skipped
+from dispatcher.events.suppression_rules import suppression_rules
 from dispatcher.host.daemon_thread import in_daemon_thread
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry.log import get_log
@@ -204,7 +205,7 @@ class QueuePolling:
         pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
         await pool.open()
         try:
-            batcher = EventBatcher(EventIntake(pool))
+            batcher = EventBatcher(EventIntake(pool, rules=suppression_rules(settings)))
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(POLLERS):
                     queue = Queue(settings.ses_events_queue_url, ca_file=settings.ca_file)

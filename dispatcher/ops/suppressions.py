@@ -77,6 +77,24 @@ async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Rec
     return await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason)
 
 
+async def unsubscribe(session: AsyncSession, token: str) -> bool:
+    """Suppresses the recipient of a token from an email's List-Unsubscribe header. Idempotent.
+
+    Returns:
+        Whether the token is genuine and its email still exists.
+    """
+    hasher = await AddressHasher.open(session)
+    if (found := hasher.read_unsubscribe_token(token)) is None:
+        return False
+    email_id, address_hash = found
+    addresses = await suppressions.find_recipients(session, email_id)
+    if addresses is None:
+        return False
+    masked = next((Recipient.parse(each).masked for each in addresses if hasher.hash(each) == address_hash), "•••")
+    await suppressions.insert_unsubscribe(session, email_id, address_hash, masked)
+    return True
+
+
 async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
     """The entries that suppress an address, of the address and of its domain; for a domain, only its own."""
     hasher = await AddressHasher.open(session)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from contextlib import suppress
 from hashlib import sha256
+from hmac import compare_digest
 from typing import Final
+from uuid import UUID
 
 import idna
 
 from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
+TOKEN_CHARACTERS: Final = 4 * HASH_OCTETS
+"""48 bytes in base64: an email's id, a hash and a signature."""
 BLOCK_OCTETS: Final = 64
 """The block of SHA-256."""
 
@@ -43,6 +48,28 @@ class AddressHasher:
         """The hash of a domain, or of the domain of an address; 16 bytes. Never equals the hash of an address."""
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
+
+    def unsubscribe_token(self, email_id: UUID, address: str) -> str:
+        """A text for a URL that proves that the recipient of an email has unsubscribed; 64 characters."""
+        content = email_id.bytes + self.hash(address)
+        return urlsafe_b64encode(content + self._signature(content)).decode()
+
+    def read_unsubscribe_token(self, token: str) -> tuple[UUID, bytes] | None:
+        """The email's id and the hash of its recipient; None if the token is not genuine."""
+        if len(token) != TOKEN_CHARACTERS or not token.isascii():
+            return None
+        try:
+            octets = urlsafe_b64decode(token)
+        except ValueError:
+            return None
+        content, signature = octets[: 2 * HASH_OCTETS], octets[2 * HASH_OCTETS :]
+        if not compare_digest(signature, self._signature(content)):
+            return None
+        return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
+
+    def _signature(self, content: bytes) -> bytes:
+        # No address and no domain begins with a NUL, so no hash of an address is a signature.
+        return self._digest(f"\0unsubscribe {content.hex()}")
 
     def _digest(self, text: str) -> bytes:
         inner, outer = self._inner.copy(), self._outer.copy()

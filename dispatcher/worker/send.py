@@ -35,6 +35,7 @@ from dispatcher.worker.in_flight_email import (
 )
 from dispatcher.worker.report import report_attempt
 from dispatcher.worker.suppression import SuppressedRecipients
+from dispatcher.worker.unsubscribe import UnsubscribeHeaders
 from dispatcher.worker.window import Window
 
 
@@ -63,6 +64,8 @@ class SendStage:
         self._attempts = attempts
         self._contents = contents
         self._suppressed = suppressed
+        url, senders = settings.unsubscribe_url, settings.unsubscribe_senders
+        self._unsubscribe = UnsubscribeHeaders(url, senders) if url and senders else None
         self._ledger = ledger
         self._window = window
         self._outcomes = outcomes
@@ -73,6 +76,8 @@ class SendStage:
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
         may_be_suppressed = email.content is not None and self._suppressed.may_concern(email.content)
+        if not may_be_suppressed:
+            self._add_headers(email)
         bulk = None if may_be_suppressed else self._attempts.begin(email)
         if bulk is None:
             self._start(email)
@@ -192,7 +197,13 @@ class SendStage:
                 return self._attempts.suppressed(email, found)
             if found:
                 email.suppressed, email.content = found, without_recipients(content, found)
+        self._add_headers(email)
         return await self._attempts.make(email)
+
+    def _add_headers(self, email: InFlightEmail) -> None:
+        hasher = self._suppressed.hasher
+        if self._unsubscribe is not None and email.content is not None and hasher is not None:
+            email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
         """Retries the email later, under the same lease. A waiting email takes up no room in the window."""

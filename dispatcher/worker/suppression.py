@@ -83,6 +83,11 @@ class SuppressedRecipients:
             group.create_task(raise_on_stray_cancel(self._refresh))
             group.create_task(raise_on_stray_cancel(self._questions.run, self._answer))
 
+    @property
+    def hasher(self) -> AddressHasher | None:
+        """Hashes addresses; None until the entries are read. `find` waits for that."""
+        return self._hasher
+
     def may_concern(self, email: OutgoingEmail) -> bool:
         """Whether a recipient may be suppressed: nearly always not. Needs no I/O."""
         hasher = self._hasher

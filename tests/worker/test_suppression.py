@@ -10,8 +10,13 @@ import pytest
 from dispatcher.domain.outcome import Accepted, Deferred, Reason
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.providers.contract import Attempt
+from dispatcher.providers.sendgrid.request import headers_of
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.transport.mime import render
 from dispatcher.worker.bulk_calls import with_bulk_calls
-from tests.store.suppressing import suppress, unsuppress
+from dispatcher.worker.unsubscribe import UnsubscribeHeaders
+from tests.providers.emails import an_email
+from tests.store.suppressing import hasher_of, suppress, unsuppress
 from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedBulk, ScriptedProvider, answer
@@ -23,12 +28,14 @@ class Recipients(ScriptedProvider):
     def __init__(self) -> None:
         super().__init__()
         self.seen: dict[UUID, tuple[Sequence[str], ...]] = {}
+        self.headers: dict[UUID, dict[str, str]] = {}
         self.always = self._accept
         self.detail: str | None = None
 
     async def _accept(self, _: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Accepted:
         attempt.mark_on_wire()
         self.seen[email.email_id] = (email.to, email.cc, email.bcc)
+        self.headers[email.email_id] = dict(email.headers)
         self.accept(email.email_id)
         return Accepted("id", self.detail)
 
@@ -173,3 +180,40 @@ async def test_a_drain_releases_emails_whose_recipients_are_being_checked(bench:
 
     row = bench.books.row(email_id)
     assert (row["status"], row["attempt_count"], bench.provider.calls) == ("pending", 0, [])
+
+
+async def test_emails_of_configured_senders_to_one_recipient_get_the_unsubscribe_headers(bench: Bench) -> None:
+    provider = Recipients()
+    await bench.start(
+        [provider], UNSUBSCRIBE_URL="https://mail.example.com/", UNSUBSCRIBE_SENDERS="example.com,news@example.net"
+    )
+    (one,) = await bench.enqueue()
+    (large,) = await bench.enqueue(text="x" * 200_000)
+    (two,) = await bench.enqueue(to=["ann@example.org", "bob@example.org"])
+    (other,) = await bench.enqueue(sender="shop@example.net")
+    (own,) = await bench.enqueue(headers={"List-Unsubscribe": "<mailto:stop@example.com>"})
+
+    await bench.settled({"sent": 5})
+
+    hasher = hasher_of(bench.books.connection)
+    for email_id in (one, large):
+        token = hasher.unsubscribe_token(email_id, "ann@example.org")
+        assert hasher.read_unsubscribe_token(token) == (email_id, hasher.hash("ann@example.org"))
+        assert provider.headers[email_id] == {
+            "List-Unsubscribe": f"<https://mail.example.com/v1/unsubscribe/{token}>",
+            "List-Unsubscribe-Post": "List-Unsubscribe=One-Click",
+        }
+    assert provider.headers[two] == provider.headers[other] == {}
+    assert provider.headers[own] == {"List-Unsubscribe": "<mailto:stop@example.com>"}
+
+
+def test_a_long_unsubscribe_header_is_not_encoded() -> None:
+    hasher = AddressHasher(b"k" * 32)
+    headers = UnsubscribeHeaders("https://a-rather-long-name-of-a-host.mail.example.com", ["example.com"])
+    email = headers.added_to(an_email(sender="shop@example.com", to=("ann@example.org",)), hasher)
+
+    lines = bytes(render(email).body).replace(b"\r\n ", b"").split(b"\r\n")  # unfolded
+
+    assert f"List-Unsubscribe: {email.headers['List-Unsubscribe']}".encode() in lines
+    assert headers_of(email)["List-Unsubscribe"] == email.headers["List-Unsubscribe"]
+    assert b"List-Unsubscribe-Post: List-Unsubscribe=One-Click" in lines

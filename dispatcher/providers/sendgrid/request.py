@@ -217,7 +217,7 @@ def headers_of(email: OutgoingEmail) -> dict[str, str]:
 
 
 def _header_value(name: str, value: str) -> str:
-    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ")
+    return text_field(checked_header_name(name), value)[len(name) + 2 : -2].replace(_FOLD, " ").lstrip()
 
 
 def _categories(tags: Iterable[str]) -> list[str]:

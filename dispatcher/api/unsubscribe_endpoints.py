@@ -1,0 +1,60 @@
+"""One-click unsubscribe (RFC 8058): the page and the action behind the List-Unsubscribe header.
+
+A request needs no API key: the token in its path is signed. GET changes nothing, because mail scanners follow links. A
+token that is not genuine gets the same answer as one whose email does not exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from dispatcher.api.access import AccessControl
+from dispatcher.api.problems import Problem
+from dispatcher.ops.suppressions import unsubscribe
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import Pool, session
+
+CALLER: Final = "unsubscribe"
+"""All these requests share the slots of one caller, so that they cannot displace the clients that enqueue emails."""
+HEADERS: Final = {
+    "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_PAGE: Final = (
+    '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+    "<title>Unsubscribe</title><h1>Unsubscribe</h1>{}</html>"
+)
+_QUESTION: Final = _PAGE.format(
+    '<p>Do you want to get no more emails from this sender?</p><form method="post"><button>Unsubscribe</button></form>'
+)
+_DONE: Final = _PAGE.format("<p>You are unsubscribed.</p>")
+
+
+@dataclass(frozen=True, slots=True)
+class UnsubscribeEndpoints:
+    """Asks for confirmation, and suppresses the recipient."""
+
+    access: AccessControl
+    pool: Pool
+
+    async def ask(self, request: Request) -> Response:
+        """Returns a page with a button. Changes nothing."""
+        with self.access.slot(CALLER):
+            async with session(self.pool) as connection:
+                hasher = await AddressHasher.open(connection)
+            if hasher.read_unsubscribe_token(request.path_params["token"]) is None:
+                raise Problem("not-found")
+        return HTMLResponse(_QUESTION, headers=HEADERS)
+
+    async def unsubscribe(self, request: Request) -> Response:
+        """Suppresses the recipient of the token. Idempotent. Does not read the body."""
+        with self.access.slot(CALLER):
+            async with session(self.pool) as connection:
+                if not await unsubscribe(connection, request.path_params["token"]):
+                    raise Problem("not-found")
+        return HTMLResponse(_DONE, headers=HEADERS)

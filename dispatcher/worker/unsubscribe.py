@@ -1,0 +1,38 @@
+"""Adds the headers with which mail programs offer to unsubscribe by one click (RFC 8058)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Final
+
+from dispatcher.domain.capabilities import recipients_of
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.store.address_hashes import AddressHasher, normalised
+
+LIST_UNSUBSCRIBE: Final = "List-Unsubscribe"
+ONE_CLICK: Final = {"List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
+
+
+class UnsubscribeHeaders:
+    """Adds the headers to emails of certain senders."""
+
+    def __init__(self, url: str, senders: Collection[str]) -> None:
+        """
+        Args:
+            url: The base URL of the HTTP API, as recipients reach it.
+            senders: Addresses and domains of senders.
+        """
+        self._prefix = f"{url.rstrip('/')}/v1/unsubscribe/"
+        self._senders = frozenset(normalised(sender) for sender in senders)
+
+    def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
+        """The email with the headers, if it has exactly one recipient and no such header of its own."""
+        sender = normalised(email.sender)
+        if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:
+            return email
+        if recipients_of(email) != 1 or any(name.lower() == LIST_UNSUBSCRIBE.lower() for name in email.headers):
+            return email
+        (address,) = (*email.to, *email.cc, *email.bcc)
+        url = self._prefix + hasher.unsubscribe_token(email.email_id, address)
+        return replace(email, headers={**email.headers, LIST_UNSUBSCRIBE: f"<{url}>", **ONE_CLICK})
