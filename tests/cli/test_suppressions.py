@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 import orjson
 import psycopg
@@ -109,7 +110,7 @@ def test_a_removal_with_replay_makes_only_the_stopped_emails_pending(prepared: C
 
     done = prepared("suppressions", "remove", "ann@example.org", *WHY, "--replay", "--yes")
 
-    assert (done.code, tables.status(ann), tables.status(bob)) == (0, "pending", "failed")
+    assert (done.code, tables.status(UUID(ann)), tables.status(UUID(bob))) == (0, "pending", "failed")
 
 
 def test_suppressed_emails_are_listed_and_replayed_like_other_failed_emails(
@@ -123,7 +124,7 @@ def test_suppressed_emails_are_listed_and_replayed_like_other_failed_emails(
 
     assert [(group["value"], group["emails"]) for group in groups] == [("suppressed", 1)]
     assert tried["emails"] == {"replayed": 1}
-    assert (done.code, tables.status(email_id)) == (0, "pending")
+    assert (done.code, tables.status(UUID(email_id))) == (0, "pending")
 
 
 def test_an_export_is_imported_again(prepared: CommandLine, tables: Books, tmp_path: Path) -> None:
