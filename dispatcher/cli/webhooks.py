@@ -234,7 +234,7 @@ def rotate(number: int, act: Act | None, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def enable(number: int, act: Act | None) -> int:
-    """Make a disabled or failing webhook active, and post what it waits for now.
+    """Make a webhook active again, and post what waits for it.
 
     \b
     Example:
