@@ -130,7 +130,7 @@ class Forgetting:
         after: UUID | None = _FIRST
         while after is not None:
             parameters = {"after": after, "limit": self._page, "part": part}
-            ((after, count, candidates),) = await fetch(self._session, "find_recipients", parameters)
+            ((after, count, candidates),) = await fetch(self._session, "find_recipients_after", parameters)
             await self._forget([UUID(i) for i, recipients in candidates if self._is_among(recipients)])
             self._done.read += count
             self._done.read_until = after or self._done.read_until

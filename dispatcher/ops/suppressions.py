@@ -87,7 +87,7 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
     if (found := hasher.read_unsubscribe_token(token)) is None:
         return False
     email_id, address_hash = found
-    addresses = await suppressions.find_recipients(session, email_id)
+    addresses = await suppressions.find_recipients_of(session, email_id)
     if addresses is None:
         return False
     masked = next((Recipient.parse(each).masked for each in addresses if hasher.hash(each) == address_hash), "•••")

@@ -166,9 +166,9 @@ async def insert_suppressions(
     return int(count)
 
 
-async def find_recipients(session: AsyncSession, email_id: UUID) -> list[str] | None:
+async def find_recipients_of(session: AsyncSession, email_id: UUID) -> list[str] | None:
     """An email's recipients, empty if its content was deleted; None if there is no such email."""
-    rows = await fetch(session, "find_recipients", {"email_id": email_id})
+    rows = await fetch(session, "find_recipients_of", {"email_id": email_id})
     return None if not rows else [each for name in _LISTS for each in (rows[0][0] or {}).get(name, ())]
 
 

@@ -1,4 +1,4 @@
--- name: find_recipients
+-- name: find_recipients_after
 -- The recipients of the next emails after a given id that still have content. One row: the last id of these emails (null:
 -- there are none), their number, and [id, recipients] of those whose recipients contain a text, ignoring case. The text is
 -- only a first test, which PostgreSQL makes without sending every row.

@@ -137,7 +137,7 @@ where e.status = 'failed'
 order by e.email_id
 limit %(limit)s;
 
--- name: find_recipients
+-- name: find_recipients_of
 -- The recipients of an email; null if its content was deleted. No row: there is no such email.
 select c.recipients
 from dispatcher.email_log as e
