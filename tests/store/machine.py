@@ -255,6 +255,7 @@ class Machine(RuleBasedStateMachine):
             known.record(status, closing.outcome, self._now())
             if error_type == Reason.SUPPRESSED:
                 known.is_suppressed, known.dead_letter_since = True, None
+                known.announced[-1] = "suppressed"
         elif known.rescued_token == lease.token and not is_stopped:
             self.counted[closing.outcome] += 1
             known.record_after_rescue(status, closing.outcome, self._now())
