@@ -1,1 +1,2 @@
-"""Measurements of a host's performance. The documentation gives, for every figure, the command here that printed it."""
+"""Measurements of a host's performance. The documentation names, for every figure, the command that printed the
+figure."""

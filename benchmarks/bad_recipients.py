@@ -4,9 +4,10 @@ Emails arrive at a steady rate. At every attempt, the SMTP double temporarily re
 six ways (see `dispatcher.dev.smtp_sink`). The emails to these bad recipients must get the status `failed` after all
 attempts, and must not delay the good emails.
 
-It prints the good emails' latency from the commit of the enqueue to the double's acceptance, the final status of the
-bad emails of each kind, and whether emails were lost or duplicated. Exit code 1: an email was lost, duplicated, held or
-left unfinished, a good email failed, a bad email did not fail, or the p99 of the good emails exceeded `--p99-ms`.
+The program prints the good emails' latency from the commit of the enqueue to the double's acceptance, the final status
+of the bad emails of each kind, and whether emails were lost or duplicated. Exit code 1: an email was lost, duplicated,
+held or left unfinished, a good email failed, a bad email did not fail, or the p99 of the good emails exceeded
+`--p99-ms`.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Figures:
     Attributes:
         p50_ms: The median of good emails' latency, from commit to acceptance.
         bad: For each kind, the number of bad emails by status and number of attempts, such as `failed, 5 attempts`.
-        pauses: How often a worker stopped using the provider, by the logged reason.
+        pauses: How many times a worker stopped using the provider, by the logged reason.
     """
 
     good: int
@@ -129,7 +130,7 @@ def _warm_up(scene: Stage) -> None:
 
 
 def _enqueue(database_url: str, options: argparse.Namespace, arrivals: list[Arrival]) -> None:
-    """Enqueue by a schedule, with one commit for all emails that are due. The burst is enqueued first."""
+    """Enqueue a burst, then emails by a schedule; one commit enqueues all emails that are due."""
     chance = random.Random(options.seed)
     stop, began_at, number = threading.Event(), time.monotonic(), 0
     with connected(database_url) as connection:
@@ -198,7 +199,7 @@ def _pauses(log: Path) -> Mapping[str, int]:
 
 def _print(figures: Figures) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table(title="Bad recipients: how their emails ended")
+    table = Table(title="Emails to bad recipients by final status")
     for heading in ("kind", "ended as", "emails"):
         table.add_column(heading)
     for kind, ends in figures.bad.items():

@@ -18,7 +18,7 @@ class Books:
     Attributes:
         lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
             our tables; None without a ledger.
-        duplicates: Acceptances after an email's first, from the provider's ledger; None without a ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger; None without a ledger.
         last_sent_at: When the last email was recorded as sent; Unix seconds, by the database's clock.
     """
 
@@ -31,7 +31,7 @@ class Books:
 
     @property
     def balance(self) -> bool:
-        """Whether no email is lost or duplicated, as far as the ledger shows."""
+        """Whether the ledger shows no lost and no duplicate email. True without a ledger."""
         return not self.lost and not self.duplicates
 
 
@@ -41,7 +41,7 @@ def read_books(connection: psycopg.Connection[Any], email_ids: Collection[str], 
     Args:
         accepted: The provider's acceptances; None if the provider keeps no ledger.
     """
-    # Ids ascend with time, so PostgreSQL does not read emails that were in the tables before the run.
+    # Ids ascend with time. The condition on ids keeps PostgreSQL from reading emails of earlier runs.
     rows = connection.execute(
         "select email_id::text, status, extract(epoch from sent_at)::float8 from dispatcher.email_log "
         "where email_id >= %s",

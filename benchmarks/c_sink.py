@@ -1,6 +1,7 @@
 """Runs Postfix's smtp-sink, an SMTP server in C that accepts and discards emails; installed, or downloaded from Debian.
 
-It needs no root. It keeps no ledger, so lost and duplicate emails cannot be counted at the provider's side.
+smtp-sink needs no root rights. It keeps no ledger, so lost and duplicate emails cannot be counted at the provider's
+side.
 """
 
 from __future__ import annotations

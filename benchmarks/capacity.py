@@ -1,9 +1,9 @@
 """Measures one case of `run.py`: the throughput of a warmed-up `dispatcher run`, and the cost of each part.
 
 Without a rate, the case is a backlog: all emails are inserted in one transaction. The clock starts after the commit, so
-publishing is measured and enqueueing is not. It stops when the last email is recorded. With a rate, the case is an open
-loop: emails arrive by a schedule (see `open_loop`), and each email's clock starts at its scheduled arrival. The times
-of acceptance come from the double's ledger, by this machine's clock.
+publishing is measured and enqueueing is not. The clock stops when the last email is recorded. With a rate, the case is
+an open loop: emails arrive by a schedule (see `open_loop`), and each email's clock starts at its scheduled arrival. The
+times of acceptance come from the double's ledger, by this machine's clock.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ class Figures:
     """The result of a case.
 
     Attributes:
-        seconds: From the backlog's commit (in an open loop: the first arrival) to the last record.
-        latency_ms: Percentiles from enqueue to accepted: from the backlog's commit, or from an email's scheduled
-            arrival.
-        from_commit_ms: The same percentiles, but from each email's own commit; only in an open loop.
+        seconds: From the commit of the backlog (in an open loop: from the first arrival) until the last outcome is
+            recorded.
+        latency_ms: Percentiles of the time until the provider accepts an email. The time starts at the commit of the
+            backlog; in an open loop, at the scheduled arrival of the email.
+        from_commit_ms: The same percentiles, but the time starts at the commit of the email; only in an open loop.
         cpu_us: CPU microseconds per email, by process; `machine` is the total of all processes.
         pss_mb: The memory at the end, in MB; the median of the workers.
-        in_flight_share: Which share of the prefetch windows was leased while there was a backlog; the median of the
+        in_flight_share: The share of the prefetch windows that was leased while there was a backlog; the median of the
             samples.
-        double_busy: The share of one core that the double used.
+        double_busy: The share of one core that the provider's double used.
         kills: How many workers were killed during the case.
     """
 
@@ -135,7 +136,7 @@ class MeasuredRun:
         """Wait until this many emails are finished, in any status.
 
         Args:
-            enqueueing: Until it is over, an empty backlog does not count as finished.
+            enqueueing: Until the enqueueing is over, an empty backlog does not count as finished.
 
         Raises:
             RuntimeError: There was no progress for half a minute.
@@ -172,7 +173,7 @@ def measure(servers: Servers, case: Case, folder: Path, database_url: str) -> Fi
             _warm_up(connection, case)
             measured_run = MeasuredRun(servers, scene, run_pid, page, connection)
             measured = _measured(measured_run)
-        # After this time the double, which writes at intervals, has written all acceptances.
+        # The double writes acceptances at intervals. After this time, it has written all of them.
         time.sleep(2 * WRITE_SECONDS)
         return _with_books(measured, scene, connection)
 
@@ -302,7 +303,7 @@ def _percentiles(ordered: Sequence[float]) -> dict[str, float]:
 
 
 def _unfinished(connection: _Connection) -> int:
-    # Uses the partial index, which contains only unfinished emails.
+    # PostgreSQL uses the partial index for this query. The index contains only unfinished emails.
     row = connection.execute(
         "select count(*) from dispatcher.email_log where status in ('pending', 'sending')"
     ).fetchone()

@@ -24,7 +24,7 @@ class Seen:
     """A process as /proc/PID/stat shows it.
 
     Attributes:
-        seconds: The CPU time of the process, plus that of its children that exited and were waited for.
+        seconds: The CPU time of the process, plus the CPU time of its children that exited and were waited for.
     """
 
     pid: int

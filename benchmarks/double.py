@@ -2,10 +2,11 @@
 
     python -m benchmarks.double --folder FOLDER [--tls] [--latency-ms 50] [--port 0]
 
-It prints one line of JSON with its URL and paths, and runs until SIGTERM. Unlike `dispatcher.dev.http_double` it
-injects no faults: it accepts every email, with as little CPU as Python allows, so that the benchmark does not measure
-the double. The folder contains `ca.pem` and `ledger.txt`: one line per accepted email, `<email id> <unix seconds>`, in
-order of acceptance. Lines stay in memory for up to a tenth of a second, so killing this process may lose some.
+The double prints one line of JSON with its URL and paths, and runs until SIGTERM. It accepts every email and, unlike
+`dispatcher.dev.http_double`, injects no faults. It uses as little CPU as Python allows, so that the benchmark does not
+measure the double. The folder contains `ca.pem`, and `ledger.txt` with one line per accepted email, in order of
+acceptance: `<email id> <unix seconds>`. Lines stay in memory for up to a tenth of a second, so killing this process may
+lose some.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Double:
 
     Attributes:
         pid: The double's process id; None if the provider is a folder.
-        environment: The settings that make the product use it.
+        environment: The settings with which the product sends to the double.
         acceptances: Reads the double's ledger.
         ca_file: The authority to trust; None without TLS.
         keeps_books: Whether the double keeps a ledger; without a ledger, `acceptances` returns nothing.
@@ -45,7 +45,8 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
     """Run a provider's double for the duration of the block. The ledger stays in the folder.
 
     Args:
-        sink: For smtp: `python` is our sink with a ledger; `c` is Postfix's, without a ledger and cheaper.
+        sink: For smtp: `python` is our sink, which keeps a ledger; `c` is Postfix's sink, which keeps no ledger and
+            uses less CPU.
     """
     if provider == "capture":
         maildir = folder / "maildir"

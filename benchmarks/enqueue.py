@@ -1,9 +1,10 @@
-"""Emails per second that one API process and the library accept: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
+"""Measures how fast an API process and the library enqueue: `python benchmarks/enqueue.py --seconds 8 --repeat 3`.
 
 There are five cases, which alternate over the repetitions, on the same private servers with full durability. 64 clients
-post single emails, with and without batching (one statement per request, the same handler). 8 clients post batches of
-100. One application enqueues with the library, with 1 and with 500 emails per transaction. PostgreSQL, RabbitMQ, the
-API and the clients share the machine; no worker runs. After each case, every accepted email must be in the database.
+post single emails, in one case with batching, in another without (one statement per request, the same handler). 8
+clients post batches of 100. One application enqueues with the library, with 1 and with 500 emails per transaction.
+PostgreSQL, RabbitMQ, the API and the clients share the machine; no worker runs. After each case, every accepted email
+must be in the database.
 """
 
 from __future__ import annotations

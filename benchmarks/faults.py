@@ -20,8 +20,8 @@ result."""
 
 @contextmanager
 def killing(run_pid: int, *, is_on: bool = True) -> Iterator[list[int]]:
-    """Kill a worker every 2 seconds during the block; yields the list to which the killed workers' process ids are
-    added."""
+    """Kill a worker every 2 seconds during the block. Yields a list, which grows by the process id of each killed
+    worker."""
     killed: list[int] = []
     stop = threading.Event()
 

@@ -36,7 +36,11 @@ class Spread:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest figure such that at least this percentage of the ordered figures is not larger (nearest rank)."""
+    """The smallest figure that is at least as large as `share` percent (0 to 100) of the figures (nearest rank).
+
+    Args:
+        ordered: The figures, ascending.
+    """
     return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
 
 

@@ -1,17 +1,18 @@
-"""The floor: the cost of an email if each unavoidable part runs alone, and how much more the whole chain costs.
+"""Measures the floor, which is the cost of an email if each unavoidable part runs alone, and the extra cost of the
+whole chain.
 
 The chain is measured first: `dispatcher run` with a backlog, as in run.py. The chain's metrics show its batch sizes.
 Then each part runs alone at these sizes, with the same libraries, statements, servers and double: publish with
 confirms, consume and ack, lease, send, record. Chain and parts alternate over the repetitions; medians are shown.
 
 The overhead is given twice. By the clock: the chain's elapsed time per email, compared with the sum of the parts, each
-of which runs in one process. This determines emails per second; with one worker, chain and parts use the same cores and
-the same number of sending processes. By CPU: the CPU of all our processes, PostgreSQL and RabbitMQ, compared with the
-sum of the parts. This is the limit of a host, and parallel work does not reduce this overhead.
+of which runs in one process. This overhead determines emails per second. With one worker, the chain and the parts use
+the same cores and the same number of sending processes. By CPU: the CPU of all our processes, PostgreSQL and RabbitMQ,
+compared with the sum of the parts. This overhead limits a host, and parallel work does not reduce it.
 
 A process takes more CPU while other processes evict its data from the caches. The chain runs next to all servers and
-the double, but a part alone runs next to one of these. So all parts are also run at the same time, by one process.
-The extra cost above the floor is then the machine's share of the overhead.
+the double, but a part alone runs next to only one server or the double. So all parts are also run at the same time, by
+one process. The extra cost above the floor is then the machine's share of the overhead.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Turn:
 
     Attributes:
         alone: For each part, microseconds per email: CPU by process, and elapsed time.
-        together: The same for all parts at the same time.
+        together: The same figures, with all parts running at the same time.
     """
 
     chain: Figures
@@ -189,7 +190,7 @@ def _sum(used: Mapping[str, float]) -> float:
 
 
 def _print(turns: Sequence[Turn], facts: dict[str, Any], console: Console) -> None:
-    table = Table(title="Microseconds per email, CPU (user and system) and what went by: medians of the turns")
+    table = Table(title="Microseconds per email: CPU (user and system), and elapsed time. Medians of the turns")
     for heading in ("", "our processes", *SERVERS, "sum", DOUBLE, ELAPSED):
         table.add_column(heading, justify="right" if heading else "left")
     for part in PARTS:

@@ -35,13 +35,13 @@ PARTS: Final = ("publish", "consume", "lease", "send", "record")
 ELAPSED: Final = "elapsed"
 """The key of a part's elapsed time, next to the keys of the CPU times."""
 PUBLISH_BATCH: Final = 500
-"""The same batch size as the relay's."""
+"""The batch size of the relay."""
 DEADLINE_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The batch sizes that the chain used, which the parts use, too.
+    """The batch sizes of the chain. The parts use the same sizes.
 
     Attributes:
         in_flight: Concurrent requests to the provider.
@@ -73,8 +73,8 @@ class Places:
 
 
 class Gate(Protocol):
-    """Delays each part until the part may begin, and measures it. A part connects and prepares before it opens the
-    gate."""
+    """Holds back each part until the part may begin, then measures the part. A part connects and prepares before it
+    opens the gate."""
 
     def open(self, part: str, emails: int) -> AbstractAsyncContextManager[None]:
         """Measure the block, which runs a part for this many emails."""
@@ -102,7 +102,7 @@ class Alone:
 
 
 class Together:
-    """Runs all parts at the same time, and measures the parts as one.
+    """Runs all parts at the same time, and measures them together.
 
     Attributes:
         costs: The sum of the parts, in the form of a single part's cost; every part handles the same number of emails.
@@ -169,7 +169,7 @@ async def measure_alone(places: Places, sizes: Sizes, emails: int) -> dict[str, 
 async def measure_together(
     places: Places, other: Places, sizes: Sizes, emails: int, enqueue: Callable[[], object]
 ) -> dict[str, float]:
-    """Measure the cost of all parts, which run at the same time in one process, each with its own emails.
+    """Measure the total cost of all parts. They run at the same time in one process, each with its own emails.
 
     Args:
         places: A database whose emails are enqueued and due, and a queue.
@@ -207,7 +207,7 @@ async def _connected(places: Places) -> AsyncIterator[Any]:
 
 
 async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gate: Gate) -> dict[UUID, str]:
-    """Find due emails and publish them with confirms. The due marks are cleared later, by the leases."""
+    """Find due emails and publish them with confirms. The emails stay marked as due until they are leased."""
     async with await open_connection(places.amqp_url, name="floor") as connection:
         channel = await connection.open_channel()
         confirms = _Confirms()
@@ -237,7 +237,7 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
-    """The next batch of due emails after the known ones; the last known email became due at `since`."""
+    """The next batch of due emails after the known emails; the last known email became due at `since`."""
     parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
     rows = await _fetch(database, "find_publish_due", parameters)
     return [row for row in rows if row[0] not in known]
@@ -309,7 +309,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
 
 
 async def _send(places: Places, sizes: Sizes, leased: Sequence[Any], gate: Gate) -> None:
-    """Send the smallest equivalent request over the product's own HTTP connections."""
+    """Send each email by the smallest equivalent request, over the product's own HTTP connections."""
     transport = HttpTransport(connections=sizes.in_flight, ca_file=places.ca_file)
     loop = asyncio.get_running_loop()
     url = f"{places.sendgrid_url}/v3/mail/send"

@@ -89,7 +89,7 @@ class Client(asyncio.Protocol):
         self._post()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        """The connection has closed, from either end."""
+        """Called by asyncio when either end has closed the connection."""
         if not self.done.done():
             self.done.set_result(None)
 

@@ -6,9 +6,9 @@
 
 `dispatcher run` and private PostgreSQL and RabbitMQ servers are real. The provider's double reads every octet and keeps
 a ledger. Large emails are enqueued one after the other, as fast as PostgreSQL accepts them. Small emails arrive at a
-constant rate. A small email's latency is the time from the end of its commit to the provider's acceptance, by one
-clock. A worker's peak is the kernel's VmHWM, read for every process that was a worker. If there are more such processes
-than workers, some workers died.
+constant rate. A small email's latency is the time from the end of its commit to the provider's acceptance. The same
+clock measures both times. A worker's peak is the kernel's VmHWM, read for every process that was a worker. If there are
+more such processes than workers, some workers died.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Outcome:
     Attributes:
         peaks_mb: The peak of each process that was a worker, in MB.
         p50_seconds: The median latency of small emails, from commit to acceptance.
-        seconds: From the first commit to the last record.
+        seconds: From the first commit until the last email is recorded.
     """
 
     provider: str
@@ -123,7 +123,7 @@ class Producers:
         self._faults: list[BaseException] = []
 
     def warm_up(self) -> None:
-        """Send an email and wait until it was sent: then all parts of `dispatcher run` work."""
+        """Enqueue an email and wait until it is sent. Then all parts of `dispatcher run` work."""
         with connected(self._url) as connection:
             (first,) = drafts(1, "warm-up")
             enqueue(connection, first)

@@ -1,7 +1,8 @@
-"""The cost of the in-flight ledger per email: `python benchmarks/ledger.py`.
+"""Measures the cost of the in-flight ledger per email: `python benchmarks/ledger.py`.
 
-Shows the median over repetitions of each write for one email: rendering, on the wire, the answer, and clearing the
-slot. Fails if any write takes 5 µs or more.
+For one email, the worker writes to the ledger four times: when it renders the email, when the email goes on the wire,
+when the answer arrives, and to clear the slot. The program shows the median time of each write over the repetitions.
+Fails if any write takes 5 µs or more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs an application that enqueues with the library: `python benchmarks/library_load.py --batch 500`.
 
-It uses one connection and one transaction after the other. Each transaction has one email (`enqueue`) or many emails
-(`enqueue_many`), and each commit waits for the disk. The emails are validated again for each transaction, as in an
-application. DISPATCHER_DATABASE_URL must be set.
+The application uses one connection, and runs one transaction after the other. Each transaction has one email
+(`enqueue`) or many emails (`enqueue_many`), and each commit waits for the disk. The emails are validated again for each
+transaction, as in an application. DISPATCHER_DATABASE_URL must be set.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""The cost of metrics: runs the same case with and without metrics, in pairs, one run right after the other.
+"""Measures the cost of metrics: runs the same case with and without metrics, in pairs, one run right after the other.
 
 With metrics on, /metrics is scraped ten times as often as by Prometheus. The order within a pair alternates, so that a
 drift of the machine favours neither side.
 
 There are two figures: emails per second, and the CPU per email of our processes (parent, workers, relay and the scraped
-monitor, including start and end). The CPU varies far less on a machine with other work or a slow disk. On a busy
-machine, the CPU determines the rate. Quote medians with their quartiles, the commit and the machine.
+monitor, including start and end). On a machine with other work or a slow disk, the CPU per email varies far less than
+the rate. On a busy machine, the CPU per email determines the rate. Quote medians with their quartiles, the commit and
+the machine.
 """
 
 from __future__ import annotations

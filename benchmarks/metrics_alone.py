@@ -1,8 +1,8 @@
-"""The CPU cost of metrics without the rest of the chain: `python benchmarks/metrics_alone.py`, on any machine.
+"""Measures the CPU cost of metrics without the rest of the chain: `python benchmarks/metrics_alone.py`, on any machine.
 
-It updates a worker's counters for a batch of emails, in real files, and renders the page for a scrape from these files.
-The result is the lowest CPU time of many runs. The paired runs of `benchmarks/metrics.py` measure the same cost in the
-whole chain, and need a machine without other work.
+The program updates a worker's counters for a batch of emails, in real files, and renders the page for a scrape from
+these files. The result is the lowest CPU time of many runs. The paired runs of `benchmarks/metrics.py` measure the same
+cost in the whole chain, and need a machine without other work.
 """
 
 from __future__ import annotations

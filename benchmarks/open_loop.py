@@ -1,9 +1,9 @@
 """Enqueues emails by a schedule, at any load: `python -m benchmarks.open_loop --rate 500 --emails 5000`.
 
-An open loop: the arrival times are drawn in advance (Poisson arrivals), and an email's clock starts at its scheduled
-arrival, not when it is enqueued. So no slow part can hide its own delay (no coordinated omission). Emails that arrive
-during a commit are enqueued by the next commit, as in the HTTP API. Prints a line for each email: the id, the scheduled
-arrival, and the end of the commit, in Unix seconds.
+In an open loop, the arrival times are drawn in advance (Poisson arrivals). An email's clock starts at its scheduled
+arrival, not when the email is enqueued. So a slow part cannot hide its own delay (no coordinated omission). Emails that
+arrive during a commit are enqueued by the next commit, as in the HTTP API. Prints a line for each email: the id, the
+scheduled arrival, and the end of the commit, in Unix seconds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_AT_ONCE: Final = 256
 
 
 def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
-    """Seconds from the start at which emails arrive."""
+    """Yields the arrival time of each email, in seconds from the start."""
     chance = random.Random(seed)
     instant = 0.0
     for _ in range(emails):

@@ -23,7 +23,7 @@ class Page:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The settings that make `run` serve its metrics there."""
+        """The settings with which `dispatcher run` serves this page."""
         return {"DISPATCHER_METRICS_ADDRESS": f"127.0.0.1:{self.port}"}
 
     def read(self) -> dict[str, float]:
@@ -63,7 +63,7 @@ def totals(text: str) -> dict[str, float]:
 
 
 def mean_of(histogram: str, before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """The mean of a histogram's observations between two readings; None if there were none."""
+    """The mean of a histogram's observations between two readings; None if there were no observations."""
     count = after.get(f"{histogram}_count", 0.0) - before.get(f"{histogram}_count", 0.0)
     total = after.get(f"{histogram}_sum", 0.0) - before.get(f"{histogram}_sum", 0.0)
     return total / count if count else None

@@ -3,8 +3,8 @@
 One process sends with a fixed number of emails in flight, without a database or a broker. The adapter sends over TLS to
 the HTTP double, which runs in its own process on the same machine. The vendor's client gets as many threads as the
 adapter has emails in flight, and trusts the system's authorities in addition to the double's, as in production. The CPU
-is that of the measuring process with all its threads. The double's CPU is shown separately, because the double uses the
-same cores.
+is the CPU time of the measuring process with all its threads. The double's CPU is shown separately, because the double
+uses the same cores.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Measured:
     Attributes:
         cpu_microseconds: The CPU of this process, per email.
         double_microseconds: The CPU of the double, per email.
-        repeated: Acceptances after an email's first, from the ledger.
+        repeated: Acceptances of emails that were already accepted, from the ledger.
         missing: Emails that are not in the ledger.
     """
 
@@ -93,7 +93,7 @@ def main() -> None:
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("measuring", total=len(CLIENTS) * options.repeat)
         for _ in range(options.repeat):
-            # The two clients alternate, so that a slow minute of the machine affects both of them.
+            # The two clients alternate, so that a slow minute of the machine affects both clients.
             for client in CLIENTS:
                 bar.update(task, description=client)
                 with _running_double(options.latency_ms) as double:
@@ -213,7 +213,7 @@ def _show(results: list[Measured], *, as_json: bool) -> None:
 
 def _table(results: list[Measured]) -> Table:
     table = Table(title="SendGrid's API over TLS, one process; medians (lowest – highest)")
-    headings = ("client", "at once", "emails", "emails/s", "range", "CPU µs", "double µs", "repeated", "missing")
+    headings = ("client", "concurrent", "emails", "emails/s", "range", "CPU µs", "double µs", "repeated", "missing")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for client in CLIENTS:

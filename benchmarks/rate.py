@@ -1,4 +1,4 @@
-"""How exactly two hosts together keep a maximum rate: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
+"""Measures how exactly two hosts together keep a maximum rate: `python benchmarks/rate.py --ceiling 200 --seconds 20`.
 
 Two `dispatcher run`, one with two workers and one with one worker, have separate run directories. They send to one SMTP
 double with the same `DISPATCHER_SMTP_MAX_PER_SECOND`. The benchmark counts each second's emails in the double's ledger.

@@ -59,12 +59,13 @@ def cpu_of(*parts: str) -> Figure:
 
 def _overlap(was: Spread, is_now: Spread, repetitions: int) -> str:
     if repetitions < 2:
-        return "unknown"  # one figure has no range
+        return "unknown"  # a single figure has no range
     return "overlap" if was.overlaps(is_now) else "separate"
 
 
 def _compared(*, is_open_loop: bool) -> dict[str, Figure]:
-    # In a backlog, an email's latency is given by its position, so the latency depends on the backlog's size.
+    # In a backlog, the latency of an email depends on its position, and thus on the backlog's size. So only open loops
+    # compare latencies.
     latencies: dict[str, Figure] = {f"{name} ms": _latency_of(name) for name in _LATENCIES} if is_open_loop else {}
     return {
         "emails/s": lambda record: record["emails_per_second"],
@@ -103,7 +104,7 @@ def _of_ideal(kind: Kind, rate: float, cases: dict[Kind, list[Record]]) -> str:
 
 
 def rates_by_workers(kind: Kind, cases: dict[Kind, list[Record]]) -> dict[int, float]:
-    """The median rate by number of workers, of all cases that otherwise equal this one."""
+    """The median rate for each number of workers, from the cases that differ from `kind` only in this number."""
     alike = {k: records for k, records in cases.items() if {**dict(k), "workers": 0} == {**dict(kind), "workers": 0}}
     return {dict(k)["workers"]: Spread.of(r["emails_per_second"] for r in rs).median for k, rs in alike.items()}
 
@@ -115,7 +116,7 @@ def _booked(records: Sequence[Record], book: str) -> str:
 
 def _latency(cases: dict[Kind, list[Record]]) -> Table:
     table = Table(
-        title="Enqueue to accepted, ms: medians of the percentiles. In a backlog it is the position in the queue"
+        title="Enqueue to accepted, ms: medians of the percentiles. In a backlog, they depend on the queue's length"
     )
     table.add_column("case")
     table.add_column("clock starts")
@@ -181,7 +182,7 @@ def _work(cases: dict[Kind, list[Record]]) -> Table:
 
 
 def _statements(record: Record) -> Table:
-    table = Table(title=f"The costliest statements of the last run ({name_of(record)}), per email")
+    table = Table(title=f"The most expensive statements of the last run ({name_of(record)}), per email")
     table.add_column("statement", no_wrap=True, overflow="ellipsis", max_width=70)
     for heading in ("calls", "rows", "execution µs", "WAL bytes"):
         table.add_column(heading, justify="right")

@@ -20,7 +20,7 @@ Kind = tuple[tuple[str, Any], ...]
 
 
 def record_of(figures: Figures, facts: Mapping[str, object]) -> Record:
-    """A result as it is stored."""
+    """Converts a result into the record that the file stores."""
     return {**asdict(figures), "machine": dict(facts)}
 
 
@@ -61,7 +61,7 @@ def by_kind(records: Iterable[Record]) -> dict[Kind, list[Record]]:
 
 
 def spread(records: Sequence[Record], figure: Callable[[Record], float | None]) -> Spread | None:
-    """One figure over the repetitions; None if it was not measured."""
+    """The spread of one figure over the repetitions; None if the figure was not measured."""
     known = [value for record in records if (value := figure(record)) is not None]
     return Spread.of(known) if known else None
 

@@ -74,7 +74,7 @@ class Measured:
             emails per statement.
         lost: Emails that our tables have as sent but the provider's ledger does not have, and emails that are not in
             our tables.
-        duplicates: Acceptances after an email's first, from the provider's ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger.
     """
 
     case: Case
@@ -107,7 +107,8 @@ class Stage:
 
     @contextmanager
     def running(self, name: str, settings: Mapping[str, str] = MappingProxyType({})) -> Iterator[int]:
-        """Start a `dispatcher run` with its own run directory, which drains at the end; yields its process id."""
+        """Start a `dispatcher run` with its own run directory, and let it drain after the block; yields its process
+        id."""
         environment = {**self.environment, "DISPATCHER_RUN_DIR": str(self.folder / name), **settings}
         with _running(environment, self.folder / f"{name}.log") as pid:
             yield pid
@@ -115,7 +116,8 @@ class Stage:
 
 @contextmanager
 def stage(servers: Servers, case: Case, folder: Path) -> Iterator[Stage]:
-    """Create a database, queues and a provider's double for one case, enqueue its emails, and remove all afterwards."""
+    """Create a database, queues and a provider's double for one case, and enqueue the emails. Removes everything
+    afterwards."""
     with database(servers) as database_url, bare_stage(servers, case, folder, database_url) as scene:
         ids, enqueue_per_second = _enqueue(database_url, case.emails)
         yield replace(scene, ids=frozenset(ids), enqueue_per_second=enqueue_per_second)

@@ -6,7 +6,7 @@ the clock runs until the last email is recorded; or, with --rate, emails arrive 
 cases are interleaved, because a machine's speed changes within minutes; medians and ranges are shown. The provider's
 double counts what it accepted, so every result includes lost, duplicate and held emails.
 
-The servers are private ones on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
+The servers are private servers on this machine, unless DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and
 DISPATCHER_RABBITMQ_MANAGEMENT_URL are set. The CPU of servers that these variables set cannot be measured.
 
 examples:
@@ -168,7 +168,7 @@ class Bench:
         return dataclasses.replace(case, rate=round(rate, 1), emails=max(1, round(rate * seconds)))
 
     def _lasting(self, case: Case, seconds: float) -> Case:
-        """The case with as many emails as this duration needs. A trial run determines the number."""
+        """The same case, but with enough emails for this duration. A trial run determines the number."""
         self.bar.update(self._task, description="trial to find the number of emails")
         trial = self._measured(dataclasses.replace(case, emails=TRIAL_EMAILS * case.workers, has_faults=False))
         return dataclasses.replace(case, emails=round(trial.emails_per_second * seconds))
@@ -189,8 +189,8 @@ class Bench:
             return measure(self._servers, case, Path(name) / "case", url)
 
     def _preloaded_url(self, emails: int) -> str:
-        """The URL of a database with this many finished emails. It is filled once, and shared by the cases that need
-        it."""
+        """The URL of a database with this many finished emails. The database is filled once, and all cases that need
+        this number share it."""
         if emails not in self._preloaded:
             url = self._kept.enter_context(database(self._servers))
             self._console.log(f"filling the tables with {emails:,} finished emails")

@@ -69,7 +69,7 @@ class Death:
     Attributes:
         returns: Whether the host was restarted in its run directory.
         leased: Emails that the host had leased when it died.
-        on_wire: Those of the leased emails that the provider had accepted but our tables had not recorded.
+        on_wire: Leased emails that the provider had accepted but our tables had not recorded.
         settled_seconds: From the kill until no email was pending or sending.
     """
 
@@ -158,7 +158,7 @@ def _die(servers: Servers, options: argparse.Namespace, folder: Path, *, returns
 
 @contextmanager
 def _doomed(scene: Stage, settings: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a host that will be killed, and that may exit with an error."""
+    """Run a host that will be killed. The host may exit with an error."""
     environment = {**scene.environment, "DISPATCHER_RUN_DIR": str(scene.folder / _name(1)), **settings}
     with (scene.folder / f"{_name(1)}-first.log").open("wb") as log:
         command = [sys.executable, "-m", "dispatcher.cli.main", "run"]
@@ -203,7 +203,7 @@ def _leased_by(scene: Stage, host: str) -> set[str]:
     return {str(email_id) for (email_id,) in rows}
 
 
-# Counts from the first attempt of the host that started last: before, the other hosts shared the whole backlog.
+# This query counts from the first attempt of the host that started last. Before that time, not all hosts worked.
 _TOGETHER = """
 with attempts as (
     select split_part(worker, ':', 1) as host, started_at, finished_at from dispatcher.email_attempt

@@ -1,12 +1,12 @@
-"""An hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
+"""Measures an hour of steady work: `python benchmarks/soak.py --minutes 60 --rate 40 --provider sendgrid --out DIR`.
 
 Emails arrive at a steady rate, in an open loop, while memory, file descriptors, threads, tables, latency and queues are
 sampled. At the end the program fits a robust line to each series, and gives a verdict: flat, or the growth per hour.
-The line uses the second half of the run, because memory first grows to the size of the working set. For latency, it
-uses all samples except the first tenth. Every email is tagged as a one-time code, so that its content is deleted within
-a minute after it was sent: then the run shows whether deleting content leaves growing tables behind. The tables that
-keep a row per email are judged by their bytes per email. Two yardsticks measure the speed of the machine itself, with a
-hash and with a commit: they show if the machine, and not the product, became slower.
+The line uses the second half of the run, because memory first grows to the size of the working set. For latency, the
+line uses all samples except the first tenth. Every email is tagged as a one-time code, so its content is deleted within
+a minute after it was sent. The run thus shows whether tables grow although their rows are deleted. Tables that keep a
+row per email are judged by their bytes per email. Two yardsticks, a hash and a commit, measure the speed of the machine
+itself. They show whether the machine or the product became slower.
 
 The folder gets `samples.jsonl` (one line per sample), `verdict.json` and `soak.png` (with the extra `bench`). Ctrl-C
 ends the run early, with a verdict on the samples so far. Exit code 1: a series grows, or an email is lost, duplicated,
@@ -141,7 +141,8 @@ def _watch(
 
 
 def _await_the_last(database_url: str) -> int:
-    """Wait until no email is pending or sending; return how many emails still are when the time limit is reached."""
+    """Wait until no email is pending or sending, or until the time limit. Returns the number of emails that are still
+    pending or sending."""
     deadline = time.monotonic() + FINISH_SECONDS
     with connected(database_url) as connection:
         while True:

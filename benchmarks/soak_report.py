@@ -23,7 +23,7 @@ class SoakBooks:
     Attributes:
         lost: Enqueued emails that are not in our tables, and emails that our tables have as sent but the provider's
             ledger does not have.
-        duplicates: Acceptances after an email's first, from the provider's ledger.
+        duplicates: Acceptances of emails that were already accepted, from the provider's ledger.
         unfinished: Pending or sending at the end.
     """
 
@@ -43,12 +43,13 @@ class SoakBooks:
 
 _MEBI: Final = 1024 * 1024
 _BY_ENDING: Final = {
-    # Detects a worker that leaks ten bytes per email at 40 emails/s; a smaller leak takes two months for a gigabyte.
+    # These limits detect a worker that leaks ten bytes per email at 40 emails/s. A smaller leak takes at least two
+    # months to reach a gigabyte.
     "private_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "rss_bytes": Tolerance(0.5 * _MEBI, 0.01),
     "descriptors": Tolerance(1.0),
     "threads": Tolerance(1.0),
-    # Latencies have no working set: the value after some minutes should still be the same an hour later.
+    # Latencies do not grow with the working set: the value after some minutes should still be the same an hour later.
     "p50_ms": Tolerance(1.0, 0.1, settles=0.1),
     "cpu_ms": Tolerance(0.2, 0.05, settles=0.1),
     "commit_ms": Tolerance(0.1, 0.05, settles=0.1),

@@ -1,7 +1,7 @@
 """Measures PostgreSQL's work per email: statements and WAL.
 
-pg_stat_statements counts the statements. Private servers load this extension; without it, there is no
-figure. The WAL is that of the whole server, including full page images after checkpoints.
+pg_stat_statements counts the statements. Private servers load this extension; without it, there is no figure. The WAL
+is the WAL of the whole server, including full-page images after checkpoints.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class WorkMeter:
 
 
 def preload_settings() -> dict[str, str]:
-    """The settings with which a private PostgreSQL counts statements; empty if pg_stat_statements is not installed."""
+    """The settings that load pg_stat_statements into a private PostgreSQL; empty if the extension is not installed."""
     binaries = postgres.find(lambda _: None)
     parent = binaries.folder.parent
     places = [parent / "share/extension", parent / "share/postgresql/extension"]

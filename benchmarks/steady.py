@@ -1,4 +1,4 @@
-"""Enqueues emails at a steady rate, independently of how fast they are sent: an open loop.
+"""Enqueues emails at a steady rate, however fast or slowly they are sent (an open loop).
 
 An application that enqueues an email only after the previous email was sent would hide every delay. This application
 does not wait: it enqueues late emails immediately, together with all other emails that are due.

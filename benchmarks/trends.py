@@ -1,8 +1,8 @@
-"""Whether a series of measurements stays constant: a robust line through it, and a verdict.
+"""Judges whether a series of measurements stays constant, from a robust line through the series.
 
-The line is the Theil-Sen estimator: the median of the slopes between all pairs of points. Up to a quarter of outliers
-does not change it. Its interval is Kendall's, at 95 %. Successive samples are similar, so the real interval
-is wider than the computed one.
+The line is the Theil-Sen estimator: the median of the slopes between all pairs of points. Outliers do not change the
+line if they are at most a quarter of the points. The line's interval is Kendall's, at 95 %. Successive samples are
+similar, so the real interval is wider than the computed one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Trend:
     Attributes:
         median: The median of the series' values.
         per_hour: The slope of the line.
-        lowest: The lower end of the slope's interval; `highest` is the upper end.
+        lowest: The lower end of the interval of the slope; `highest` is the upper end.
         tolerance: The largest slope per hour, up or down, that counts as flat.
     """
 
@@ -57,7 +57,7 @@ class Tolerance:
 
     Attributes:
         settles: The share of the run after which the series should be constant. Series that grow into a working set
-            take up to half of the run. The longer the line, the less do changes of the machine affect it.
+            take up to half of the run. A longer line is less affected by changes of the machine.
     """
 
     amount: float

@@ -29,7 +29,7 @@ _YARD: Final = bytes(4 * _KIB * _KIB)
 _COMMITS: Final = 9
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
-# The query sums up the partitions of each table. Dropped partitions are no longer in the sums.
+# The query adds up the partitions of each table. A sum falls when a partition is dropped.
 _TABLES_NOW: Final = r"""
 select
     regexp_replace(relname, '_(p\d{8}|default)$', '') as name,
@@ -87,7 +87,7 @@ class Member:
 
 
 def members(of: int) -> list[Member]:
-    """All processes of the dispatchers that a process has started, found by the processes' titles."""
+    """All processes of the dispatchers that the process `of` has started, found by their titles."""
     by_parent: dict[int, list[int]] = {}
     for place in Path("/proc").iterdir():
         if place.name.isdigit() and (parent := _parent(place)) is not None:
@@ -104,7 +104,7 @@ def _members(of: int, by_parent: dict[int, list[int]]) -> Iterator[Member]:
 
 
 def process_vitals(member: Member) -> dict[str, float]:
-    """Memory, descriptors, threads and CPU of a process; empty if it has exited."""
+    """Memory, descriptors, threads and CPU of a process; empty if the process has exited."""
     place = Path("/proc") / str(member.pid)
     try:
         rollup = dict(_kibibytes((place / "smaps_rollup").read_text()))
@@ -125,7 +125,7 @@ def process_vitals(member: Member) -> dict[str, float]:
 
 
 def table_vitals(connection: Connection[Any]) -> dict[str, float]:
-    """Size, rows and vacuums of each table, its partitions together."""
+    """Size, rows and vacuums of each table; for a partitioned table, the sum over its partitions."""
     figures: dict[str, float] = {}
     for name, *values in connection.execute(_TABLES_NOW):
         if name in TABLES:
@@ -158,7 +158,7 @@ def yardsticks(connection: Connection[Any]) -> dict[str, float]:
     commits = []
     for _ in range(_COMMITS):
         began = time.perf_counter()
-        # Waits for the disk like any commit, but writes to no table.
+        # The statement waits for the disk like any commit, but writes to no table.
         connection.execute("select pg_logical_emit_message(true, 'yardstick', '')")
         commits.append(1000 * (time.perf_counter() - began))
     return {**figures, "yardstick.commit_ms": statistics.median(commits)}
@@ -172,7 +172,7 @@ def email_vitals(connection: Connection[Any]) -> dict[str, float]:
 
 
 def queue_vitals(management: Management, queues: dict[str, str]) -> dict[str, float]:
-    """The number of messages of each queue, from the management API, whose figures are up to five seconds old.
+    """The number of messages of each queue, from the management API. The API's figures are up to five seconds old.
 
     Leaves out a queue for which the API does not answer.
 

@@ -55,7 +55,7 @@ _HOMES: Final = {
 if not TYPE_CHECKING:  # a type checker would accept any name
 
     def __getattr__(name: str) -> object:
-        """Load a public name on first use. Every process imports this package, and most use none of these names."""
+        """Loads a public name on first use. Every process imports this package, and most use none of these names."""
         for home, names in _HOMES.items():
             if name in names:
                 return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))

@@ -1,7 +1,7 @@
 """Django: the order and its receipt are committed together, or neither is.
 
-No `transaction.on_commit` is needed, and none would do: what it calls runs after the commit, and is lost if the process
-ends in between. `enqueue` writes into the transaction that is open.
+`enqueue` writes into the open transaction. Do not call it in `transaction.on_commit`: a callback runs after the commit,
+and is lost if the process ends in between.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dispatcher import Email, enqueue
 
 
 def place_order(number: int, customer: str) -> None:
-    """Stores an order, and has its receipt sent."""
+    """Stores an order, and enqueues its receipt."""
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute("insert into orders (number, customer) values (%s, %s)", [number, customer])

@@ -17,7 +17,7 @@ app = FastAPI()
 
 
 class Order(BaseModel):
-    """What a customer asks for."""
+    """The request of a customer."""
 
     number: int
     customer: str
@@ -25,7 +25,7 @@ class Order(BaseModel):
 
 @app.post("/orders", status_code=201)
 async def place_order(order: Order) -> dict[str, str]:
-    """Stores an order, and has its receipt sent."""
+    """Stores an order, and enqueues its receipt."""
     async with await psycopg.AsyncConnection.connect(os.environ["DATABASE_URL"]) as connection:
         await connection.execute(
             "insert into orders (number, customer) values (%s, %s)", [order.number, order.customer]

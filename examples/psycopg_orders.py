@@ -1,4 +1,4 @@
-"""psycopg: the order and its receipt are committed together, or neither is. fastapi_orders.py does it with asyncio."""
+"""psycopg: the order and its receipt are committed together, or neither is. For asyncio, see fastapi_orders.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatcher import Email, enqueue
 
 
 def place_order(connection: psycopg.Connection[Any], number: int, customer: str) -> None:
-    """Stores an order, and has its receipt sent."""
+    """Stores an order, and enqueues its receipt."""
     with connection.transaction():
         connection.execute("insert into orders (number, customer) values (%s, %s)", [number, customer])
         enqueue(

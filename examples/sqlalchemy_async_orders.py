@@ -11,13 +11,13 @@ _INSERT = text("insert into orders (number, customer) values (:number, :customer
 
 
 async def place_order(session: AsyncSession, number: int, customer: str) -> None:
-    """Stores an order, and has its receipt sent; the caller commits."""
+    """Stores an order, and enqueues its receipt; the caller commits."""
     await session.execute(_INSERT, {"number": number, "customer": customer})
     await enqueue_async(session, _receipt(number, customer))
 
 
 async def place_order_without_session(connection: AsyncConnection, number: int, customer: str) -> None:
-    """The same on a connection, without a session."""
+    """Like `place_order`, but on a connection instead of a session."""
     await connection.execute(_INSERT, {"number": number, "customer": customer})
     await enqueue_async(connection, _receipt(number, customer))
 

@@ -11,13 +11,13 @@ _INSERT = text("insert into orders (number, customer) values (:number, :customer
 
 
 def place_order(session: Session, number: int, customer: str) -> None:
-    """Stores an order, and has its receipt sent; the caller commits."""
+    """Stores an order, and enqueues its receipt; the caller commits."""
     session.execute(_INSERT, {"number": number, "customer": customer})
     enqueue(session, _receipt(number, customer))
 
 
 def place_order_without_session(connection: Connection, number: int, customer: str) -> None:
-    """The same on a connection, without a session."""
+    """Like `place_order`, but on a connection instead of a session."""
     connection.execute(_INSERT, {"number": number, "customer": customer})
     enqueue(connection, _receipt(number, customer))
 

@@ -95,8 +95,8 @@ def pytest_configure() -> None:
 
     The programs under test would inherit the ignored signals, and would not stop.
     """
-    os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # statements of this process would use it
-    raise_file_limit()  # tests open hundreds of connections at once
+    os.environ.pop("DISPATCHER_DATABASE_SCHEMA", None)  # otherwise statements of this process would use this schema
+    raise_file_limit()  # tests open hundreds of connections at the same time
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -118,8 +118,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Compile the tests in another process during the block. Otherwise each of the processes that run tests would
-    compile them."""
+    """Compile the tests in a separate process during the block. Otherwise each process that runs tests would compile
+    all of them."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-p", "no:xdist"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL):

@@ -1,4 +1,4 @@
-"""The connections that `enqueue` accepts, and its errors for connections that it cannot use."""
+"""Tests the connections that `enqueue` accepts, and its errors for connections that it cannot use."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ import pytest
 FACADE: Final = "dispatcher/__init__"
 
 FLOORS: Final = (
-    # The lowest floor first.
+    # The lowest floor comes first.
     {"errors", "version", "sql"},
     {"domain"},
     {"config"},
@@ -50,17 +50,18 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"alerts"}, {"aiosmtplib"}),
     ({"client"}, {"pyreqwest", "aiohttp", "httpx", "requests", "urllib3"}),
     ({"transport"}, {"aiohappyeyeballs"}),
-    ({"alerts"}, {"standardwebhooks"}),
+    # Only tests use it, to verify our signatures.
+    (set(), {"standardwebhooks"}),
     # The broker contains the client of the management API; dev downloads private servers and waits for them.
     ({"broker", "transport", "dev"}, {"http.client", "urllib.request"}),
     ({"dev"}, {"aiosmtpd"}),
-    # The extra `api`: the base install works without it.
+    # These packages come with the extra `api`. The base install works without this extra.
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
-    ({"host", "alerts"}, {"h11"}),
-    # The extra `otel`.
+    ({"host", "transport"}, {"h11"}),
+    # This package comes with the extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
-    # smtplib blocks, and hides the phase in which a request failed.
+    # No room may import smtplib, because it blocks, and hides the phase in which a request failed.
     (set(), {"smtplib"}),
 )
 """The libraries for input and output, and the only rooms that may import each of them."""
@@ -134,7 +135,7 @@ def room_of(module: str) -> str:
 
 
 def imports_of(path: Path, folder: Path) -> Iterator[Import]:
-    """All imports in a file, including the ones inside functions."""
+    """All imports in a file, including imports inside functions."""
     parts = ("dispatcher", *path.relative_to(folder).with_suffix("").parts)
     package = parts[:-1]
     room = FACADE if parts == ("dispatcher", "__init__") else parts[1]

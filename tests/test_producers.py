@@ -86,7 +86,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 
 @pytest.fixture
 async def application(way: Way, tables_url: str) -> AsyncIterator[Application]:
-    """An application's connection of the given way."""
+    """An application that connects in the given way."""
     options: dict[str, Any] = {"autocommit": way.autocommit, "row_factory": way.rows, "application_name": "application"}
     if way.twin:
         async with await psycopg.AsyncConnection.connect(tables_url, **options) as opened:
@@ -339,7 +339,7 @@ async def test_rolling_back_a_savepoint_removes_its_emails(application: Applicat
 
 
 class TestRaces:
-    """Two transactions enqueue the same key: the second transaction waits until the first one ends."""
+    """Two transactions enqueue the same key. The second transaction waits until the first transaction ends."""
 
     @pytest.fixture
     def first(self, tables_url: str) -> Any:

@@ -27,8 +27,8 @@ def renames() -> list[tuple[str, str]]:
 def unambiguous() -> list[str]:
     """Old names that must not appear anywhere: names of one word that are not also a new name.
 
-    The table explains ambiguous names in prose, such as "`how` of `process.exited`", because other things may have such
-    a name.
+    The table explains ambiguous names in prose, such as "`how` of `process.exited`", because such a name may also
+    belong to something else.
     """
     new_names = {new for _, new in renames()}
     return [old.strip("`") for old, _ in renames() if re.fullmatch("`[^`]+`", old) and old not in new_names]

@@ -1,7 +1,7 @@
 """Checks the named queries: each query is used, each used name has a query, and statuses in SQL agree with the domain.
 
 The test finds uses in the source. If a function passes a parameter on to `query` or `fetch`, the parameter is a query's
-name. The same is true for callers of such a function that pass on their own parameters.
+name. If a caller of this function passes on its own parameter, that parameter is a query's name, too.
 """
 
 from __future__ import annotations
@@ -181,3 +181,16 @@ def test_every_status_in_a_statement_exists() -> None:
 
 def test_sql_ships_with_the_package() -> None:
     assert {Path(resource.name).suffix for resource in files("dispatcher.sql.migrations").iterdir()} >= {".sql"}
+
+
+def test_every_statement_that_finishes_an_email_writes_the_feed_of_events() -> None:
+    finishing = re.compile(rb"\bstatus = (case\b[^,]*)?('(sent|failed|held)'|r\.status)", re.DOTALL)
+    changes = {
+        name: text
+        for name, text in all_queries().items()
+        for change in re.findall(rb"update dispatcher\.email_log\b.*?\bset\b(.*?)\b(?:where|from)\b", text, re.DOTALL)
+        if finishing.search(change)
+    }
+
+    assert {"record", "confirm_held", "note_crashes", "recover_expired", "republish_lost"} <= changes.keys()
+    assert [name for name, text in changes.items() if b"insert into dispatcher.outgoing_event" not in text] == []

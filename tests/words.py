@@ -109,7 +109,7 @@ def tracked() -> list[Path]:
 
 
 def rates() -> dict[str, tuple[int, int]]:
-    """By top-level folder: the number of words that we do not use, and the number of all words."""
+    """For each top-level folder, the number of words that we do not use, and the number of all words."""
     unused: Counter[str] = Counter()
     words: Counter[str] = Counter()
     for path in tracked():

@@ -1,7 +1,7 @@
 """The code of an application that sends emails through a task queue: its tables, and how it leases and records emails.
 
-The code runs in the peers' environments. It is idempotent in the way that is usual for applications: a unique key at
-enqueue, and a lease that only one worker can have at a time.
+The code runs in the peers' environments. As in most applications, a unique key prevents a second enqueue, and a lease,
+which only one worker can have at a time, prevents a second sending.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ where email_idempotency.message_key = recorded.message_key
 
 
 class Busy(Exception):
-    """Another worker has the lease. If that worker died, the lease expires after `seconds`."""
+    """Another worker has the lease, which expires after `seconds` if that worker has died."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"leased for another {seconds:.1f} s")
@@ -165,7 +165,7 @@ class Email:
 
 
 def drafts(emails: int) -> Iterator[Draft]:
-    """The same emails with which `dispatcher run` is measured."""
+    """Yields the same emails that the measurements of `dispatcher run` send."""
     body = "Thank you for your order. It leaves our house tomorrow.\n" * 8
     for number in range(emails):
         yield Draft(
@@ -174,7 +174,7 @@ def drafts(emails: int) -> Iterator[Draft]:
 
 
 def insert(connection: psycopg.Connection[Any], draft: Draft) -> UUID | None:
-    """Insert a row for the email and one for its key; None if the key exists. The caller commits."""
+    """Insert a row for the email and a row for its key; returns None if the key already exists. The caller commits."""
     email_id = uuid4()
     values = {
         "email_id": email_id,

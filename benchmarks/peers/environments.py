@@ -60,7 +60,7 @@ def _install(folder: Path, requirements: Path) -> None:
 
 
 def _uv() -> str | None:
-    """The path of the uv that `./run` downloaded; None if it did not."""
+    """The path of the uv that `./run` downloaded; None if `./run` did not download uv."""
     uv = cache.path_of("uv") / "bin" / "uv"
     return str(uv) if uv.is_file() else None
 

@@ -23,7 +23,7 @@ BOOKS_POLL_SECONDS: Final = 0.5
 emails."""
 
 Books = Callable[[], tuple[int, float]]
-"""Returns the number of sent emails in the database, and when the last of them was recorded, in Unix seconds."""
+"""Returns the number of sent emails in the database, and when the last sent email was recorded, in Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Load:
     Attributes:
         emails: The number of emails that are enqueued before the workers start.
         seconds: The time limit.
-        kill: Send SIGKILL to the busiest worker when a third of the emails is accepted. Unfinished emails are then no
-            error.
+        kill: Send SIGKILL to the busiest worker when a third of the emails is accepted. After a kill, unfinished emails
+            are not an error.
     """
 
     emails: int
@@ -44,20 +44,20 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The result of a peer's case or of ours.
+    """The result of a case of a peer or of our dispatcher.
 
     Attributes:
         knobs: The varied settings and their values.
         emails_per_second: The rate from the first acceptance until the last email is recorded.
         steady_per_second: The rate from the double's ledger only. It leaves out the first and the last tenth of the
             acceptances, and thereby the start.
-        enqueue_per_second: Peers enqueue in eight threads, one email at a time. Our library enqueues some hundreds of
-            emails per statement.
+        enqueue_per_second: The rate of the enqueueing. Peers enqueue in eight threads, one email at a time. Our library
+            enqueues some hundreds of emails per statement.
         cpu_microseconds: The CPU per email of all worker processes, from the first acceptance on.
         servers_cpu_microseconds: The CPU per email of PostgreSQL, RabbitMQ and the double, if these are private.
         processes: The number of worker processes.
         missing: Emails that are not in the provider's ledger and not held.
-        duplicates: Acceptances after an email's first, from the same ledger.
+        duplicates: Acceptances of emails that were already accepted, from the same ledger.
         unrecorded: Accepted emails that are neither recorded as sent nor held.
         held: Emails that wait for an operator because the outcome is unknown. Only our dispatcher has such emails.
     """
@@ -80,7 +80,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The measurements from the time while the programs ran."""
+    """The measurements taken while the programs ran."""
 
     sent: int
     last_at: float
@@ -97,7 +97,7 @@ def watch(
     Args:
         servers: Processes whose CPU is measured in addition to the programs'.
         ledger: The path of the double's ledger.
-        dies_whole: A kill ends a command together with its children.
+        dies_whole: The kill of `load` ends a command together with its children.
 
     Raises:
         TimeoutError: Not all emails were sent in time; the text says how many were sent.
@@ -186,7 +186,8 @@ def median_steady_rate(results: Sequence[Measured]) -> float:
 
 
 def counted(connection: psycopg.Connection[tuple[object, ...]], query: str) -> Books:
-    """A `Books` function that gets the number and the time from this query."""
+    """A `Books` function that runs this query, which returns the number of sent emails and the time at which the last
+    email was sent."""
 
     def books() -> tuple[int, float]:
         row = connection.execute(query.encode()).fetchone()

@@ -1,7 +1,7 @@
 """Our dispatcher, measured like the peers: `dispatcher run` with two workers, attempt rows and metrics on.
 
-There are four cases: with the defaults, as a new user runs the dispatcher, and tuned, like the tuned peers. Each of
-these is measured in two ways. In the first, the measured time includes publishing. In the second, `published`, the
+There are four cases: two with the defaults, as a new user runs the dispatcher, and two tuned, like the tuned peers. In
+`ours` and `ours-tuned`, the measured time includes publishing. In `ours-published` and `ours-tuned-published`, the
 messages are on RabbitMQ before `dispatcher run` starts, like the messages of the peers with a broker.
 """
 
@@ -65,7 +65,8 @@ NAMES: Final = tuple(case.name for case in OURS)
 
 
 def counterparts(*, tuned: bool) -> tuple[str, str]:
-    """The two cases of ours, without and with published messages, with which a stock or tuned peer is compared."""
+    """The two cases of our dispatcher with which a stock or tuned peer is compared: without and with published
+    messages."""
     meanwhile, published = (case.name for case in OURS if bool(case.knobs) == tuned)
     return meanwhile, published
 

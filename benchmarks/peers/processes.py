@@ -48,7 +48,7 @@ class Programs:
         return bool(self._running)
 
     def cpu_seconds(self) -> float:
-        """User and system CPU of all commands and their children, including those that have exited."""
+        """User and system CPU of all commands and their children, including children that have exited."""
         return self._ended_cpu_seconds + cpu_seconds_of(self._running)
 
     def pids(self) -> list[int]:
@@ -56,8 +56,8 @@ class Programs:
         return _with_children(self._running)
 
     def kill(self, *, whole: bool) -> None:
-        """Send SIGKILL to the process that used the most CPU. If there are children, only to a child: children do the
-        work.
+        """Send SIGKILL to the process that used the most CPU. If there are children, choose among them, because they do
+        the work.
 
         Args:
             whole: Kill a command with its children instead.
@@ -90,7 +90,7 @@ class Programs:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509 - nothing here has threads
             )
-        process.returncode = 0  # `_reap` waits for the process, because only that returns its CPU time
+        process.returncode = 0  # `_reap` has waited for the process, to get its CPU time
         self._running[process.pid] = number
 
     def _reap(self) -> Iterator[tuple[int, int]]:
@@ -122,7 +122,7 @@ def running(commands: Sequence[Sequence[str]], environment: Mapping[str, str], l
 
 
 def cpu_seconds_of(pids: Iterable[int]) -> float:
-    """User and system CPU of these processes and their descendants, including those that have exited."""
+    """User and system CPU of these processes and their descendants, including descendants that have exited."""
     return sum(_cpu_seconds(pid) for pid in set(_with_children(pids)))
 
 

@@ -61,7 +61,7 @@ class _CountingPublisher(Publisher):
 
 
 async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:
-    """Run the relay as the leader until all messages are on the queue. Then stop it, which clears the due marks.
+    """Run the relay as the leader until all messages are on the queue. Then stop the relay, which clears the due marks.
 
     Returns:
         The publisher with its counts, and the number of messages on the queue.

@@ -25,8 +25,9 @@ WIDTH: Final = 170
 BOOKS: Final = ("missing", "duplicates", "held", "unrecorded")
 _BESIDE: Final = ("ours is", "published is")
 _CAPTION: Final = (
-    "`ours is` and `published is`: the speed of ours as a multiple, with messages published in the measured time and\n"
-    "before it; the ratio of the medians, and the lowest and highest ratio of single repetitions.\n"
+    "`ours is` and `published is`: how many times as fast our dispatcher is: the ratio of the medians, and the lowest\n"
+    "and highest ratio of single repetitions. For `ours is`, messages are published during the measured time; for\n"
+    "`published is`, before it.\n"
     "Stock peers are compared with our defaults, ours and ours-published;\n"
     "tuned peers and post_office-leasing with ours tuned, ours-tuned and ours-tuned-published.\n"
     "For Celery and dramatiq, whose messages are on RabbitMQ before the clock starts, read `published is`.\n"
@@ -53,7 +54,7 @@ def described(knobs: Mapping[str, object]) -> str:
 
 
 def speeds(cases: Cases) -> Table:
-    """The rate of each case, over all emails and without start and end. If there are several knobs, they are shown."""
+    """Two rates for each case: `emails/s` over all emails, and `steady/s`, which leaves out the start and the end."""
 
     def row(results: Sequence[Measured]) -> list[str]:
         rates = [result.emails_per_second for result in results]
@@ -99,7 +100,7 @@ def promises(cases: Cases) -> Table:
 def ratios(cases: Cases, results: Sequence[Measured], rate: Rate = median_rate) -> dict[str, float]:
     """The speed of our comparable cases as a multiple of this case's speed, by the names of our cases.
 
-    Leaves out cases that were not measured, and cases with several knobs. Empty for our own cases.
+    Leaves out cases that were not measured, and cases that were measured with different knobs. Empty for our own cases.
     """
     beside: dict[str, float] = {}
     for counterpart in _counterparts(results[0].name):
@@ -110,7 +111,8 @@ def ratios(cases: Cases, results: Sequence[Measured], rate: Rate = median_rate) 
 
 
 def turns(cases: Cases, results: Sequence[Measured]) -> dict[str, tuple[float, float]]:
-    """The lowest and the highest ratio of single repetitions, as `ratios`; empty if there was only one repetition."""
+    """For each name that `ratios` returns, the lowest and the highest ratio of a single repetition. Empty if there was
+    only one repetition."""
     spread: dict[str, tuple[float, float]] = {}
     for counterpart in ratios(cases, results):
         (measured,) = (results for (name, _), results in cases.items() if name == counterpart)
@@ -154,7 +156,7 @@ def _table(
     row: Callable[[Sequence[Measured]], Iterable[str]],
     caption: str | None = None,
 ) -> Table:
-    """A table with a row for each case; the row shows the knobs if they differ."""
+    """A table with a row for each case. If a case was measured with different knobs, a column shows the knobs."""
     are_swept = len({name for name, _ in cases}) < len(cases)
     table = Table(title=title, caption=caption)
     table.add_column("case", no_wrap=True)
@@ -170,7 +172,7 @@ def _table(
 def _times_as_fast(
     cases: Cases, results: Sequence[Measured], rate: Rate, spread: Mapping[str, tuple[float, float]] | None = None
 ) -> list[str]:
-    """A cell for each of our comparable cases, with the range of the repetitions if given."""
+    """A cell for each of our comparable cases, with the range of the repetitions if `spread` is given."""
     beside = ratios(cases, results, rate)
     cells = {name: f"{times:.1f} ×" for name, times in beside.items()}
     for name, (lowest, highest) in (spread or {}).items():
@@ -184,7 +186,7 @@ def _counterparts(name: str) -> tuple[str, ...]:
 
 
 def _promiser(name: str) -> str:
-    """The name whose promise applies to a case: the case itself, or its environment."""
+    """The key in `PROMISES` for a case: the name of the case, or of the peer's environment."""
     if name in ours.NAMES:
         return "ours"
     return name if name in PROMISES else _peer(name).environment

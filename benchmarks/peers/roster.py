@@ -41,7 +41,8 @@ class Peer:
         prepare: Commands that create the peer's own tables.
         knobs: The settings that the sweep found best; passed as environment variables PEER_NAME.
         sweep: The values that `--sweep` tries.
-        sent: A query for the number of sent emails in the peer's own tables, and for when the last was recorded.
+        sent: A query for the number of sent emails in the peer's own tables, and for the time at which the last email
+            was recorded.
         dies_whole: A kill ends the command together with its children, which would otherwise continue alone.
     """
 
@@ -59,8 +60,8 @@ class Peer:
 
     @property
     def is_tuned(self) -> bool:
-        """Whether the peer runs with the settings that a sweep found best, not with those of its documentation's first
-        pages."""
+        """Whether the peer runs with the settings that a sweep found best, not with the settings from the first pages
+        of its documentation."""
         return bool(self.knobs)
 
     def commands(self, knobs: Knobs) -> list[list[str]]:
@@ -74,7 +75,7 @@ _AT_LEAST_ONCE: Final = "redelivered, and sent again when its lease expires, eve
 PROMISES: Final[Mapping[str, Promise]] = {
     "ours": Promise(
         "yes: one statement, in the application's transaction",
-        "emails not on the wire are sent, answered ones recorded; those on the wire are held for an operator, "
+        "emails not on the wire are sent, and answers recorded; emails on the wire are held for an operator, "
         "or sent again if the policy says so",
         "docs/protocol.md",
     ),
@@ -90,7 +91,7 @@ PROMISES: Final[Mapping[str, Promise]] = {
     ),
     "procrastinate": Promise(
         "yes: the job is inserted by the application's transaction",
-        "its jobs stay `doing` until a task that the application provides retries stalled ones; then like Celery",
+        "its jobs stay `doing` until a task that the application provides retries stalled jobs; then like Celery",
         "procrastinate, How-to: Retry stalled jobs; Using an external database connection",
     ),
     "post_office": Promise(

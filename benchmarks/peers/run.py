@@ -2,10 +2,10 @@
 
 Celery, dramatiq, procrastinate and django-post_office do the same job, stock and tuned, as their users would write it.
 They use the same private servers with the same durability, and send over TLS to the same provider's double.
-django-post_office takes no lease, so it is also measured with one. The cases alternate over the repetitions, so that a
-slow minute of the machine affects all cases. Each case has enough emails for about six seconds; they are enqueued
-before the workers start. Stock peers are compared with our dispatcher at its defaults (`ours`), all other peers with
-our tuned dispatcher (`ours-tuned`). `ours` and `ours-tuned` publish in the measured time. `ours-published`,
+django-post_office takes no lease, so it is also measured with an added lease. The cases alternate over the repetitions,
+so that a slow minute of the machine affects all cases. Each case has enough emails for about six seconds; they are
+enqueued before the workers start. Stock peers are compared with our dispatcher at its defaults (`ours`), all other
+peers with our tuned dispatcher (`ours-tuned`). `ours` and `ours-tuned` publish in the measured time. `ours-published`,
 `ours-tuned-published` and the peers with a broker have their messages on RabbitMQ before the measured time. Each peer
 is installed once, into its own environment in the cache folder.
 """
@@ -155,7 +155,7 @@ def _show(results: list[Measured], facts: dict[str, object], options: argparse.N
 
 
 def options_of(arguments: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line; in the result, `ours` and `peers` are the chosen cases."""
+    """Parse the command line. In the result, `ours` and `peers` contain the chosen cases."""
     summary, _, details = (__doc__ or "").partition("\n")
     parser = argparse.ArgumentParser(prog="benchmarks/peers/run.py", description=summary, epilog=details)
     parser.add_argument(
@@ -185,7 +185,8 @@ def options_of(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _chosen(options: argparse.Namespace) -> tuple[list[Ours], list[Peer]]:
-    """The chosen cases of ours and of the peers; if only peers are chosen, all of ours are added."""
+    """The chosen cases of our dispatcher and of the peers. If only peers are chosen, adds all cases of our
+    dispatcher."""
     own = [case for case in OURS if case.name in options.peers]
     if not own and not options.sweep:
         own = list(OURS)

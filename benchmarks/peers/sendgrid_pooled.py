@@ -1,4 +1,5 @@
-"""Sends over persistent connections to SendGrid, a user's usual first step if SendGrid's own package is too slow."""
+"""Sends over persistent connections to SendGrid. This is a user's usual first step if SendGrid's own package is too
+slow."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class SendGrid:
         """Send the email; return SendGrid's id.
 
         Raises:
-            RuntimeError: SendGrid did not accept the email; urllib3's errors if there was no response.
+            RuntimeError: SendGrid did not accept the email.
+            urllib3.exceptions.HTTPError: There was no response.
         """
         response = self._pool.request("POST", self._url, body=json.dumps(email.as_sendgrid()))
         if response.status != 202:

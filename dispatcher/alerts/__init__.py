@@ -2,8 +2,7 @@
 
 contract    the protocol of a channel
 wording     the texts and the JSON of a notice
-webhook     POST over https, signed according to Standard Webhooks
-destination checks the addresses that a webhook may connect to
+webhook     POST over https, signed according to Standard Webhooks (transport.signed_post)
 mail        email through an SMTP server that is configured only for alerts
 channels    the log, and the configured channels
 """

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import socket
-import ssl
 from typing import Protocol
 
 from dispatcher.domain.alert import Notice
@@ -36,14 +34,3 @@ class Channel(Protocol):
             NotDelivered: The notice was not accepted, or the result is unknown.
         """
         ...
-
-
-def cause_of(error: BaseException) -> str:
-    """Why a connection failed, without the server's own text, which may quote addresses or secrets."""
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return f"its certificate cannot be trusted: {error.verify_message}"
-    if isinstance(error, socket.gaierror):
-        return "its host name cannot be resolved"
-    if isinstance(error, OSError) and error.errno and error.strerror:
-        return error.strerror.lower()
-    return f"it was not reached ({type(error).__name__})"

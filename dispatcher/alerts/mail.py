@@ -13,10 +13,11 @@ from typing import Final
 
 import aiosmtplib
 
-from dispatcher.alerts.contract import NotDelivered, cause_of
+from dispatcher.alerts.contract import NotDelivered
 from dispatcher.alerts.wording import subject, text
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.alert import Notice
+from dispatcher.transport.destination import cause_of
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0

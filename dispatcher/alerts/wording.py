@@ -98,6 +98,7 @@ def _trouble(alert: Alert) -> str:
         Kind.NOTHING_SENT: f"{count}{more} {'email is' if is_one else 'emails are'} due, but none is sent: {reason}",
         Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",
         Kind.HOST_VANISHED: f"a host has vanished: {reason}",
+        Kind.WEBHOOK_DISABLED: f"a webhook gets no events any more: {reason}",
     }[alert.kind]
 
 
@@ -110,6 +111,7 @@ def _resolution(alert: Alert) -> str:
         Kind.NOTHING_SENT: "emails are being sent again, or no email is due",
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
         Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
+        Kind.WEBHOOK_DISABLED: "every webhook is active again, or was removed",
     }[alert.kind]
 
 

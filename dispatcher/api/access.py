@@ -124,7 +124,7 @@ class AccessControl:
         """Replaces the keys in memory. `keys` includes revoked keys."""
         self._keys = {key.key_id: key for key in keys}
         self._buckets = {name: bucket for name, bucket in self._buckets.items() if name in self._keys}
-        # Never opens again: if a restore has emptied the table of keys, requests must still need a key.
+        # `is_open` never becomes True again: even if a restore has emptied the table of keys, requests need a key.
         self.is_open = self.is_open and not keys
 
     async def run(self) -> None:
@@ -237,7 +237,8 @@ class AccessControl:
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
         if name.strip("[]").lower() not in LOOPBACKS:
             names = ", ".join(LOOPBACKS)
-            raise Problem("host-forbidden", f"The Host header must be one of: {names}. Or create an API key.")
+            detail = f"Without an API key, the Host header must be one of: {names}. Use one of them, or create a key."
+            raise Problem("host-forbidden", detail)
         if any(_is_proxy_header(header) for header in request.headers):
             detail = "Requests without an API key must not come through a proxy, and this one did. Create an API key."
             raise Problem("host-forbidden", detail)
@@ -248,7 +249,7 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate limit in this process. The bucket has room for one second's tokens, at least one; see `overdraw`."""
+    """A key's rate limit in this process. Has room for the tokens of one second, at least one token; see `overdraw`."""
 
     __slots__ = ("_at", "_tokens", "per_second")
 

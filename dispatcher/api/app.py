@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 from fastapi import FastAPI
@@ -17,11 +17,17 @@ from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
+from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
+from dispatcher.api.suppression_endpoints import SuppressionEndpoints
+from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
+
+if TYPE_CHECKING:
+    from dispatcher.api.event_endpoints import EventEndpoints
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
@@ -31,9 +37,17 @@ def make_app(
     enqueueing: EnqueueEndpoints,
     status: StatusEndpoints,
     operators: OperatorEndpoints,
+    feed: FeedEndpoints,
+    webhooks: WebhookEndpoints,
+    suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
+    events: EventEndpoints | None = None,
 ) -> FastRoutes:
-    """Builds the application from its endpoints, whose connections are already open."""
+    """Builds the application from its endpoints, whose connections are already open.
+
+    Args:
+        events: None if no provider posts events.
+    """
     app = FastAPI(
         title="Email Dispatcher",
         version=VERSION,
@@ -56,15 +70,33 @@ def make_app(
     _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
     _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
     _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
+    _add(app, "GET", "/v1/events", feed.list, operations.LIST_EVENTS)
+    _add(app, "POST", "/v1/webhooks", webhooks.create, operations.CREATE_WEBHOOK)
+    _add(app, "GET", "/v1/webhooks", webhooks.list, operations.LIST_WEBHOOKS)
+    _add(app, "GET", "/v1/webhooks/{webhook_id}", webhooks.get, operations.GET_WEBHOOK)
+    _add(app, "DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, operations.REMOVE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, operations.TEST_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, operations.ROTATE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, operations.ENABLE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, operations.REPLAY_WEBHOOK)
+    _add(app, "GET", "/v1/suppressions", suppressions.list, operations.LIST_SUPPRESSIONS)
+    _add(app, "POST", "/v1/suppressions", suppressions.add, operations.ADD_SUPPRESSIONS)
+    _add(app, "DELETE", "/v1/suppressions", suppressions.remove, operations.REMOVE_SUPPRESSIONS)
+    fast: dict[tuple[str, str], Endpoint] = {
+        ("POST", "/v1/emails"): enqueueing.create,
+        ("POST", "/v1/emails/batch"): enqueueing.create_many,
+    }
+    for path, endpoint, operation in events.routes if events is not None else ():
+        _add(app, "POST", path, endpoint, operation)
+        fast["POST", path] = endpoint
     _add_pages(app, access)
-    return FastRoutes(
-        app, {("POST", "/v1/emails"): enqueueing.create, ("POST", "/v1/emails/batch"): enqueueing.create_many}
-    )
+    return FastRoutes(app, fast)
 
 
 def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:
-    # The first route serves requests. The second route never does: it only adds the operation to the OpenAPI document,
-    # because FastAPI would resolve dependencies for each request. We have none, and that takes longer than an enqueue.
+    # The first route serves requests. The second route only adds the operation to the OpenAPI document: if it served
+    # requests, FastAPI would resolve each request's dependencies. Even without dependencies, that takes longer than an
+    # enqueue.
     app.add_route(path, endpoint, methods=[method], include_in_schema=False)
     app.add_api_route(
         path,

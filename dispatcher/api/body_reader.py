@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from starlette.requests import Request
 
-from dispatcher.api.access import Caller
 from dispatcher.api.fair_limiter import FairLimiter
 from dispatcher.api.large_json import MAX_VALUES, count_values
 from dispatcher.api.problems import FieldError, Problem
@@ -18,26 +17,39 @@ from dispatcher.api.problems import FieldError, Problem
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
-"""The least memory that a request is charged: it needs some for headers, and for the task that waits for the body."""
+"""The least memory that a request is charged, for its headers and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
 """Memory per parsed JSON value, in addition to its text. It is used until the value's email is inserted."""
 
 T = TypeVar("T")
 
 
+class Caller(Protocol):
+    """Who is charged for a body."""
+
+    @property
+    def name(self) -> str:
+        """Identifies the caller for limits per caller."""
+        ...
+
+
 class BodyReader:
     """Reads bodies, and charges their memory and request slots to their callers."""
 
-    def __init__(self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int) -> None:
+    def __init__(
+        self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int, any_media_type: bool = False
+    ) -> None:
         """
         Args:
             slots: Limits the number of requests in progress.
             memory: Limits the bytes of bodies, and of the objects parsed from bodies.
             max_bytes: The largest body.
+            any_media_type: Whether bodies may have other types than JSON. Amazon SNS posts JSON as text/plain.
         """
         self._slots = slots
         self._memory = memory
         self._max_bytes = max_bytes
+        self._any_media_type = any_media_type
 
     def read(self, request: Request, caller: Caller) -> _BodyContext:
         """A context manager that reads the body. The body's memory and a slot stay charged until the block ends.
@@ -53,7 +65,7 @@ class BodyReader:
             Problem: `unsupported-media-type`, `body-too-large` or `overloaded`.
         """
         request = context.request
-        _check_media_type(request)
+        _check_media_type(request, any_media_type=self._any_media_type)
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > self._max_bytes:
             raise self._too_large()
@@ -67,7 +79,7 @@ class BodyReader:
                 self._charge(context, len(body))
         length = len(body)
         if length >= LARGE_BYTES:
-            # A smaller body is parsed without yielding to the event loop, so only one is parsed at a time.
+            # A smaller body is parsed without yielding to the event loop, so only one such body is parsed at a time.
             values = await run_off_loop(length, lambda: count_values(body))
             if values > MAX_VALUES:
                 detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
@@ -120,10 +132,11 @@ class _BodyContext:
         self._reader.release(self)
 
 
-def _check_media_type(request: Request) -> None:
+def _check_media_type(request: Request, *, any_media_type: bool) -> None:
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
     charset = parameters.strip().lower().replace('"', "")
-    if media_type.strip().lower() != "application/json" or charset not in ("", "charset=utf-8"):
+    is_json = media_type.strip().lower() == "application/json" and charset in ("", "charset=utf-8")
+    if not (is_json or any_media_type):
         error = FieldError("header", "Content-Type", "must be application/json; the charset may only be utf-8")
         raise Problem("unsupported-media-type", errors=[error], closes=True)
     if request.headers.get("content-encoding", "identity").lower() != "identity":

@@ -42,7 +42,8 @@ class ErrorMiddleware:
             response = self._response(error)
         else:
             return
-        # Sent after the except block, because until the block ends, the traceback keeps the request's body in memory.
+        # Send the response after the except block: until the block ends, the traceback keeps the request's body in
+        # memory.
         await response(scope, receive, send)
 
     def _response(self, error: Exception) -> Response:

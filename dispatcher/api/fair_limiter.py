@@ -16,7 +16,7 @@ class FairLimiter:
         """
         Args:
             max_request: The most that a single request may need. A caller without other requests gets this amount even
-                if it exceeds half.
+                if it is more than half of the total.
         """
         self._max_total = max(max_total, max_request)
         self.max_per_caller = max(max_total // 2, max_request)

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MAX_HEAD_BYTES: Final = 32 * 1024
-"""The most bytes of a request line and headers, or between two chunks of a body and after its last one. The longest
+"""The most bytes of a request line and headers, between two chunks of a body, or after the last chunk. The longest
 valid key, parameters and trace context need a few kilobytes."""
 MIN_BODY_BYTES_PER_SECOND: Final = 1024
 """The slowest rate at which a client may send a body."""
@@ -44,7 +44,7 @@ MAX_PIPELINED_STARTS_PER_TURN: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """The time that a client has.
+    """How long a client may take.
 
     Attributes:
         head_seconds: From connecting, or the request's first byte, to the end of the headers. Also the interval at
@@ -225,7 +225,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
-        """Refuses what the parser cannot parse."""
+        """Refuses a request that the parser cannot parse."""
         self._refuse("malformed-request", "It could not be parsed as HTTP/1.1.")
 
     def _set_timer(self, seconds: float | None) -> None:
@@ -239,7 +239,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
     def _is_fast_enough(self) -> bool:
         min_bytes = MIN_BODY_BYTES_PER_SECOND * self._timeouts.head_seconds
-        # If we have paused reading, the client is not slow.
+        # While this process has paused reading, the client is not slow.
         return self.loop.time() < self._request_deadline and (self._body_bytes >= min_bytes or self.flow.read_paused)
 
     def _on_timeout(self) -> None:
@@ -259,7 +259,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
-        """Closes the connection. Before, sends a problem, unless the client would take it for a different response."""
+        """Sends a problem, unless the client would take it for the response to a different request, and then closes."""
         self._set_timer(None)
         if self.transport.is_closing():
             return
@@ -274,7 +274,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _abandon_unanswered(self) -> None:
-        # uvicorn disconnects only the last request. An earlier one would write to the closed transport.
+        # Disconnect every unanswered request. uvicorn disconnects only the last request, and an earlier request would
+        # write to the closed transport.
         for cycle in self._unanswered:
             cycle.disconnected = True
             cycle.message_event.set()
@@ -309,7 +310,7 @@ class _LingeringTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether `close` was called. Then nothing more is written, and further input is ignored."""
+        """Whether `close` was called. From then on, nothing more is written, and further input is ignored."""
         return self._end is not None or self._transport.is_closing()
 
     def close(self) -> None:

@@ -38,7 +38,10 @@ MAX_QUEUED: Final = 20_000
 
 
 class ImmediatePublisher:
-    """Publishes emails in batches, one batch at a time, and clears the due marks of confirmed emails."""
+    """Publishes emails in batches, one batch at a time.
+
+    When RabbitMQ has confirmed an email's message, clears the email's due mark. The relay then does not publish it.
+    """
 
     interval_seconds = 0.25
     """How often due marks are cleared."""

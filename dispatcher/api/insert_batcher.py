@@ -31,7 +31,7 @@ from dispatcher.telemetry.log import get_log
 CONCURRENT_INSERTS: Final = 2
 """While one statement waits for the disk, the next one is sent."""
 CONCURRENT_RETRIES: Final = 2
-"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`: new batches do not wait for these."""
+"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not wait."""
 
 InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
@@ -91,7 +91,8 @@ class InsertBatcher:
                 tenant_queue = self._waiting[draft.email.tenant_id] = deque()
             tenant_queue.append(queued)
         if not self._is_scheduled:
-            # Starts a moment later: requests that the event loop reads in the same turn then join the batch.
+            # Start the inserts a moment later, so that requests that the event loop reads in the same turn join the
+            # batch.
             self._is_scheduled = True
             loop.call_soon(self._start_inserts)
         await request.done

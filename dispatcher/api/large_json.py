@@ -22,8 +22,8 @@ MAX_VALUES: Final = 400_000
 """The most JSON values: objects, lists and their elements. A thousand emails have about a tenth of this number, unless
 all of them have many recipients."""
 MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
-"""The most characters, in all long strings together that are not pure ASCII. Each character may need four bytes once
-parsed."""
+"""The most characters of all long strings together, except pure ASCII strings. Once parsed, each character may need
+four bytes."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
 """From this size, long strings are extracted before parsing."""
@@ -45,7 +45,7 @@ def parse(body: bytearray) -> Any:
 
     Raises:
         Problem: `malformed-json`: the body is not JSON, is nested too deep, or repeats a name in one object.
-            `body-too-large`: it is larger than any email or batch.
+            `body-too-large`: the body is larger than any email or batch.
     """
     if len(body) < LARGE_BYTES:
         root = [_load(body)]
@@ -61,7 +61,8 @@ def parse(body: bytearray) -> Any:
 def count_values(body: bytes | bytearray) -> int:
     """Counts a JSON text's values, without parsing it.
 
-    Returns an upper bound if that is at most MAX_VALUES; else the exact number, but at most MAX_VALUES + 1.
+    If a quick upper bound is at most MAX_VALUES, returns this bound. Else returns the exact number, but at most
+    MAX_VALUES + 1.
     """
     count = _count_marks(body, 0, len(body))
     if count <= MAX_VALUES:
@@ -148,7 +149,7 @@ def _text_end(body: bytes | bytearray, start: int) -> int:
 
 
 def _without_escapes(piece: bytes | bytearray) -> bytes | bytearray:
-    """The piece with escaped backslashes and quotes overwritten. It must not begin inside an escape."""
+    """The piece with escaped backslashes and quotes overwritten. The piece must not begin inside an escape."""
     return piece.replace(rb"\\", b"..").replace(rb"\"", b"..")
 
 
@@ -210,14 +211,17 @@ def _decode(body: bytearray, start: int, end: int, max_characters: int) -> str:
 
 
 def _whole_characters(piece: bytes) -> int:
-    """The size of a piece without a character that is incomplete at its end. It must begin with a whole character."""
+    """How many bytes of the piece are whole characters, without a character that is incomplete at the piece's end.
+
+    The piece must begin with a whole character.
+    """
     size = len(piece)
     marked = _without_escapes(piece)
     escape = marked.rfind(b"\\", size - 6)
     if escape >= 0 and escape + (6 if marked[escape + 1 : escape + 2] == b"u" else 2) > size:
         size = escape
     if _HIGH_SURROGATE.match(marked, size - 6, size):
-        return size - 6  # its low surrogate follows
+        return size - 6  # the low surrogate follows in the next piece
     for lead in range(size - 1, size - 4, -1):
         if piece[lead] >= 0xC0:
             length = 2 + (piece[lead] >= 0xE0) + (piece[lead] >= 0xF0)

@@ -9,16 +9,23 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from dispatcher.api.email_schema import EXAMPLE, SCHEMAS
+from dispatcher.api.feed_endpoints import PARAMETERS as EVENT_PARAMETERS
 from dispatcher.api.operator_endpoints import MAX_IDS, MAX_PER_SECOND, MAX_REASON_CHARACTERS, MAX_SECONDS
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import FILTER_TEXT, NOT_BLANK, PARAMETERS, TENANT, TENANT_ID, Parameter
+from dispatcher.api.suppression_endpoints import MAX_NOTE_CHARACTERS, MAX_RECIPIENTS, MAX_STOPPED
+from dispatcher.api.suppression_endpoints import PARAMETERS as SUPPRESSION_PARAMETERS
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Outcome, Reason
+from dispatcher.domain.outgoing_event import TYPES
 from dispatcher.domain.provider_event import Bounce, EventKind
 from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.domain.waiting import WaitReason
+from dispatcher.domain.webhook import WebhookState
 from dispatcher.ops.replaying import MIN_PER_SECOND
+from dispatcher.ops.webhooks import MAX_URL_CHARACTERS
 from dispatcher.store.replays import ReplayState
 
 ABOUT: Final = (
@@ -44,32 +51,34 @@ class Operation:
     """One path and method.
 
     Attributes:
-        response_schema: The name of the success response's schema.
+        response_schema: The name of the success response's schema; None if the response has no body.
         problems: The problem codes of this operation, except the codes that every operation may return.
         request_schema: The name of the request body's schema; None if the request has no body.
+        needs_key: Whether a request needs an API key. A provider's requests are signed instead.
     """
 
     name: str
     summary: str
     description: str
-    response_schema: str
+    response_schema: str | None
     problems: tuple[str, ...]
     status: int = 200
     request_schema: str | None = None
     example: Any = None
     parameters: tuple[dict[str, Any], ...] = ()
     headers: dict[str, Any] = field(default_factory=dict)
+    needs_key: bool = True
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
         """All responses by status."""
-        success: dict[str, Any] = {
-            "description": "Success.",
-            "content": {"application/json": {"schema": _schema(self.response_schema)}},
-        }
+        success: dict[str, Any] = {"description": "Success."}
+        if self.response_schema is not None:
+            success["content"] = {"application/json": {"schema": _schema(self.response_schema)}}
         if self.headers:
             success["headers"] = self.headers
         codes: dict[int, list[str]] = {}
-        for code in (*self.problems, *_KEY_PROBLEMS, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+        key_problems = _KEY_PROBLEMS if self.needs_key else ()
+        for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
             codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
         problems: dict[int | str, dict[str, Any]] = {
             status: _problems(status, codes[status]) for status in sorted(codes)
@@ -79,6 +88,8 @@ class Operation:
     def extra(self) -> dict[str, Any]:
         """Parameters and request body. FastAPI cannot derive them, because the endpoints parse requests themselves."""
         extra: dict[str, Any] = {"parameters": list(self.parameters)}
+        if not self.needs_key:
+            extra["security"] = []
         if self.request_schema:
             media_type: dict[str, Any] = {"schema": _schema(self.request_schema)}
             if self.example is not None:
@@ -265,6 +276,154 @@ RESUME_REPLAY: Final = Operation(
     parameters=(_REPLAY_ID,),
     problems=_DECISION_PROBLEMS,
 )
+LIST_SUPPRESSIONS: Final = Operation(
+    name="list_suppressions",
+    summary="List suppressed recipients",
+    description="Newest first, masked: the addresses are not stored. Entries that have expired are listed, too.",
+    response_schema="Suppressions",
+    parameters=(*(_query(name, parameter) for name, parameter in SUPPRESSION_PARAMETERS.items()), _TENANT),
+    problems=("invalid-parameter",),
+)
+ADD_SUPPRESSIONS: Final = Operation(
+    name="add_suppressions",
+    summary="Suppress recipients",
+    description="Addresses and domains get no email of the tenant any more. A domain does not include its subdomains. "
+    "An entry that already lasts as long stays as it is. The audit log records the reason.",
+    response_schema="AddedSuppressions",
+    request_schema="NewSuppressions",
+    example={"recipients": ["ann@example.org", "example.net"], "reason": "closed account"},
+    problems=(*_BODY_PROBLEMS, "invalid-body"),
+)
+REMOVE_SUPPRESSIONS: Final = Operation(
+    name="remove_suppressions",
+    summary="Remove suppressed recipients",
+    description="The next email goes to the recipients again. `stopped_email_ids` are failed emails that the entries "
+    "had stopped, oldest first: `POST /v1/replays` with these ids sends each of them once.",
+    response_schema="RemovedSuppressions",
+    request_schema="OldSuppressions",
+    example={"recipients": ["ann@example.org"], "reason": "mailbox works again"},
+    problems=(*_BODY_PROBLEMS, "invalid-body"),
+)
+_WEBHOOK_ID: Final = _path("webhook_id", {"type": "integer", "minimum": 1}, "The webhook's id.")
+LIST_EVENTS: Final = Operation(
+    name="list_events",
+    summary="Poll what became of emails",
+    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, complained "
+    "about, suppressed. No event is left out, whenever its transaction commits. Poll again with `next`. The first "
+    "request starts the recording of events. They are kept for DISPATCHER_RETAIN_EVENTS_DAYS.",
+    response_schema="Events",
+    parameters=(*(_query(name, parameter) for name, parameter in EVENT_PARAMETERS.items()), _TENANT),
+    problems=("invalid-parameter",),
+)
+CREATE_WEBHOOK: Final = Operation(
+    name="create_webhook",
+    summary="Add a webhook",
+    description="The tenant's events are posted to the URL from now on, signed according to Standard Webhooks. Only "
+    "this response contains the secret.",
+    status=201,
+    response_schema="NewWebhook",
+    request_schema="WebhookRequest",
+    example={"url": "https://shop.example.com/hooks", "events": ["email.bounced"], "reason": "the shop's mail page"},
+    problems=("too-many-webhooks", *_BODY_PROBLEMS, "invalid-body"),
+    headers={"Location": {"schema": {"type": "string"}, "description": "The path of the webhook.", "required": True}},
+)
+LIST_WEBHOOKS: Final = Operation(
+    name="list_webhooks",
+    summary="List webhooks",
+    description="The tenant's webhooks, with their state.",
+    response_schema="Webhooks",
+    parameters=(_TENANT,),
+    problems=("invalid-parameter",),
+)
+GET_WEBHOOK: Final = Operation(
+    name="get_webhook",
+    summary="Get a webhook",
+    description="Its state, and how many events wait for it.",
+    response_schema="Webhook",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+REMOVE_WEBHOOK: Final = Operation(
+    name="remove_webhook",
+    summary="Remove a webhook",
+    description="What it has not delivered is dropped. Returns the webhook as it was.",
+    response_schema="Webhook",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+TEST_WEBHOOK: Final = Operation(
+    name="test_webhook",
+    summary="Post a test event",
+    description="Posts an event of the type `webhook.test`, even if the webhook is disabled, and returns the answer.",
+    response_schema="WebhookTest",
+    parameters=(_WEBHOOK_ID, _TENANT),
+    problems=("not-found", "invalid-parameter"),
+)
+ROTATE_WEBHOOK: Final = Operation(
+    name="rotate_webhook",
+    summary="Give a webhook a new secret",
+    description="For 24 hours, events are signed with both secrets. Only this response contains the new secret.",
+    response_schema="NewWebhook",
+    request_schema="Decision",
+    example={"reason": "a developer left"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
+ENABLE_WEBHOOK: Final = Operation(
+    name="enable_webhook",
+    summary="Enable a webhook",
+    description="Makes a disabled or failing webhook active, and posts now what waits for it.",
+    response_schema="Webhook",
+    request_schema="Decision",
+    example={"reason": "the receiver works again"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
+REPLAY_WEBHOOK: Final = Operation(
+    name="replay_webhook",
+    summary="Deliver events again",
+    description="Delivers the events since a time again, with the same ids.",
+    response_schema="Webhook",
+    request_schema="WebhookReplay",
+    example={"since": "2026-11-21T10:00:00Z", "reason": "the receiver lost them"},
+    parameters=(_WEBHOOK_ID,),
+    problems=_DECISION_PROBLEMS,
+)
+
+
+def _signature_header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": description}
+
+
+_EVENT_PROBLEMS: Final = ("signature-invalid", "signature-stale", *_BODY_PROBLEMS)
+RECEIVE_SENDGRID: Final = Operation(
+    name="receive_sendgrid_events",
+    summary="Receive SendGrid's events",
+    description="For SendGrid's signed event webhook. The API responds after the events are committed, and never shows "
+    "whether an email exists.",
+    status=204,
+    response_schema=None,
+    request_schema="SendGridEvents",
+    example=[{"event": "delivered", "email_id": "01938a7e-8f3c-7d42-9c51-2f6d1f0e9a77", "timestamp": 1764000000}],
+    parameters=(
+        _signature_header("X-Twilio-Email-Event-Webhook-Signature", "ECDSA over the timestamp and the raw body."),
+        _signature_header("X-Twilio-Email-Event-Webhook-Timestamp", "When the request was signed, in Unix seconds."),
+    ),
+    problems=_EVENT_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_SES: Final = Operation(
+    name="receive_ses_events",
+    summary="Receive Amazon SES's events from Amazon SNS",
+    description="For HTTPS subscriptions of the topics in DISPATCHER_SES_EVENTS_TOPICS. The API confirms them itself. "
+    "The body may have any media type.",
+    status=204,
+    response_schema=None,
+    request_schema="SnsMessage",
+    example={"Type": "Notification", "TopicArn": "arn:aws:sns:eu-west-1:123456789012:ses-events", "Message": "{…}"},
+    problems=("topic-forbidden", *_EVENT_PROBLEMS, "provider-unavailable"),
+    needs_key=False,
+)
 
 
 def _nullable(kind: str, form: str | None = None) -> dict[str, Any]:
@@ -294,12 +453,37 @@ _EMAIL_FIELDS: Final[dict[str, Any]] = {
     "sent_at": _nullable("string", "date-time"),
     "refused_recipients": _nullable("string"),
 }
+_EVENT_TYPES: Final = {"type": "string", "enum": list(TYPES)}
+_WEBHOOK_FIELDS: Final[dict[str, Any]] = {
+    "id": {"type": "integer"},
+    "url": {"type": "string"},
+    "tenant_id": _nullable("string"),
+    "events": {"type": "array", "items": _EVENT_TYPES},
+    "recipients": {"type": "boolean"},
+    "state": {"type": "string", "enum": list(WebhookState)},
+    "failing_since": _nullable("string", "date-time"),
+    "next_attempt_at": _INSTANT,
+    "last_error": _nullable("string"),
+    "delivered_at": _nullable("string", "date-time"),
+    "created_at": _INSTANT,
+    "lag_seconds": _nullable("number"),
+    "retries": {"type": "integer", "description": "Refused events that wait for another attempt."},
+    "given_up": {"type": "integer", "description": "Events that were refused at every attempt."},
+}
 _REASON: Final = {
     "type": "string",
     "minLength": 1,
     "maxLength": MAX_REASON_CHARACTERS,
     "pattern": NOT_BLANK,
     "description": "Printable characters, not only spaces. The audit log records the reason.",
+}
+_SUPPRESSION_KIND: Final = {"type": "string", "enum": list(SuppressionReason)}
+_SUPPRESSED: Final = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": MAX_RECIPIENTS,
+    "items": {"type": "string"},
+    "description": "Addresses, and domains such as `example.org`.",
 }
 _FIELD_ERROR: Final = {
     "type": "object",
@@ -343,7 +527,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "provider_code": _nullable("string"),
         }
     ),
-    "Event": _object(
+    "ProviderEvent": _object(
         {
             "happened_at": {**_INSTANT, "description": "By the provider's clock."},
             "kind": {"type": "string", "enum": [kind.value for kind in EventKind]},
@@ -371,7 +555,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "attempts": {"type": "array", "items": _schema("Attempt")},
             "events": {
                 "type": "array",
-                "items": _schema("Event"),
+                "items": _schema("ProviderEvent"),
                 "description": "What providers reported after they accepted the email, by their clocks.",
             },
         }
@@ -432,6 +616,98 @@ _SCHEMAS: Final[dict[str, Any]] = {
             "reason": {"type": "string"},
             "created_at": _INSTANT,
             "changed_at": _INSTANT,
+        }
+    ),
+    "FeedEvent": _object(
+        {
+            "id": {**_ID, "description": "The same in each response and each webhook."},
+            "cursor": {"type": "string", "description": "`after=` this cursor returns the events after this event."},
+            "type": _EVENT_TYPES,
+            "timestamp": _INSTANT,
+            "data": _object(
+                {
+                    "email_id": _ID,
+                    "tenant_id": {"type": "string"},
+                    "message_key": {"type": "string"},
+                    "correlation_id": _nullable("string"),
+                    "provider": _nullable("string"),
+                    "reason": _nullable("string"),
+                    "code": _nullable("string"),
+                    "bounce": {"enum": [*Bounce, None]},
+                    "happened_at": _INSTANT,
+                }
+            ),
+        }
+    ),
+    "Events": _object(
+        {
+            "events": {"type": "array", "items": _schema("FeedEvent")},
+            "next": {"type": "string", "description": "The cursor for the next request, even if there is no event."},
+            "has_more": {"type": "boolean", "description": "Whether the next request may return events now."},
+        }
+    ),
+    "Webhook": _object(_WEBHOOK_FIELDS),
+    "NewWebhook": _object({**_WEBHOOK_FIELDS, "secret": {"type": "string", "pattern": "^whsec_"}}),
+    "Webhooks": _object({"webhooks": {"type": "array", "items": _schema("Webhook")}}),
+    "WebhookRequest": _object(
+        {
+            "url": {
+                "type": "string",
+                "maxLength": MAX_URL_CHARACTERS,
+                "description": "An https URL without a user.",
+            },
+            "reason": _REASON,
+            "tenant_id": TENANT_ID,
+            "events": {"type": "array", "minItems": 1, "maxItems": len(TYPES), "items": _EVENT_TYPES},
+            "recipients": {"type": "boolean", "default": False, "description": "Include recipients' addresses."},
+        },
+        *("tenant_id", "events", "recipients"),
+    ),
+    "WebhookReplay": _object({"since": _INSTANT, "reason": _REASON, "tenant_id": TENANT_ID}, "tenant_id"),
+    "WebhookTest": _object({"is_accepted": {"type": "boolean"}, "detail": {"type": "string"}}),
+    "SendGridEvents": {"type": "array", "items": {"type": "object"}},
+    "SnsMessage": {
+        "type": "object",
+        "required": ["Type", "TopicArn", "Message"],
+        "properties": {
+            "Type": {"enum": ["Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"]},
+            "SignatureVersion": {"enum": ["1", "2"]},
+        },
+    },
+    "Suppression": _object(
+        {
+            "id": {"type": "integer"},
+            "tenant_id": {"type": "string"},
+            "recipient": {"type": "string", "description": "Masked, such as `j•••@example.com`; or a domain."},
+            "is_domain": {"type": "boolean"},
+            "kind": _SUPPRESSION_KIND,
+            "source_email_id": {**_nullable("string", "uuid"), "description": "The email whose event made the entry."},
+            "note": _nullable("string"),
+            "created_at": _INSTANT,
+            "expires_at": _nullable("string", "date-time"),
+        }
+    ),
+    "Suppressions": _object(
+        {"suppressions": {"type": "array", "items": _schema("Suppression")}, "next": _nullable("integer")}
+    ),
+    "NewSuppressions": _object(
+        {
+            "recipients": _SUPPRESSED,
+            "reason": _REASON,
+            "kind": {**_SUPPRESSION_KIND, "default": "manual"},
+            "note": {"type": "string", "maxLength": MAX_NOTE_CHARACTERS, "description": "For operators."},
+            "expires_at": {**_INSTANT, "description": "When the entry ends. Default: never."},
+            "tenant_id": TENANT_ID,
+        },
+        *("kind", "note", "expires_at", "tenant_id"),
+    ),
+    "AddedSuppressions": _object({"added": {"type": "integer", "description": "Entries that are new or changed."}}),
+    "OldSuppressions": _object({"recipients": _SUPPRESSED, "reason": _REASON, "tenant_id": TENANT_ID}, "tenant_id"),
+    "RemovedSuppressions": _object(
+        {
+            "removed": {"type": "integer"},
+            "stopped_count": {"type": "integer"},
+            "stopped_email_ids": {"type": "array", "items": _ID, "maxItems": MAX_STOPPED},
         }
     ),
     "Problem": {

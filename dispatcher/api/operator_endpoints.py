@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -92,13 +92,11 @@ def _id(value: object) -> UUID | None:
 
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
 _TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
-_REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
+REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
+TENANT_FIELD: Final[Mapping[str, tuple[Check, str]]] = {"tenant_id": (_is_tenant, _TENANT_RULE)}
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
-    **_REASON,
-    "tenant_id": (
-        _is_tenant,
-        _TENANT_RULE,
-    ),
+    **REASON,
+    **TENANT_FIELD,
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
@@ -116,7 +114,8 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
-_DECISION: Final = {**_REASON, "tenant_id": _REPLAY["tenant_id"]}
+DECISION: Final = {**REASON, **TENANT_FIELD}
+"""The fields of most requests that change something; see `operator_request`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +146,11 @@ class OperatorEndpoints:
 
     async def create_replay(self, request: Request) -> Response:
         """Selects emails, and starts to replay them in the background."""
-        async with self._operator_request(request, _REPLAY) as (caller, given), session(self.pool) as connection:
-            act = _act(caller, given["reason"])
+        async with (
+            operator_request(self.access, self.bodies, request, _REPLAY) as (caller, given),
+            session(self.pool) as connection,
+        ):
+            act = act_of(caller, given["reason"])
             selection = _selection(given, caller.tenant(given.get("tenant_id")))
             replay = await replaying.create(
                 connection,
@@ -174,14 +176,17 @@ class OperatorEndpoints:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
                 replay = await _found(connection, request, tenant)
-                stopped = await replaying.stop(connection, replay.replay_id, _act(caller, "stopped over HTTP"))
+                stopped = await replaying.stop(connection, replay.replay_id, act_of(caller, "stopped over HTTP"))
         return _response(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
         """Continues a stopped or interrupted replay in this process. No effect if it is running or done."""
-        async with self._operator_request(request, _DECISION) as (caller, given), session(self.pool) as connection:
+        async with (
+            operator_request(self.access, self.bodies, request, DECISION) as (caller, given),
+            session(self.pool) as connection,
+        ):
             replay = await _found(connection, request, caller.tenant(given.get("tenant_id")))
-            act = _act(caller, given["reason"])
+            act = act_of(caller, given["reason"])
             resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
             self._start_replay(replay)
@@ -211,46 +216,17 @@ class OperatorEndpoints:
     async def _decide(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
     ) -> Response:
-        async with self._operator_request(request, _DECISION) as (caller, given):
+        async with operator_request(self.access, self.bodies, request, DECISION) as (caller, given):
             email_id: UUID = request.path_params["email_id"]
             if await self.emails.find(caller.tenant(given.get("tenant_id")), email_id) is None:
                 raise Problem("not-found", "The tenant has no email with this id.")
             async with session(self.pool) as connection:
-                verdict = await decide(connection, email_id, _act(caller, given["reason"]))
+                verdict = await decide(connection, email_id, act_of(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
             raise Problem("not-held", _NOT_HELD[verdict])
         self._decided.add(email_id)
         self._start("sweep", self._clean_dlq)
         return _response({"id": email_id, "verdict": verdict.value})
-
-    @asynccontextmanager
-    async def _operator_request(
-        self, request: Request, known: Mapping[str, tuple[Check, str]]
-    ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
-        """The caller and the body's validated fields. Occupies a request slot during the block.
-
-        Args:
-            known: A check for each allowed field, and the error if the check fails.
-
-        Raises:
-            Problem: see `authenticate`; also `invalid-body`.
-        """
-        caller = await self.access.authenticate(request, Scope.OPERATE)
-        async with self.bodies.read(request, caller) as body:
-            given = await run_off_loop(len(body), lambda: parse(body))
-            if not isinstance(given, dict):
-                raise Problem("invalid-body", errors=[FieldError("pointer", "#", "must be an object")])
-            errors = [] if "reason" in given else [FieldError("pointer", "#/reason", "is required")]
-            if given.keys() - known.keys():
-                errors.append(FieldError("pointer", "#", f"has an unknown field; allowed: {', '.join(known)}"))
-            errors += [
-                FieldError("pointer", f"#/{name}", why)
-                for name, (fits, why) in known.items()
-                if not _fits(given, name, fits)
-            ]
-            if errors:
-                raise Problem("invalid-body", errors=errors)
-            yield caller, given
 
     async def _run(self, replay_id: int, tenant: str) -> None:
         slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
@@ -296,11 +272,47 @@ class OperatorEndpoints:
         return DeadLetterQueue(broker, self.settings.dlq)
 
 
+@asynccontextmanager
+async def operator_request(
+    access: AccessControl,
+    bodies: BodyReader,
+    request: Request,
+    known: Mapping[str, tuple[Check, str]],
+    required: Sequence[str] = ("reason",),
+) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
+    """The caller and the body's validated fields. Occupies a request slot during the block.
+
+    Args:
+        known: A check for each allowed field, and the error if the check fails.
+        required: The fields that must be present.
+
+    Raises:
+        Problem: see `authenticate`; also `invalid-body`.
+    """
+    caller = await access.authenticate(request, Scope.OPERATE)
+    async with bodies.read(request, caller) as body:
+        given = await run_off_loop(len(body), lambda: parse(body))
+        if not isinstance(given, dict):
+            raise Problem("invalid-body", errors=[FieldError("pointer", "#", "must be an object")])
+        errors = [FieldError("pointer", f"#/{name}", "is required") for name in required if name not in given]
+        if given.keys() - known.keys():
+            errors.append(FieldError("pointer", "#", f"has an unknown field; allowed: {', '.join(known)}"))
+        errors += [
+            FieldError("pointer", f"#/{name}", why)
+            for name, (fits, why) in known.items()
+            if not _fits(given, name, fits)
+        ]
+        if errors:
+            raise Problem("invalid-body", errors=errors)
+        yield caller, given
+
+
 def _fits(given: Mapping[str, Any], name: str, fits: Check) -> bool:
     return name not in given or fits(given[name])
 
 
-def _act(caller: Caller, reason: str) -> Act:
+def act_of(caller: Caller, reason: str) -> Act:
+    """The act of a caller, for the audit log."""
     actor = "api" if caller.key is None else f"api key ed_{caller.key.key_id} ({caller.key.name})"
     return Act.of(actor, reason)
 

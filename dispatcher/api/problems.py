@@ -40,11 +40,15 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
         "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
+        "signature-invalid": ProblemType(403, "The request is not signed by a provider that is configured here."),
+        "signature-stale": ProblemType(403, "The request's signature is too old, or its time is in the future."),
+        "topic-forbidden": ProblemType(403, "This API accepts no events from this SNS topic."),
         "not-found": ProblemType(404, "The resource does not exist."),
         "method-not-allowed": ProblemType(405, "The path does not support this method."),
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
+        "too-many-webhooks": ProblemType(409, "The database already has as many webhooks as it may have."),
         "body-too-large": ProblemType(413, "The request body is too large."),
         "unsupported-media-type": ProblemType(
             415, "The request body must be application/json, in UTF-8, uncompressed."
@@ -62,6 +66,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "internal-error": ProblemType(500, "An internal error occurred."),
         "overloaded": ProblemType(503, "The API is handling too many requests or too much data."),
         "database-unavailable": ProblemType(503, "The database is unavailable."),
+        "provider-unavailable": ProblemType(503, "A server of the provider is needed and unavailable."),
     }
 )
 

@@ -92,7 +92,7 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk, and to the database what exceeds the chunk's size.
+        """Returns unused recipients to this process's chunk. The database gets those that exceed the chunk's size.
 
         Has no effect if the day of the reservation is over.
         """
@@ -146,7 +146,8 @@ class Quotas:
     async def _refill(self, chunk: _Chunk, key: ApiKey, recipients: int) -> bool:
         """Reserves the missing recipients, or a whole chunk if that is more; False if the quota has too few left."""
         asked_at = self._clock()
-        # Sets the chunk aside: concurrent requests must not spend the recipients on which this refill relies.
+        # Take this process's chunk out of use during the statement. Otherwise, concurrent requests could use up the
+        # chunk, and the grant would be too small for this request.
         set_aside, chunk.remaining = chunk.remaining if asked_at < chunk.day_ends_at else 0, 0
         needed = recipients - set_aside
         quota, wanted = key.recipients_per_day or 0, max(needed, _chunk_size(key))

@@ -9,10 +9,10 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import uvicorn
 import uvloop
@@ -23,6 +23,7 @@ from dispatcher.api.body_reader import BodyReader
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.fair_limiter import FairLimiter
+from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Timeouts
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
@@ -30,7 +31,9 @@ from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
+from dispatcher.api.suppression_endpoints import SuppressionEndpoints
 from dispatcher.api.validation import EmailValidator
+from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.config.values import LOOPBACKS
@@ -39,12 +42,16 @@ from dispatcher.host.lifecycle import set_on_signals
 from dispatcher.host.web_server import WebResponse, WebServer
 from dispatcher.providers.capabilities import capabilities_of
 from dispatcher.store.api_keys import KeyStore
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.drafts import DraftStore
 from dispatcher.store.emails import EmailStore
 from dispatcher.supervisor.run_dir import make_run_dir
 from dispatcher.telemetry import log, metric_files, scrape
 from dispatcher.telemetry.tracing import TRACER
+
+if TYPE_CHECKING:
+    from dispatcher.api.event_endpoints import EventEndpoints
+    from dispatcher.events.sns import Fetch
 
 LOCK_SECONDS: Final = 0.25
 """How long an insert waits for a transaction that is inserting the same message key, and how long a request waits for
@@ -55,6 +62,8 @@ KEY_SESSIONS: Final = 2
 OPERATOR_SESSIONS: Final = 2
 """Database sessions for operators' requests: if a row is locked, only operators' requests wait."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
+EVENT_SESSIONS: Final = 2
+"""Database sessions for providers' events: one stores a batch, the other looks for locked rows."""
 KEEP_ALIVE_SECONDS: Final = 75
 """Longer than proxies keep idle connections (60 s). If the API closed first, a proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
@@ -153,12 +162,14 @@ async def serve(
     *,
     lock_seconds: float = LOCK_SECONDS,
     shutdown_seconds: float = SHUTDOWN_SECONDS,
+    fetch: Fetch | None = None,
 ) -> None:
     """Serves until `stop` is set, then finishes the requests in progress.
 
     Args:
         lock_seconds: See LOCK_SECONDS.
         shutdown_seconds: See SHUTDOWN_SECONDS.
+        fetch: Sends requests to Amazon SNS; by default over the network.
 
     Raises:
         ConfigurationError: no API key is usable, and requests without a key are not allowed.
@@ -204,7 +215,12 @@ async def serve(
         operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
         operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, settings)
         opened.push_async_callback(operators.stop)
-        app = ErrorMiddleware(make_app(access, enqueueing, status, operators, refusals), refusals=refusals)
+        feed = FeedEndpoints(access, read_sessions, asyncio.Semaphore(CONCURRENT_LISTS))
+        webhooks = WebhookEndpoints(access, operator_bodies, operator_sessions, settings)
+        events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
+        suppressions = SuppressionEndpoints(access, operator_bodies, operator_sessions)
+        endpoints = (enqueueing, status, operators, feed, webhooks, suppressions)
+        app = ErrorMiddleware(make_app(access, *endpoints, refusals, events), refusals=refusals)
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
         server = _server(settings, app, refusals)
@@ -222,6 +238,29 @@ async def serve(
         await asyncio.gather(*background_tasks, return_exceptions=True)
         refusals.log_new()
     log.get_log().info("api.stopped")
+
+
+@asynccontextmanager
+async def _event_endpoints(
+    settings: Settings, slots: FairLimiter, memory: FairLimiter, fetch: Fetch | None
+) -> AsyncIterator[EventEndpoints | None]:
+    """The endpoints for providers' events, with their database sessions; None if no provider is configured."""
+    if not (settings.sendgrid_events_keys or settings.ses_events_topics):
+        yield None
+        return
+    from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
+    from dispatcher.events.event_batcher import EventBatcher
+    from dispatcher.events.intake import EventIntake
+
+    url, name = settings.database_url, "dispatcher api events"
+    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
+    await pool.open()
+    try:
+        max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
+        bodies = BodyReader(slots, memory, max_bytes=max_bytes, any_media_type=True)
+        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(EventIntake(pool)), fetch)
+    finally:
+        await pool.close()
 
 
 NEEDS_A_KEY: Final = (

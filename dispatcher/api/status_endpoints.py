@@ -92,7 +92,8 @@ def _cursor(text: str) -> UUID:
         raise ValueError("must be the `next` of a previous page") from None
 
 
-def _limit(text: str) -> int:
+def limit_of(text: str) -> int:
+    """The parser of a page's length."""
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")
     return int(text)
@@ -132,7 +133,7 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "created_before": Parameter(_instant, _INSTANT, "Only emails created before this time."),
     "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "The `next` of the previous page."),
     "limit": Parameter(
-        _limit,
+        limit_of,
         {"type": "integer", "minimum": 1, "maximum": MAX_PAGE_EMAILS, "default": DEFAULT_PAGE_EMAILS},
         "The most emails per page.",
     ),

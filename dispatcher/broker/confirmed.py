@@ -1,7 +1,7 @@
-"""Emails whose message RabbitMQ has confirmed, kept until a lease or an explicit mark removes their due mark.
+"""Emails whose message RabbitMQ has confirmed, kept until their due mark is cleared.
 
-A worker that leases an email removes its due mark, usually within milliseconds. So the publisher (the leading relay, or
-an API process) waits, and then marks only the emails that no worker has leased in the meantime.
+A worker that leases an email clears the email's due mark, usually within milliseconds. So the publisher (the leading
+relay, or an API process) waits, and then clears only the marks of emails that no worker has leased in the meantime.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ locked, by the local clock."""
 
 
 class ConfirmedMessages:
-    """The confirmed messages of one publisher. An entry is valid only while the email is due since the recorded
-    time."""
+    """The confirmed messages of one publisher. An entry is valid only while the email has the recorded due time."""
 
     def __init__(self) -> None:
-        # Both dictionaries are ordered by our local time. They are separate: otherwise, a long queue would make us
-        # retry locked rows.
+        # Both dictionaries are ordered by local time. They are separate: otherwise, a long queue would cause retries of
+        # locked rows.
         self._waiting: dict[UUID, _Since] = {}
         self._locked: dict[UUID, _Since] = {}
 
@@ -35,13 +34,13 @@ class ConfirmedMessages:
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:
-        """Record that RabbitMQ confirmed the messages of these emails."""
+        """Records that RabbitMQ confirmed the messages of these emails."""
         for email_id, due_at in due.items():
             self._forget(email_id)
             self._waiting[email_id] = due_at, now
 
     def retain(self, due: Mapping[UUID, datetime], until: datetime | None) -> None:
-        """Drop emails that are no longer due, or that have a different due time.
+        """Drops emails that are no longer due, or that have a different due time.
 
         Args:
             due: All emails that became due before `until`; all due emails if `until` is None.
@@ -52,7 +51,7 @@ class ConfirmedMessages:
                     del remembered[email_id]
 
     def to_mark(self, before: float, limit: int, *, most_waiting: int | None = None) -> dict[UUID, datetime]:
-        """Up to `limit` emails to mark, each with its due time.
+        """Up to `limit` emails whose due mark the caller must clear, each with its due time.
 
         Args:
             before: Only emails that were confirmed, or found locked, by this time.
@@ -67,8 +66,8 @@ class ConfirmedMessages:
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 
     def discard(self, due: Mapping[UUID, datetime], now: float, *, locked: Collection[UUID] = ()) -> None:
-        """Drop the emails that were marked. Keep emails whose row was locked, for the next try, and emails that were
-        confirmed again for a different due time."""
+        """Drops the emails whose due mark was cleared. Keeps emails whose row was locked, for the next try, and emails
+        that were confirmed again for a different due time."""
         for email_id, due_at in due.items():
             if self.contains(email_id, due_at):
                 self._forget(email_id)

@@ -46,7 +46,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # Only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a blocked one.
+    # This timeout is only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a
+    # blocked RabbitMQ.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -99,7 +100,7 @@ def vhost_of(amqp_url: str) -> str:
 
 
 async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = None) -> Connection:
-    """Open a connection to one of the nodes. The nodes are tried in random order.
+    """Opens a connection to one of the nodes. The nodes are tried in random order.
 
     Raises:
         BrokerUnavailable: No node can be reached. The message contains each node's address and error.
@@ -137,7 +138,7 @@ async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
 
 
 def _abandon(attempt: asyncio.Task[Connection]) -> None:
-    """Drop a connection that opened after a different connection was chosen."""
+    """Drops a connection that opened after a different connection was chosen."""
     if not attempt.cancelled() and attempt.exception() is None:
         attempt.result().abort()
 
@@ -149,8 +150,10 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combine the errors of all nodes. If any node refused the login, the result is BrokerRefused, because waiting does
-    not help."""
+    """Combines the errors of all nodes. If any node refused the login, the result is BrokerRefused.
+
+    Waiting does not help after a refused login.
+    """
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
@@ -164,7 +167,7 @@ class Connection:
     """
 
     def __init__(self, node: pika.URLParameters) -> None:
-        """Start connecting. `open_connection` waits for the result."""
+        """Starts connecting. `open_connection` waits for the result."""
         loop = asyncio.get_running_loop()
         self.lost: asyncio.Future[str] = loop.create_future()
         self._address = f"RabbitMQ at {node.host}:{node.port}"
@@ -182,7 +185,7 @@ class Connection:
         self._pika.add_on_connection_unblocked_callback(lambda *_: self._unblocked.set())
 
     async def opened(self) -> None:
-        """Wait until the connection is open.
+        """Waits until the connection is open.
 
         Raises:
             BrokerUnavailable: The connection cannot be opened.
@@ -207,11 +210,11 @@ class Connection:
         return not self._unblocked.is_set()
 
     async def unblocked(self) -> None:
-        """Wait until publishing is allowed. Also returns when the connection is lost."""
+        """Waits until publishing is allowed. Also returns when the connection is lost."""
         await self._unblocked.wait()
 
     async def open_channel(self) -> Channel:
-        """Open a channel.
+        """Opens a channel.
 
         Raises:
             BrokerUnavailable: the connection is lost.
@@ -225,7 +228,7 @@ class Connection:
         return channel
 
     async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
-        """Close the connection and its channels. Idempotent.
+        """Closes the connection and its channels. Idempotent.
 
         When this returns, everything written before has reached RabbitMQ, unless RabbitMQ did not answer in time.
         """
@@ -237,7 +240,7 @@ class Connection:
             await first_of(self.lost, seconds=within_seconds)
 
     def abort(self) -> None:
-        """Drop the connection without a closing handshake; `lost` is done soon after. Idempotent."""
+        """Drops the connection without a closing handshake; `lost` is done soon after. Idempotent."""
         self._pika.abort()
 
     async def __aenter__(self) -> Self:
@@ -267,7 +270,7 @@ class Channel:
         raw.add_on_close_callback(lambda _, error: resolve(self.closed, channel_fault(error)))
 
     async def call(self, method: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call a method of pika that takes a `callback`, and return RabbitMQ's answer.
+        """Calls a method of pika that takes a `callback`, and returns RabbitMQ's answer.
 
         Raises:
             ChannelClosed: RabbitMQ refused the call and closed the channel.
@@ -305,7 +308,7 @@ class Channel:
                 return answer
 
     def ack(self, tags: Sequence[tuple[int, bool]]) -> None:
-        """Ack deliveries in one write: by tag, with True to include all earlier deliveries.
+        """Acks deliveries in one write: by tag, with True to include all earlier deliveries.
 
         Raises:
             AMQPError: the channel is closing or closed.
@@ -315,7 +318,7 @@ class Channel:
         self.raw.connection.emit(acks(self.raw.channel_number, tags))
 
     def write(self, frames: bytes) -> None:
-        """Write the frames of messages at the end of the event loop's current round, with other pending writes.
+        """Writes the frames of messages at the end of the event loop's current round, with other pending writes.
 
         Raises:
             AMQPError: the channel is closing or closed.
@@ -330,7 +333,7 @@ class Channel:
         return int(self.raw.connection.most_body_octets)
 
     async def close(self) -> None:
-        """Close the channel. Idempotent."""
+        """Closes the channel. Idempotent."""
         if self.raw.is_open:
             self.raw.close()
         await first_of(self.closed, seconds=ANSWER_SECONDS)
@@ -340,7 +343,7 @@ class Channel:
         return self.closed.result() if self.closed.done() else channel_fault(error)
 
     async def wait(self, answer: asyncio.Future[Any], what: str) -> Any:
-        """Wait for an answer from RabbitMQ. Raises the same errors as `call`, even if the channel closes first."""
+        """Waits for an answer from RabbitMQ. Raises the same errors as `call`, even if the channel closes first."""
         await first_of(answer, self.closed, seconds=ANSWER_SECONDS)
         if answer.done():
             return answer.result()
@@ -350,11 +353,11 @@ class Channel:
 
 
 async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
-    """Wait until at least one future is done, or until the timeout. Cancels no future."""
+    """Waits until at least one future is done, or until the timeout. Cancels no future."""
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
 def resolve(future: asyncio.Future[T], value: T) -> None:
-    """Set the result of a future, unless it is already done."""
+    """Sets the result of a future, unless it is already done."""
     if not future.done():
         future.set_result(value)

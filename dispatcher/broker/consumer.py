@@ -4,8 +4,8 @@ A message that points to several emails is split into several deliveries, its pa
 requeued separately; the whole message is acked or returned when this is done for all parts.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
-messages to other consumers, so the channel's deliveries become void. This module ignores calls for a void delivery, and
-a second ack. If it sent them, RabbitMQ would close the channel with error 406 and redeliver the whole window.
+messages to other consumers, so the channel's deliveries become void. This module sends no ack or reject for a void
+delivery, and none twice: RabbitMQ would close the channel with error 406 and redeliver the whole window.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Consumer:
         ca_file: Path | None = None,
         backoff: Backoff | None = None,
     ) -> None:
-        """Create a consumer. Does not connect yet.
+        """Creates a consumer. Does not connect yet.
 
         Args:
             prefetch: The most unacked deliveries that RabbitMQ sends us.
@@ -116,7 +116,7 @@ class Consumer:
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consume until `cancel` or `close`. Reconnects if the connection is lost, and waits if the queue is missing.
+        """Consumes until `cancel` or `close`. Reconnects if the connection is lost, and waits if the queue is missing.
 
         After `cancel`, returns when the connection is closed or lost.
 
@@ -140,14 +140,16 @@ class Consumer:
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
-        """Split a message that points to several emails into its parts. From then on, ack or return only the parts, not
-        the delivery itself."""
+        """Splits a message that points to several emails into its parts.
+
+        From then on, ack or return only the parts, not the delivery itself.
+        """
         if self._is_open(delivery):
             self._outstanding[delivery.tag] = (1 << count) - 1
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Ack deliveries: one frame for all messages before the first unsettled one, one frame for each later message.
+        """Acks deliveries: one frame for all messages before the first unsettled message, one for each later message.
 
         A message with a refused part is returned to RabbitMQ instead.
         """
@@ -168,15 +170,15 @@ class Consumer:
                 self.acked_count += len(done)
 
     def reject(self, delivery: Delivery) -> None:
-        """Move the message to the DLQ, because it can never be processed."""
+        """Moves the message to the DLQ, because it can never be processed."""
         self._refuse(delivery, requeue=False)
 
     def requeue(self, delivery: Delivery) -> None:
-        """Return the message to the queue for any consumer."""
+        """Returns the message to the queue for any consumer."""
         self._refuse(delivery, requeue=True)
 
     def pause(self) -> None:
-        """Return every delivery to RabbitMQ, and stop consuming until `resume`. Calls `on_lost`.
+        """Returns every delivery to RabbitMQ, and stops consuming until `resume`. Calls `on_lost`.
 
         Idempotent. Has no effect after `cancel`: current deliveries may still be acked.
         """
@@ -185,11 +187,11 @@ class Consumer:
             self._session.give_up()
 
     def resume(self) -> None:
-        """End a pause. Idempotent."""
+        """Ends a pause. Idempotent."""
         self._resumed.set()
 
     async def cancel(self) -> None:
-        """Stop deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
+        """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
 
         After this method returns, `on_delivery` is not called again.
         """
@@ -199,7 +201,7 @@ class Consumer:
                 await self._session.cancel()
 
     async def close(self) -> None:
-        """Stop and close the connection. Earlier acks have reached RabbitMQ; it redelivers unacked messages."""
+        """Stops and closes the connection. Earlier acks have reached RabbitMQ, which redelivers all other messages."""
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -207,7 +209,7 @@ class Consumer:
             await self._session.connection.close()
 
     async def _may_consume(self) -> bool:
-        """Wait until a pause ends; False if the consumer is stopping."""
+        """Waits until a pause ends; False if the consumer is stopping."""
         stopping = asyncio.ensure_future(self._stopping.wait())
         resumed = asyncio.ensure_future(self._resumed.wait())
         try:
@@ -218,7 +220,7 @@ class Consumer:
         return not self._stopping.is_set()
 
     async def _consume(self) -> str | None:
-        """Consume over one connection. Returns why it ended, or None after `pause`."""
+        """Consumes over one connection. Returns why consuming ended, or None after `pause`."""
         try:
             async with await open_connection(self._amqp_url, name=self._name, ca_file=self._ca_file) as connection:
                 return await self._consume_on(connection)
@@ -270,7 +272,7 @@ class Consumer:
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
     def _settle_part(self, delivery: Delivery) -> bool:
-        """Mark the delivery as settled. Return whether it was the last unsettled part of its message."""
+        """Marks the delivery as settled. Returns whether it was the last unsettled part of its message."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -278,10 +280,10 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Requeue the message, or move it to the DLQ, when its other parts are settled.
+        """Requeues the message, or moves it to the DLQ, when its other parts are settled.
 
         If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
-        other parts are done, and rejects a part again that can never be processed.
+        other parts are done, and again rejects a part that can never be processed.
         """
         if self._is_open(delivery):
             self._refused[delivery.tag] = requeue or self._refused.get(delivery.tag, False)
@@ -295,7 +297,7 @@ class Consumer:
                 self._session.channel.raw.basic_nack(delivery_tag=tag, requeue=requeue)
 
     def _void(self) -> None:
-        """Make all current deliveries void."""
+        """Makes all current deliveries void."""
         self._generation += 1
         self._outstanding.clear()
         self._refused.clear()
@@ -323,25 +325,25 @@ class _Session:
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
 
     async def consume(self, queue: str, receive: Callable[[Any, Any, Any, bytes], None]) -> None:
-        """Start consuming. Raises ChannelClosed if the queue does not exist."""
+        """Starts consuming. Raises ChannelClosed if the queue does not exist."""
         consume = self.channel.raw.basic_consume
         await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
         self.is_consuming = not self._given_up
 
     async def cancel(self) -> None:
-        """Stop deliveries, and wait for RabbitMQ's confirmation."""
+        """Stops deliveries, and waits for RabbitMQ's confirmation."""
         self.is_consuming = False
         if self._consumer_tag in self.channel.raw.consumer_tags:
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
 
     def give_up(self) -> None:
-        """End this session because of `Consumer.pause`."""
+        """Ends this session because of `Consumer.pause`."""
         self._given_up = True
         self.is_consuming = False
         resolve(self._cancelled, None)
 
     async def ended(self) -> str | None:
-        """Wait until RabbitMQ stops delivering. Returns the reason, or None after `give_up`."""
+        """Waits until RabbitMQ stops delivering. Returns the reason, or None after `give_up`."""
         await first_of(self._cancelled, self.channel.closed)
         if self._given_up:
             return None

@@ -71,7 +71,7 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Read the messages that are on the queue now. Messages that are not removed return when the block ends.
+        """Reads the messages that are on the queue now. Messages that are not removed return when the block ends.
 
         Raises:
             TopologyError: The queue does not exist.
@@ -103,7 +103,8 @@ class DeadLetterQueue:
     async def _return_messages(self, scan: DlqScan, depth_now: Callable[[], Awaitable[int]]) -> None:
         unread = scan.depth - sum(window.received for window in scan.windows)
         expected = max(0, unread)
-        # One window after the other: if two windows returned at the same time, the order of messages would be lost.
+        # Close one window after the other: if two windows returned their messages at the same time, the order would be
+        # lost.
         for window in scan.windows:
             expected += await window.close()
             await _wait_until_returned(expected, depth_now)
@@ -140,7 +141,7 @@ class DlqScan:
                 return
 
     def remove(self, messages: Iterable[DlqMessage]) -> None:
-        """Remove these messages from the queue when the block ends. If it ends with an exception, removes none.
+        """Removes these messages from the queue when the block ends. If it ends with an exception, removes none.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
         scan again until nothing is left to remove (`ops.dead_letters.remove`).
@@ -149,7 +150,7 @@ class DlqScan:
             self.windows[message.window].removed.add(message.tag)
 
     def keep_all(self) -> None:
-        """Cancel all removals."""
+        """Cancels all removals."""
         for window in self.windows:
             window.removed.clear()
 
@@ -199,7 +200,7 @@ class _ScanWindow:
             raise self.channel.closed.result()
 
     async def close(self) -> int:
-        """Ack the removed messages, and return all other messages to the queue. Returns how many were returned."""
+        """Acks the removed messages, and returns all other messages to the queue. Returns how many were returned."""
         if self.channel.closed.done():
             return 0
         if self.removed:
@@ -210,7 +211,7 @@ class _ScanWindow:
         return self.received - len(self.removed)
 
     async def _ack(self) -> None:
-        """Ack the removed messages: those before the first kept message with one frame, the others a few at a time."""
+        """Acks the removed messages: those before the first kept message with one frame, the others a few at a time."""
         first_kept = next(tag for tag in count(1) if tag not in self.removed)
         if first_kept > 1:
             self.channel.raw.basic_ack(first_kept - 1, multiple=True)
@@ -224,7 +225,7 @@ class _ScanWindow:
 
 
 async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Wait until this many messages are on the queue. RabbitMQ returns a closed channel's messages with a delay."""
+    """Waits until this many messages are on the queue. RabbitMQ returns a closed channel's messages with a delay."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_REQUEUE_SECONDS):
             while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return

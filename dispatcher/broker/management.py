@@ -57,13 +57,13 @@ class CountsUnavailable(BrokerUnavailable):
 class Management:
     """A client for the HTTP API of one node or of a cluster. Prefers the node that answered last.
 
-    Follows no redirect and uses no proxy, because the other server would receive the password.
+    Follows no redirect and uses no proxy, because a different server would then receive the password.
     """
 
     def __init__(
         self, url: str, *, vhost: str = "/", ca_file: Path | None = None, timeout_seconds: float = TIMEOUT_SECONDS
     ) -> None:
-        """Create a client. Does not connect yet.
+        """Creates a client. Does not connect yet.
 
         Args:
             url: `http://user:password@host:15672`, or several URLs, comma-separated. The user needs the monitoring tag.
@@ -205,10 +205,10 @@ class _Node:
             raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
-            # No thread may survive, because the caller may fork.
+            # Wait until the timer's thread has ended: the caller may fork, and no thread may run then.
             cut.join()
             connection.close()
-        # A truncated reply may look complete.
+        # A reply that the timer has cut off may look complete.
         if is_late.is_set():
             raise self._timeout()
         return answer
@@ -237,7 +237,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Shut down the socket. A read in another thread then returns immediately."""
+    """Shuts down the socket. A read in another thread then returns immediately."""
     is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)

@@ -93,8 +93,8 @@ class Outgoing:
         Args:
             most_body_octets: The longest body that fits into one frame.
         """
-        # The properties are in the order of section 4.2.6.1: content type, headers, delivery mode, correlation id,
-        # message id.
+        # The properties are in the order of AMQP's section 4.2.6.1: content type, headers, delivery mode, correlation
+        # id, message id.
         flags, properties = _FLAGS, _TYPE_AND_MODE
         if self.traceparent:
             flags |= spec.BasicProperties.FLAG_HEADERS

@@ -46,7 +46,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Drop the connection immediately. Pika's `close` would wait for an answer: a blocked RabbitMQ sends none."""
+        """Drops the connection immediately. Pika's `close` would wait for an answer: a blocked RabbitMQ sends none."""
         if self.is_closed:
             return
         if self._opened:
@@ -58,7 +58,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         return _Heartbeats(self, self.params.heartbeat) if self.params.heartbeat else None
 
     def _output_marshaled_frames(self, marshaled_frames: Sequence[bytes]) -> None:
-        """Write the frames of many messages in one piece. pika would make three system calls per message.
+        """Writes the frames of many messages in one piece. pika would make three system calls per message.
 
         All frames of the event loop's current round are written together, in order, at the end of the round.
         """
@@ -70,7 +70,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         return int(self._body_max_length)
 
     def emit(self, frames: Sequence[bytes]) -> None:
-        """Write frames at the end of the event loop's current round."""
+        """Writes frames at the end of the event loop's current round."""
         if not self._frames:
             self.ioloop.call_soon(self._write_frames)
         self._frames.extend(frames)
@@ -98,7 +98,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             self._process_frame(value)
 
     def _take_deliveries(self) -> None:
-        """Pass on the deliveries at the start of the buffer that `deliveries` can read."""
+        """Passes on the deliveries at the start of the buffer that `deliveries` can read."""
         buffer, at = self._frame_buffer, 0
         while delivery := delivery_at(buffer, at):
             channel = self._channels.get(delivery.channel_number)

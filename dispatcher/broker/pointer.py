@@ -30,12 +30,12 @@ MAX_BODY_OCTETS: Final = 64 * 1024
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
-# Written without a repeated group and without the ignore-case flag, because these take twice the time.
+# The pattern has no repeated group and no ignore-case flag, because these take twice the time.
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Enqueue refuses more characters, such as unprintable ones. But the application's Python may have a newer Unicode
-# version than ours.
+# Only control characters are checked here. Enqueue refuses more characters, such as unprintable characters, but the
+# application's Python may have a newer Unicode version than this process.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 

@@ -1,4 +1,4 @@
-"""Publishes messages and reports which ones RabbitMQ confirmed and routed to a queue.
+"""Publishes messages, and reports which messages RabbitMQ confirmed and routed to a queue.
 
 A confirm alone does not prove routing: a message that matches no queue is returned first and then confirmed. So every
 message is persistent and `mandatory`, and the publisher checks both answers.
@@ -49,7 +49,7 @@ class Publisher:
         batch_seconds: float = BATCH_SECONDS,
         window: int = WINDOW,
     ) -> None:
-        """Create a publisher. Does not connect yet.
+        """Creates a publisher. Does not connect yet.
 
         Args:
             name: The name of the connection on RabbitMQ's management page.
@@ -70,7 +70,7 @@ class Publisher:
         self._connecting = asyncio.Lock()
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publish messages. For each message, return whether RabbitMQ confirmed it and routed it to a queue.
+        """Publishes messages. For each message, returns whether RabbitMQ confirmed it and routed it to a queue.
 
         False means that the message was refused or returned as unroutable, or that the result is unknown because the
         connection was lost or the timeout passed. Publish such a message again. The queue may then contain the message
@@ -101,7 +101,7 @@ class Publisher:
         return self._stream is not None and not self._stream.channel.closed.done()
 
     async def open(self) -> None:
-        """Connect, unless a connection is open.
+        """Connects, unless a connection is open.
 
         Raises:
             BrokerUnavailable: RabbitMQ is unreachable.
@@ -109,7 +109,7 @@ class Publisher:
         await self._connected()
 
     async def close(self) -> None:
-        """Close the connection if one is open. A later `publish` opens a new one."""
+        """Closes the connection if one is open. A later `publish` opens a new connection."""
         stream, self._stream = self._stream, None
         if stream is not None:
             await stream.connection.close()
@@ -122,7 +122,7 @@ class Publisher:
             return self._stream
 
     def _abandon(self, stream: _Stream) -> None:
-        """Drop this connection; the next message uses a new one. The callers publish unconfirmed messages again."""
+        """Drops this connection; the next message opens a new one. The callers publish unconfirmed messages again."""
         if self._stream is stream:
             self._stream = None
         stream.connection.abort()
@@ -188,7 +188,7 @@ async def _open_stream(amqp_url: str, name: str, ca_file: Path | None, window: i
 
 
 class _Stream:
-    """A channel in confirm mode and its unconfirmed messages. RabbitMQ numbers published messages from 1; so do we."""
+    """A channel in confirm mode and its unconfirmed messages. RabbitMQ and this class number messages from 1."""
 
     def __init__(self, connection: Connection, channel: Channel, window: int) -> None:
         self.connection = connection
@@ -203,7 +203,7 @@ class _Stream:
         channel.closed.add_done_callback(self._on_closed)
 
     async def write(self, messages: Sequence[Outgoing], batch: _Batch, exchange: str) -> None:
-        """Write all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
+        """Writes all messages as soon as the window and RabbitMQ allow it. `batch.done` reports the result."""
         if not messages:
             resolve(batch.done, None)
         await self.connection.unblocked()
@@ -222,7 +222,7 @@ class _Stream:
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
-        """Whether the queue has refused every message for REFUSED_SECONDS, including these."""
+        """Whether the queue has refused every message for REFUSED_SECONDS, including the messages of `answers`."""
         if any(answers) or answers.returned:
             self._refused_since.pop(queue, None)
             return False
@@ -233,11 +233,11 @@ class _Stream:
         self._returned[method.routing_key, properties.message_id] += 1
 
     def on_answer(self, answer: Any) -> None:
-        """Handle RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
+        """Handles RabbitMQ's answer: it confirms or refuses one message, or all messages up to a number."""
         method = answer.method
         confirmed = isinstance(method, spec.Basic.Ack)
         if method.multiple:
-            # The numbers ascend with gaps, because a quorum queue confirms in any order.
+            # The numbers of unanswered messages ascend with gaps, because a quorum queue confirms in any order.
             numbers = list(takewhile(lambda number: number <= method.delivery_tag, self._unanswered))
         else:
             numbers = [method.delivery_tag]

@@ -25,8 +25,8 @@ DELIVERY_LIMIT: Final = 1_000_000
 """High, because PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole
 prefetch window of harmless emails after 20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
-# Such as: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr' but
-# current is none
+# An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr'
+# but current is none
 _DIFFERENCE: Final = re.compile(
     r"inequivalent arg '(?P<argument>[^']+)' for .*: received (?P<ours>.+) but current is (?P<theirs>.+)"
 )
@@ -53,7 +53,7 @@ class Topology:
     Attributes:
         queue: The send queue.
         dlq: The queue of dead letters.
-        queue_type: `quorum` or `classic`, for both.
+        queue_type: `quorum` or `classic`, for both queues.
     """
 
     exchange: str
@@ -90,7 +90,7 @@ class Topology:
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Create the missing exchange and queues. Returns a line per object. Idempotent.
+    """Creates the missing exchange and queues. Returns a line per object. Idempotent.
 
     Raises:
         TopologyError: An object exists with different arguments, or the user may not declare it.
@@ -114,7 +114,7 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 
 
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
-    """Check that everything exists as `declare` creates it. Creates nothing.
+    """Checks that everything exists as `declare` creates it. Creates nothing.
 
     If the user may not configure the queues, RabbitMQ does not compare the queues' arguments, and only their existence
     is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published messages.
@@ -155,7 +155,7 @@ class QueueWatch:
     """Reads the counts of both queues over one connection. Verifies the topology after each connect."""
 
     def __init__(self, amqp_url: str, topology: Topology, *, name: str, ca_file: Path | None = None) -> None:
-        """Create a watch. Does not connect yet.
+        """Creates a watch. Does not connect yet.
 
         Args:
             name: The name of the connection on RabbitMQ's management page.
@@ -181,7 +181,7 @@ class QueueWatch:
             raise
 
     async def close(self) -> None:
-        """Close the connection. The next `look` opens a new connection."""
+        """Closes the connection. The next `look` opens a new connection."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
@@ -219,7 +219,7 @@ async def _exchange_exists(connection: Connection, exchange: str) -> bool:
 
 
 async def _declare_queue(connection: Connection, topology: Topology, queue: str) -> Channel:
-    """Declare a queue on a new channel; returns the channel."""
+    """Declares a queue on a new channel; returns the channel."""
     channel = await connection.open_channel()
     arguments = topology.arguments(queue)
     await channel.call(channel.raw.queue_declare, queue=queue, durable=True, arguments=arguments)
@@ -232,7 +232,7 @@ def _done(subject: str, kind: str, *, existed: bool) -> str:
 
 @contextmanager
 def _refusals_of(kind: str, name: str, variable: str) -> Iterator[None]:
-    """Translate RabbitMQ's refusal of a declaration."""
+    """Translates RabbitMQ's refusal of a declaration."""
     try:
         yield
     except ChannelClosed as fault:

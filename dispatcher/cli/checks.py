@@ -63,7 +63,7 @@ class Finding:
     Attributes:
         subject: What was checked, such as `PostgreSQL`.
         detail: What the check found.
-        remedy: How to fix it; None if there is nothing to fix.
+        remedy: How to fix the problem; None if there is nothing to fix.
     """
 
     subject: str
@@ -378,6 +378,19 @@ def check_capabilities(settings: Settings) -> Iterator[Finding]:
             else "the configured providers can send every kind of email"
         )
         yield passed("capabilities", words)
+
+
+def check_event_sources(settings: Settings) -> Iterator[Finding]:
+    """Reports how providers' events arrive."""
+    sources = []
+    if settings.sendgrid_events_keys:
+        sources.append(f"SendGrid posts to /v1/events/sendgrid ({counted(len(settings.sendgrid_events_keys), 'key')})")
+    if settings.ses_events_topics:
+        sources.append(f"SNS posts to /v1/events/ses ({counted(len(settings.ses_events_topics), 'topic')})")
+    if settings.ses_events_queue_url:
+        sources.append("the monitor polls DISPATCHER_SES_EVENTS_QUEUE_URL")
+    words = "; ".join(sources) or "none: bounces and complaints are not reported, and held emails need an operator"
+    yield passed("event sources", words)
 
 
 def check_packages() -> Iterator[Finding]:

@@ -33,10 +33,10 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
       dispatcher dlq reconcile --fix --reason "RabbitMQ was rebuilt"
 
     The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the relay
-    publishes a dead letter for each failed or held email that has none. The command removes a dead letter if the email
-    was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same failure,
-    or if the email does not exist (pruned, or missing in a restored backup). Poison messages are reported, and stay on
-    the DLQ: see `dlq list --poison`.
+    publishes a dead letter for each failed or held email that has none, and the command removes superfluous dead
+    letters: if the email was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same
+    failure, or if the email does not exist (pruned, or missing in a restored backup). Poison messages are reported, and
+    stay on the DLQ: see `dlq list --poison`.
 
     Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
     """

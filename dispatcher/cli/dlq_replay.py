@@ -114,9 +114,9 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, it is sent once. If a running replay includes some of the same emails, the
-    command prints that replay's number before it starts, and both replays together keep to the lower of the two rates.
-    With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails,
+    the command prints that replay's number before it starts, and both replays together keep to the lower of the two
+    rates. With --force, this replay keeps its own rate.
 
     Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
@@ -130,7 +130,7 @@ def replay(
     if resume is not None:
         _refuse(names or selection.filters or from_queue or everything, "--resume takes no ids and no filter.")
         resumed_by = {"actor": actor, "reason": reason, "per_second": rate, "force": force}
-        return _run(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
+        return run_replay(load_settings("database_url", "amqp_url"), resume, as_json=as_json, resumed_by=resumed_by)
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
@@ -155,7 +155,7 @@ def replay(
         ),
         settings,
     )
-    return _run(settings, made.replay_id, as_json=as_json)
+    return run_replay(settings, made.replay_id, as_json=as_json)
 
 
 def _refuse(is_mistake: object, text: str) -> None:
@@ -230,7 +230,9 @@ def _say_meetings(met: list[OverlappingReplay], *, force: bool) -> None:
         )
 
 
-def _run(settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mapping[str, Any] | None = None) -> int:
+def run_replay(
+    settings: Settings, replay_id: int, *, as_json: bool, resumed_by: Mapping[str, Any] | None = None
+) -> int:
     """Runs a replay until it ends, is stopped, or is interrupted; returns the exit code.
 
     Args:
@@ -323,7 +325,9 @@ def _repair(names: tuple[str, ...], body: Path | None, reason: str | None, actor
 
 
 @click.command("replays")
-@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="Most replays to list.")
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="List at most this many replays."
+)
 @json_option()
 def replays(limit: int, as_json: bool) -> int:
     """List replays, newest first: state, progress, operator, reason.

@@ -46,6 +46,7 @@ def command(*, for_api: bool, as_json: bool) -> int:
                    whether a small write commits in time
       RabbitMQ     exchange and queues; if the management API is configured, also bindings,
                    policies, quorum and consumer timeout
+      events       how providers report bounces, complaints and deliveries
       providers    whether each provider accepts our credentials, and whether pending
                    emails would fail
 
@@ -76,6 +77,7 @@ def _findings(*, for_api: bool) -> Iterator[Finding]:
         yield from checks.check_rabbitmq(settings)
     yield from checks.check_packages()
     yield from checks.check_capabilities(settings)
+    yield from checks.check_event_sources(settings)
     if not for_api:
         yield from checks.check_providers(settings)
 

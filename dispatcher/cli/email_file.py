@@ -26,7 +26,7 @@ from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
-"""The most bytes of lines in one batch. It bounds memory: if emails have attachments, a batch has fewer emails."""
+"""The most bytes of lines in one batch, to bound memory: if emails have attachments, a batch has fewer emails."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
 """Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
 REFUSALS_IN_FULL: Final = 24

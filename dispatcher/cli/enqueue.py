@@ -96,10 +96,11 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     ignore_suppression. The command reports each invalid line by its number, and enqueues all valid lines. After an
     interruption, enqueue the same file again.
 
-    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, one with a
-    template if only smtp is configured.
+    If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
+    with a template if only smtp is configured.
 
-    Exit codes: 0 every email was accepted or is already known, 1 none was or is, 3 some emails were refused.
+    Exit codes: 0 no email was refused (each was accepted or is already known), 1 all were refused, or the command
+    stopped before the end of the file, 3 only some were refused.
     """
     if file is None:
         return _enqueue_one(_email(options), as_json=as_json)

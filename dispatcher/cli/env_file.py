@@ -208,7 +208,7 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            getproctitle()  # setproctitle finds its memory through the environment: call it before we change the latter
+            getproctitle()  # setproctitle finds its memory through the environment, which the file is about to change
         with log_startup_errors() if is_service else nullcontext():
             file.read()
 

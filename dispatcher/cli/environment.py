@@ -41,7 +41,7 @@ def read_settings(*needs: str) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`. Values from the env file have the source `env-file`, and their mistakes have the line."""
+    """Like `config.examine`. Values from the env file have the source `env-file`; mistakes in the file have a line."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -100,7 +100,7 @@ def known_variables(providers: Iterable[str]) -> frozenset[str]:
 def _closest(name: str, known: Collection[str]) -> str | None:
     from difflib import get_close_matches
 
-    # The names are compared without the prefix that they share: it would make all of them similar.
+    # Compare the names without their common prefix, because the prefix would make all names similar.
     bare = [variable.removeprefix(PREFIX) for variable in sorted(known) if variable.startswith(PREFIX)]
     found = get_close_matches(name.removeprefix(PREFIX), bare, n=1, cutoff=0.6)
     return f"{PREFIX}{found[0]}" if found else None

@@ -94,7 +94,11 @@ _OPTIONS: Final = {
         metavar="AGE",
         help="Only emails enqueued less than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
     ),
-    "discarded": click.option("--discarded", is_flag=True, help="Only emails whose dead letter was discarded."),
+    "discarded": click.option(
+        "--discarded",
+        is_flag=True,
+        help="Only emails whose dead letter was discarded. Without this option, such emails are left out.",
+    ),
 }
 """The options by the name of their parameter."""
 DEFAULT_TENANT: Final = "default"

@@ -124,8 +124,8 @@ def confirm_(**options: Any) -> int:
       dispatcher held confirm --provider ses --older-than 1d --reason "SES shows all of them as delivered"
 
     Give the ids or message keys of the emails, or select emails by a filter. With a filter, the command first shows the
-    number of selected emails and the ids of a few, and asks for confirmation. It also removes the emails' dead letters
-    from the DLQ. The command is safe to repeat.
+    number of selected emails and the ids of a few, and asks for confirmation. The dead letters of confirmed emails are
+    removed from the DLQ. The command is safe to repeat.
 
     Exit codes: 0 all selected emails have the status `sent`, even if they had it before; 1 none has; 2 confirmation
     needs a terminal or --yes; 3 only some have, or all have but RabbitMQ was unreachable and dead letters remain on the
@@ -148,8 +148,9 @@ def release(**options: Any) -> int:
       dispatcher held release --text "lease expired" --newer-than 1h --reason "the host lost its network"
 
     Give the ids or message keys of the emails, or select emails by a filter. With a filter, the command first shows the
-    number of selected emails and the ids of a few, and asks for confirmation. It also removes the emails' dead letters
-    from the DLQ. The command is safe to repeat: it reports pending, sending and sent emails, and does not change them.
+    number of selected emails and the ids of a few, and asks for confirmation. The dead letters of released emails are
+    removed from the DLQ. The command is safe to repeat: it reports pending, sending and sent emails, and does not
+    change them.
 
     All released emails become due immediately. To send them at a limited rate, use `dispatcher dlq replay --status held
     --held` instead (--status selects held emails, --held permits the replay to send them).

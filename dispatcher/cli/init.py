@@ -30,7 +30,7 @@ def command(as_json: bool) -> int:
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL fails, the command still prepares
     RabbitMQ, and vice versa. If a queue exists with different arguments, the command reports it and does not change it.
 
-    Exit codes: 0 both servers are ready, 1 neither is, 3 one is.
+    Exit codes: 0 both servers are ready, 1 neither is, 3 only one is.
     """
     settings = load_settings("database_url", "amqp_url")
     parts: dict[str, Callable[[Settings], list[str]]] = {"postgresql": _migrate, "rabbitmq": _declare}

@@ -80,14 +80,14 @@ def command() -> None:
     "--per-second",
     type=click.FloatRange(0.1, 1_000_000),
     metavar="N",
-    help="Most requests per second in each API process; each email of a batch counts as one request.  "
+    help="Allow at most N requests per second in each API process; each email of a batch counts as one request.  "
     "[default: no limit]",
 )
 @click.option(
     "--recipients-per-day",
     type=click.IntRange(1, 2_000_000_000),
     metavar="N",
-    help="Most recipients per UTC day, in all API processes together.  [default: no limit]",
+    help="Allow at most N recipients per UTC day, in all API processes together.  [default: no limit]",
 )
 @json_option()
 def create(*, as_json: bool, **options: Any) -> int:

@@ -26,6 +26,8 @@ COMMANDS: Final = {
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
+    "webhooks": ("webhooks:command", "Post events about emails to applications: add, list, test, replay."),
+    "suppressions": ("suppressions:command", "Recipients who get no email: list, add, remove, import, export."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),

@@ -42,6 +42,7 @@ def command(dry_run: bool, as_json: bool) -> int:
       DISPATCHER_RETAIN_UNDECIDED_DAYS content and row of an undecided email
       DISPATCHER_RETAIN_KEYS_DAYS      message keys: a deleted key may be used again
       DISPATCHER_RETAIN_AUDIT_DAYS     the audit log: which operator did what, when, why
+      DISPATCHER_RETAIN_EVENTS_DAYS    the events for webhooks and for applications that poll
 
     Pending and in-flight emails are never pruned. An email is undecided if it is failed or held, and no operator has
     replayed, confirmed, released or discarded it.
@@ -103,4 +104,5 @@ def _lines(document: dict[str, Any], *, dry_run: bool) -> list[str]:
         f"message keys deleted: {document['key']}",
         f"replays deleted: {document['replay']}, with their results for {counted(document['replayed'], 'email')}",
         f"audit log entries deleted: {document['act']}",
+        f"events for applications deleted: {document['outgoing_event']}",
     ]

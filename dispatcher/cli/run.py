@@ -86,7 +86,7 @@ def command(workers: int | None) -> int:
 
 
 def _block_reload_signals() -> None:
-    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them: before, they would end the process.
+    """Blocks SIGHUP, SIGTTIN and SIGTTOU until the parent handles them: until then, they would end the process.
 
     With a controlling terminal, these signals keep their default action: SIGHUP then means that the terminal closed.
     """
@@ -149,7 +149,8 @@ def _with_metrics_dir(settings: Settings) -> Settings:
 
 
 def _roles(settings: Settings) -> list[Role]:
-    # Imported before the fork, so all processes share the memory of these modules: dozens of MB for each process.
+    # Import these modules before the fork, so that all processes share the modules' memory: dozens of MB for each
+    # process.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.supervised import Role

@@ -57,8 +57,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
 
-    `oldest_pending_seconds` is the age of the oldest pending email. `longest_due_seconds` is how long the email that
-    has been due longest has waited for the relay to publish it.
+    `oldest_pending_seconds` is the age of the oldest pending email. Due emails wait until the relay publishes them:
+    `longest_due_seconds` is the longest such wait. `latency_seconds` has percentiles of the time from enqueue to
+    acceptance, for the newest emails (at most 1,000) of the last ten minutes.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).

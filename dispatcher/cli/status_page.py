@@ -31,7 +31,7 @@ class Snapshot:
     Attributes:
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
-        silent_seconds: How long each host's monitor has not reported. Only hosts that have passed the alert's limit.
+        silent_seconds: How long each host's monitor has not reported. Has only hosts that are silent for too long.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
         recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
         queues: The number of ready messages in each queue, the DLQ last; None if RabbitMQ could not be read.

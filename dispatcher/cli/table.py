@@ -89,7 +89,7 @@ class Table:
         return [line for row in drawn for line in row]
 
     def _lines(self, row: Sequence[Styled], widths: list[int], coloured: bool) -> list[str]:
-        """The lines of one row. There are as many as the cell with the most lines has."""
+        """The lines of one row: as many lines as its tallest cell has."""
         cells = [_wrapped(cell.text, width) for cell, width in zip(row, widths, strict=True)]
         lines = []
         for parts in zip_longest(*cells, fillvalue=""):

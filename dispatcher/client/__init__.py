@@ -8,11 +8,12 @@ The client repeats a request that gets no response or a temporary error. The ema
 API enqueues the email once, even if a request or response is lost. `Email` validates its fields before the request.
 """
 
-from dispatcher.client.clients import AsyncClient, Client
+from dispatcher.client.clients import AsyncClient, AsyncEvents, Client, Events
 from dispatcher.client.results import (
     ApiProblem,
     Attempt,
     EmailStatus,
+    Event,
     NoResponse,
     Receipt,
     Refused,
@@ -23,9 +24,12 @@ from dispatcher.client.results import (
 __all__ = [
     "ApiProblem",
     "AsyncClient",
+    "AsyncEvents",
     "Attempt",
     "Client",
     "EmailStatus",
+    "Event",
+    "Events",
     "NoResponse",
     "Receipt",
     "Refused",

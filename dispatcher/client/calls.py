@@ -15,8 +15,10 @@ import orjson
 from dispatcher.client.results import (
     ApiProblem,
     EmailStatus,
+    EventPage,
     Receipt,
     Refused,
+    parse_events,
     parse_receipt,
     parse_results,
     parse_status,
@@ -77,6 +79,12 @@ def get(email_id: UUID) -> ApiCall[EmailStatus]:
 def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
     """The request for an email's status by its message key."""
     return ApiCall(_parse_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
+
+
+def events(after: str | None, limit: int) -> ApiCall[EventPage]:
+    """The request for the events after a cursor."""
+    query = f"?limit={limit}" + ("" if after is None else f"&after={quote(after, safe='')}")
+    return ApiCall(lambda response: parse_events(orjson.loads(response.body)), "GET", f"/v1/events{query}")
 
 
 def _document(email: Email) -> dict[str, object]:

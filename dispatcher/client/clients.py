@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterable
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from datetime import timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -21,13 +21,14 @@ from dispatcher.client.calls import (
     ApiResponse,
     RetrySchedule,
     base_url,
+    events,
     get,
     get_by_key,
     parse_problem,
     send,
     send_many,
 )
-from dispatcher.client.results import EmailStatus, NoResponse, Receipt, Refused
+from dispatcher.client.results import EmailStatus, Event, EventPage, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
 
 T = TypeVar("T")
@@ -36,6 +37,7 @@ Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
 SECONDS: Final = 60.0
 """The time limit of a call, including retries."""
 ATTEMPT_SECONDS: Final = 15.0
+PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
@@ -150,6 +152,13 @@ class Client(_BaseClient):
         """Returns an email's status by its message key. Raises the same errors as `get`."""
         return _result(self._request(get_by_key(message_key)))
 
+    def events(self, *, after: str | None = None) -> Events:
+        """An iterator of the events since a cursor, oldest first; None for the oldest event that is kept."""
+        return Events(self, after)
+
+    def _page(self, after: str | None) -> EventPage:
+        return _result(self._request(events(after, PAGE_EVENTS)))
+
     async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
         response = self._build(self._client.request(call.method, self._url + call.path), call).build().send()
         return ApiResponse(response.status, bytes(response.bytes()), response.get_header)
@@ -195,6 +204,13 @@ class AsyncClient(_BaseClient):
         """See `Client.get_by_key`."""
         return await self._request(get_by_key(message_key))
 
+    def events(self, *, after: str | None = None) -> AsyncEvents:
+        """See `Client.events`."""
+        return AsyncEvents(self, after)
+
+    async def _page(self, after: str | None) -> EventPage:
+        return await self._request(events(after, PAGE_EVENTS))
+
     async def _exchange(self, call: ApiCall[T]) -> ApiResponse:
         request = self._build(self._client.request(call.method, self._url + call.path), call).build()
         response = await request.send()
@@ -212,3 +228,63 @@ def _result(work: Coroutine[Any, Any, T]) -> T:
         result: T = finished.value
         return result
     raise AssertionError("the coroutine suspended")
+
+
+class _Feed:
+    """The cursor that both iterators of events remember.
+
+    Attributes:
+        cursor: All events up to here were handled: the next loop goes on after them, and so does
+            `events(after=cursor)`, even in another process. None: the oldest event that is kept.
+    """
+
+    def __init__(self, cursor: str | None) -> None:
+        self.cursor = cursor
+
+    def _advance(self, page: EventPage) -> Iterator[Event]:
+        """Yields the events of a page. An event counts as handled as soon as the next one is requested."""
+        for event in page.events:
+            yield event
+            self.cursor = event.cursor
+        self.cursor = page.next
+
+
+class Events(_Feed):
+    """Events of a tenant. A loop ends when no event is left; a later loop over the same object goes on from there.
+
+    If the body of a loop raises an exception, its event is not handled, and the next loop begins with it.
+    """
+
+    def __init__(self, client: Client, cursor: str | None) -> None:
+        super().__init__(cursor)
+        self._client = client
+
+    def __iter__(self) -> Iterator[Event]:
+        """Yields the events that were not handled yet.
+
+        Raises:
+            ApiProblem: The API refused the request.
+            NoResponse: No response arrived.
+        """
+        has_more = True
+        while has_more:
+            page = self._client._page(self.cursor)
+            yield from self._advance(page)
+            has_more = page.has_more
+
+
+class AsyncEvents(_Feed):
+    """See `Events`."""
+
+    def __init__(self, client: AsyncClient, cursor: str | None) -> None:
+        super().__init__(cursor)
+        self._client = client
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """See `Events.__iter__`."""
+        has_more = True
+        while has_more:
+            page = await self._client._page(self.cursor)
+            for event in self._advance(page):
+                yield event
+            has_more = page.has_more

@@ -176,3 +176,64 @@ def _event(document: Mapping[str, Any]) -> ReportedEvent:
     for name in ("happened_at", "received_at"):
         fields[name] = datetime.fromisoformat(document[name])
     return ReportedEvent(**fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What became of an email.
+
+    Attributes:
+        id: The same each time that the event is read, and in webhooks.
+        cursor: `events(after=cursor)` goes on after this event.
+        type: `email.sent`, `email.failed`, `email.held`, `email.delivered`, `email.bounced`, `email.complained` or
+            `email.suppressed`; later releases may have more.
+        timestamp: When the event was recorded.
+        reason: Why the email failed or is held.
+        code: The status code of the provider, or of the recipient's server.
+        bounce: `hard`, `soft` or `blocked`; None unless the email bounced.
+        happened_at: When it happened: by the provider's clock, if the provider reported it.
+    """
+
+    id: UUID
+    cursor: str
+    type: str
+    timestamp: datetime
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    provider: str | None
+    reason: str | None
+    code: str | None
+    bounce: str | None
+    happened_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """One response with events.
+
+    Attributes:
+        next: The cursor for the next request.
+        has_more: Whether the next request may return events now.
+    """
+
+    events: tuple[Event, ...]
+    next: str
+    has_more: bool
+
+
+def parse_events(document: Mapping[str, Any]) -> EventPage:
+    """Parses a page of events. Ignores fields that this client does not know."""
+    events = tuple(_feed_event(event) for event in document["events"])
+    return EventPage(events, document["next"], document["has_more"])
+
+
+def _feed_event(document: Mapping[str, Any]) -> Event:
+    data = document["data"]
+    fields: dict[str, Any] = {name: data.get(name) for name in Event.__dataclass_fields__}
+    fields |= {"id": UUID(document["id"]), "cursor": document["cursor"], "type": document["type"]}
+    fields["timestamp"] = datetime.fromisoformat(document["timestamp"])
+    fields["email_id"] = UUID(data["email_id"])
+    fields["happened_at"] = datetime.fromisoformat(data["happened_at"])
+    return Event(**fields)

@@ -88,7 +88,7 @@ def examine(
 ) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
     """Reads the settings; returns the settings, the origin of each setting by its variable, and every mistake.
 
-    An invalid setting has its default.
+    An invalid setting gets its default value.
 
     Args:
         reads_own: Whether to read providers' settings, too. Loading the providers takes about 50 ms.
@@ -112,7 +112,7 @@ def examine(
         f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.invalid
     ]
     if not reading.mistakes:
-        # Commands that only read or enqueue do not need what sending needs.
+        # Only commands that send need the providers' settings.
         mistakes += _provider_gaps(settings, reading.origins) if "providers" in needs else []
         mistakes += contradictions(settings)
     return settings, reading.origins, (*reading.mistakes, *mistakes)

@@ -75,7 +75,7 @@ def provider_class(name: str) -> Any:
     if misfits := _misfits(name, found):
         raise ValueError(
             f"{source} {point.value} does not follow the provider contract: {'; '.join(misfits)}. "
-            f"Install a release of it for this Email Dispatcher, or remove {name}"
+            f"Install a release of that package that supports this version of Email Dispatcher, or remove {name}"
         )
     return found
 

@@ -53,7 +53,7 @@ def contradictions(settings: Settings) -> list[str]:
         mistakes.append(
             "DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower DISPATCHER_RETRY_BASE_SECONDS."
         )
-    return mistakes
+    return mistakes + [mistake for own in settings.own.values() for mistake in own.mistakes(settings)]
 
 
 def _alert_gaps(settings: Settings) -> list[str]:

@@ -29,7 +29,7 @@ def setting(
 
     Args:
         parse: Converts the variable's text to the value; raises ValueError with a sentence for the operator.
-        default: The text to parse if the variable is unset; None if the value is `empty` then.
+        default: The text to parse if the variable is unset; None if the value is then `empty`.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
         secret: The value is never shown. It may be read from a file: the variable with `_FILE` appended has the path.
@@ -110,7 +110,7 @@ class SettingReader:
         self.invalid: set[str] = set()
 
     def read(self, kind: type[T], prefix: str = PREFIX) -> T:
-        """Reads the settings that a dataclass declares. An invalid setting has its default."""
+        """Reads the settings that a dataclass declares. An invalid setting gets its default value."""
         found: dict[str, Any] = {}
         for each in settings_in(kind, prefix):
             self.origins[each.variable] = Origin(each.variable, None, "default")

@@ -45,13 +45,17 @@ class ProviderSettings:
     max_per_second: float | None = setting(
         values.rate,
         None,
-        "Most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, the "
-        "rate is halved.",
+        "The most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, "
+        "the rate is halved.",
     )
 
     def max_connections(self, settings: Settings, /) -> int:
         """The most connections or files that one worker opens for this provider; at most DISPATCHER_PREFETCH."""
         return settings.prefetch
+
+    def mistakes(self, _settings: Settings, /) -> list[str]:
+        """Settings of this provider that contradict each other or the general settings; one sentence each."""
+        return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +110,20 @@ class Settings:
     prefetch: int = setting(
         values.whole(1, 5000),
         "256",
-        "Most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
+        "The most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
         "broker's round trip.",
     )
     bundle_emails: int = setting(
         values.whole(1, MAX_BUNDLE_EMAILS),
         "1",
-        "Most emails that one message on the send queue points to (a bundle); 1: one message per email. Larger bundles "
-        "cost RabbitMQ and workers less CPU, but RabbitMQ then counts bundles instead of emails.",
+        "The most emails that one message on the send queue points to (a bundle); 1: one message per email. Larger "
+        "bundles cost RabbitMQ and workers less CPU, but RabbitMQ then counts bundles instead of emails.",
     )
     bulk_call_emails: int = setting(
         values.whole(1, 1000),
         "1",
-        "Most emails of the same sender and template in one bulk call to SendGrid (up to 1000) or SES (up to 50); 1: "
-        "one call per email. Larger calls are faster, but if a call's answer is lost, all its emails become held.",
+        "The most emails of the same sender and template in one bulk call to SendGrid (up to 1000) or SES (up to 50); "
+        "1: one call per email. Larger calls are faster, but if a call's answer is lost, all its emails become held.",
     )
     allowed_provider_headers: tuple[str, ...] = setting(
         values.header_names,
@@ -141,7 +145,7 @@ class Settings:
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )
     max_attempts: int = setting(
-        values.whole(1, 100), "5", "Most attempts for one email. If the last attempt is deferred, the email fails."
+        values.whole(1, 100), "5", "The most attempts for one email. If the last attempt is deferred, the email fails."
     )
     retry_base_seconds: float = setting(
         values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
@@ -251,12 +255,12 @@ class Settings:
         "its monitor serves the API's metrics, too.",
     )
     api_insert_batch_emails: int = setting(
-        values.whole(1, 500), "256", "Most emails that one statement inserts; 1: one statement per request."
+        values.whole(1, 500), "256", "The most emails that one statement inserts; 1: one statement per request."
     )
     api_max_concurrent_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
-        "Most requests that a process serves at the same time. One key may have half; further requests get 503.",
+        "The most requests that a process serves at the same time. One key may have half; further requests get 503.",
     )
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
@@ -274,8 +278,8 @@ class Settings:
         "Memory that a process may use for all request bodies and for parsing them. One key may use half; further "
         "requests get 503.",
     )
-    api_max_recipients: int = setting(values.whole(1, 1000), "50", "Most recipients of an email from the API.")
-    api_max_attachments: int = setting(values.whole(0, 100), "20", "Most attachments of an email from the API.")
+    api_max_recipients: int = setting(values.whole(1, 1000), "50", "The most recipients of an email from the API.")
+    api_max_attachments: int = setting(values.whole(0, 100), "20", "The most attachments of an email from the API.")
     api_max_attachment_bytes: int = setting(
         values.whole(0, 25 * _MIB), str(25 * _MIB), "Total size of an email's attachments from the API, decoded."
     )
@@ -284,6 +288,48 @@ class Settings:
     )
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email from the API may set.", empty=()
+    )
+    bounce_maildir: Path | None = setting(
+        values.path_of,
+        None,
+        "Maildir with the bounces of emails sent over SMTP. The monitor of this host reads it; see docs/events.md.",
+    )
+    bounce_keep: bool = setting(
+        values.switch,
+        "off",
+        "Whether bounces stay in the Maildir, in its folder `cur`, after they are stored; off: they are deleted.",
+    )
+    webhooks_allow_private: bool = setting(
+        values.switch,
+        "off",
+        "Whether webhooks may have URLs whose host has a private address, and http URLs of this host's loopback. Use "
+        "the same value on all hosts.",
+    )
+    sendgrid_events_keys: tuple[str, ...] = setting(
+        values.public_keys,
+        None,
+        "SendGrid's verification keys for its signed event webhook, in base64, comma-separated; two during a rotation. "
+        "Unset: the API does not accept SendGrid's events.",
+        secret=True,
+        empty=(),
+    )
+    ses_events_topics: tuple[str, ...] = setting(
+        values.topics,
+        None,
+        "ARNs of the SNS topics from which the API accepts Amazon SES's events, comma-separated. Unset: the API does "
+        "not accept them.",
+        empty=(),
+    )
+    ses_events_queue_url: str = setting(
+        values.queue_url,
+        None,
+        "URL of an SQS queue with Amazon SES's events, from SNS or EventBridge. The monitor polls the queue.",
+        empty="",
+    )
+    events_max_age_seconds: float = setting(
+        values.off_or_seconds(60, 31_536_000),
+        "90000",
+        "How old a signed request with events may be. SendGrid retries for a day, SNS for an hour; 0: any age.",
     )
     retain_content_days: int = setting(
         values.whole(0, 36500),
@@ -306,6 +352,12 @@ class Settings:
         values.whole(0, 36500),
         "0",
         "Days to keep the record of operators' actions and their reasons; 0: for ever.",
+    )
+    retain_events_days: int = setting(
+        values.whole(1, 366),
+        "7",
+        "Days to keep the events that webhooks deliver and applications poll; a webhook that is down for longer misses "
+        "events.",
     )
     suppress_on: tuple[str, ...] = setting(
         values.choices(*AUTOMATIC),

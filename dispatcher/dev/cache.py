@@ -25,8 +25,8 @@ def folder() -> Path:
 def obtain(name: str, build: Callable[[Path], None]) -> Path:
     """The cached folder of this name, built first if it does not exist.
 
-    An interrupted build leaves no folder of this name. If two processes call this at the same time, the second one
-    waits for the first one's build.
+    An interrupted build leaves no folder of this name. If two processes call this at the same time, the second process
+    waits for the first process's build.
 
     Args:
         name: The folder's name in the cache.

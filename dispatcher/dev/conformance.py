@@ -86,7 +86,7 @@ class CountingAttempt(Attempt):
     """An attempt that counts the adapter's calls of `mark_on_wire`.
 
     Attributes:
-        left: The number of calls.
+        left: How often the adapter has called `mark_on_wire`; each call announces that an email leaves.
     """
 
     __slots__ = ("left",)
@@ -121,7 +121,7 @@ def parsed(content: bytes) -> email.message.EmailMessage:
 
 
 async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
-    """Make one attempt; return the outcome and the number of calls of `mark_on_wire`."""
+    """Makes one attempt; returns the outcome and the number of calls of `mark_on_wire`."""
     attempt = CountingAttempt()
     outcome = await place.provider.send(outgoing, attempt)
     assert attempt.left <= 1, "the adapter called mark_on_wire twice"

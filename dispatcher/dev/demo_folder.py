@@ -4,7 +4,7 @@ In the folder:
     demo.lock     locked while a demo runs; without this file, a demo refuses a folder that is not empty
     log/          one log per process
     run/          the run directory of `dispatcher run`, with the in-flight ledgers
-    smtp/         the SMTP server's list of accepted emails, and `mail/` with one .eml file for each of them
+    smtp/         the SMTP server's list of accepted emails, and `mail/` with one .eml file for each accepted email
     servers/      the private servers, while the demo runs
 
 The demo must count only its own emails. So on servers that the environment variables set, the demo creates its own

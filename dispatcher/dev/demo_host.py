@@ -36,10 +36,10 @@ READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 40.0
 SETTINGS: Final = {
     "DISPATCHER_PROVIDERS": "smtp",
-    # Small, so that both workers get emails even in a small demo, but far more than the number of connections.
+    # A small prefetch, so that both workers get emails even in a small demo, but far above the number of connections.
     "DISPATCHER_PREFETCH": "64",
-    # Has an effect only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's emails
-    # immediately.
+    # The lease length matters only if the in-flight ledger fails. With the ledger, the relay recovers a killed worker's
+    # emails immediately.
     "DISPATCHER_LEASE_SECONDS": "20",
     "DISPATCHER_HANG_SECONDS": "10",
     "DISPATCHER_RETRY_BASE_SECONDS": "0.5",

@@ -121,7 +121,7 @@ class SendGrid:
         return Reply(400, {"errors": errors}) if names else sendgrid_error(400, "Bad Request")
 
     def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
-        """All emails of the request."""
+        """All emails of the request: SendGrid accepts or refuses a request as a whole."""
         return request.mails
 
     def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002

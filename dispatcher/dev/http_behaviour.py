@@ -99,7 +99,7 @@ class Behaviour:
         return self.fault
 
     def throttle(self, seconds: float) -> None:
-        """Answers 429 to every request for this long."""
+        """Answers 429 to every request for the next `seconds`."""
         self.throttled_until = time.time() + seconds
 
     def change(self, document: Mapping[str, Any]) -> None:

@@ -77,7 +77,7 @@ class HttpSession(asyncio.Protocol):
         self._begin()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Adds the session to the open ones (called by asyncio, after the TLS handshake)."""
+        """Adds this session to the open sessions (called by asyncio, after the TLS handshake)."""
         self._transport = cast(asyncio.Transport, transport)
         self._records.sessions.add(self)
 
@@ -126,7 +126,7 @@ class HttpSession(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        """Answers the request, and prepares for the next one."""
+        """Answers the request, and prepares for the next request."""
         if not self._transport.is_closing():
             self._answer()
         self._begin()

@@ -38,7 +38,7 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessIdentity(NamedTuple):
-    """One process; differs from a later process with the same pid."""
+    """Identifies one process. A later process with the same pid has another identity."""
 
     pid: int
     started: str
@@ -116,7 +116,7 @@ def send(pid: int, number: int) -> None:
 
 
 def replace_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically: readers see the old content or the new one."""
+    """Writes a JSON file atomically: readers see either the old or the new content."""
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         json.dump(content, file, indent=1)

@@ -10,8 +10,8 @@
 
 The requirements: every answer to a producer has an email, and every key has one email. A `sent` email was accepted
 once, a `failed` email never, and a `held` email at most once. Every failed or held email has a dead letter, and the DLQ
-has no other messages except injected garbage. With the policy `resend`, no email is held. An email's repeated
-acceptances are at most as many as its unknown outcomes.
+has no other messages except injected garbage. With the policy `resend`, no email is held, and an email has at most one
+repeated acceptance for each unknown outcome.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ import socket
 
 LOOPBACK = "127.0.0.1"
 
-# Below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a chosen port before a server
-# listens on the port.
+# These ports are below the kernel's ephemeral range (32768 and up), so that no outgoing connection takes a chosen port
+# before a server listens on the port.
 CHOICE = range(20_000, 32_000)
 
 

@@ -38,8 +38,9 @@ WHEEL = (
 )
 WHEEL_CACHE = "postgres-18-wheel-0.6.0"
 
-# Durable as in production, so that benchmark results are realistic: fsync, full_page_writes and synchronous_commit keep
-# the default, on. Only TCP, because the path of a unix socket may not be longer than 107 bytes.
+# The server is durable as in production, so that benchmark results are realistic: fsync, full_page_writes and
+# synchronous_commit keep the default, on. It uses only TCP, because the path of a unix socket may not be longer than
+# 107 bytes.
 SETTINGS = {
     "listen_addresses": ports.LOOPBACK,
     "unix_socket_directories": "",
@@ -135,7 +136,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> PostgresBinaries:
-    """The installed programs, or else those of a downloaded wheel. DISPATCHER_DEV_POSTGRES forces one of the two."""
+    """The installed programs, or else the programs of a wheel. DISPATCHER_DEV_POSTGRES forces one of these sources."""
     forced = os.environ.get("DISPATCHER_DEV_POSTGRES")
     if forced not in (None, "", "installed", "wheel"):
         raise ServerUnavailable(f"DISPATCHER_DEV_POSTGRES is {forced!r}.", remedy='Set it to "installed" or "wheel".')
@@ -299,7 +300,7 @@ def _copy_cluster(binaries: PostgresBinaries, prefix: list[str], data: Path, pri
 
 
 def _partial_folder(prefix: list[str], data: Path) -> Path:
-    """An empty folder next to the data folder, owned by the user of commands with the prefix."""
+    """An empty folder next to the data folder, owned by the user as whom `prefix` runs commands."""
     partial = data.with_name(f"{data.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(mode=0o700)

@@ -135,7 +135,7 @@ def start(
 
 
 def find(progress: Callable[[str], None]) -> RabbitBinaries:
-    """The installed programs, or else downloaded ones from Debian. DISPATCHER_DEV_RABBITMQ forces one of the two."""
+    """The installed programs, or else Debian's packages. DISPATCHER_DEV_RABBITMQ forces one of the two sources."""
     forced = os.environ.get("DISPATCHER_DEV_RABBITMQ")
     if forced not in (None, "", "installed", "debian"):
         raise ServerUnavailable(f"DISPATCHER_DEV_RABBITMQ is {forced!r}.", remedy='Set it to "installed" or "debian".')
@@ -299,7 +299,7 @@ def _plan(
 ) -> Plan:
     """The keeper's plan for a node.
 
-    The script is started by a relative name from the script's own folder, because it fails if its path has a space.
+    The script is started by a relative name from its own folder, because the script fails if its path has a space.
     With RABBITMQ_ALLOW_INPUT, the script executes the Erlang machine; without it, a shell would wait for the machine.
     """
     home = folder / name

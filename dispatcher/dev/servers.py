@@ -5,7 +5,7 @@
 
     start(folder, owner_pid=None, …)              # `dispatcher dev up`: the servers run until `stop(folder)`
 
-If the environment variables set a server, that server is used, and no private one is started for it.
+If the environment variables set a server, that server is used, and no private server is started in its place.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def start(
     owner_pid: int | None,
     postgres_settings: Mapping[str, str] = MappingProxyType({}),
 ) -> Servers:
-    """Starts the servers and waits until they are ready. If servers without an owner are running, returns those.
+    """Starts the servers and waits until they are ready. Returns running servers if they have no owner.
 
     Args:
         folder: For data, logs and secrets; created if it does not exist, kept from one start to the next.
@@ -166,7 +166,7 @@ def private_servers(
 def _start_both(
     processes: Processes, progress: Progress, owner_pid: int | None, postgres_settings: Mapping[str, str]
 ) -> Servers:
-    """Uses the servers that environment variables set, and starts the others, both at the same time."""
+    """Uses the servers that environment variables set. Starts the other servers, at the same time."""
     database_url = _named(DATABASE_URL, processes.folder)
     amqp_url = _named(AMQP_URL, processes.folder)
     if not (database_url and amqp_url):

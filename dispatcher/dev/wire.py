@@ -38,7 +38,8 @@ class Exchange:
         read_at: When the request had arrived completely.
         answered_at: When the kernel took the whole answer while the connection was open; None if the kernel never took
             all of it.
-        was_read: Whether the client read the answer. A client that closes with unread octets resets the connection.
+        was_read: Whether the client read the answer: a client that closes a connection with unread octets resets the
+            connection, and the record shows the reset.
     """
 
     email_id: UUID

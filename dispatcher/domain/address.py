@@ -2,8 +2,9 @@
 
 Deliberately narrower than RFC 5322. These forms are refused, and most providers refuse them, too: quoted local parts
 (RFC 5321, section 4.1.2, advises against them), address literals such as `[192.0.2.1]` (they bypass DNS), comments,
-groups, folding, and a comma or another special character in an unquoted name. Wider in one way: letters of all scripts
-are allowed on both sides of the @ (RFC 6531). Python's `email.utils.parseaddr` guesses where this module refuses.
+groups, folding, and a comma or another special character in an unquoted name. In one way, this module allows more:
+letters of all scripts on both sides of the @ (RFC 6531). Python's `email.utils.parseaddr` guesses where this module
+refuses.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ MAX_NAME_CHARACTERS: Final = 255
 """No standard sets a limit. A longer text is not a name, and this limit keeps an address far below the 998 octets of a
 header line."""
 _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
-"""A quoted name made of escapes only, plus an address, brackets and spaces. A longer text is refused without
+"""Enough for a quoted name made of escapes only, an address, brackets and spaces. A longer text is refused without
 parsing."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -66,7 +67,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Parse a text into an address.
+    """Parses a text into an address.
 
     Raises:
         ValueError: The text is not a valid address. The message says why, and never quotes the text.

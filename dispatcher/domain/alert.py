@@ -38,6 +38,8 @@ class Kind(StrEnum):
     """Workers have not been able to use a provider for a while."""
     HOST_VANISHED = "host_vanished"
     """A host has not reported for a while, and was not shut down cleanly."""
+    WEBHOOK_DISABLED = "webhook_disabled"
+    """A webhook gets no events, because its receiver accepted nothing for a day, or is gone."""
 
 
 _COMPONENTS: Final = {
@@ -48,6 +50,7 @@ _COMPONENTS: Final = {
     Kind.NOTHING_SENT: "dispatcher",
     Kind.PROVIDER_UNUSABLE: "provider",
     Kind.HOST_VANISHED: "host",
+    Kind.WEBHOOK_DISABLED: "webhook",
 }
 
 
@@ -73,7 +76,8 @@ class Alert:
         count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind has no count.
         oldest_age_seconds: Time since the oldest email failed, or a lower bound; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed or nothing is sent, or the affected providers or hosts; None for other kinds.
+        reason: Why the probe failed or nothing is sent, or the affected providers, hosts or webhooks; None for other
+            kinds.
         host: The host that ran the check.
         is_alone: Whether PostgreSQL is unavailable. If so, each host sends notices by itself.
     """
@@ -111,7 +115,7 @@ class Notice:
 
 
 def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
-    """The phase to notify now; None if no notice is due.
+    """The phase that the next notice tells; None if no notice is due.
 
     Args:
         is_firing: Whether the condition is true now.

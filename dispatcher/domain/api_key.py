@@ -49,7 +49,7 @@ class Secret:
 
     @classmethod
     def parse(cls, text: str) -> Secret | None:
-        """Parse a key; None if the text is not a key."""
+        """Parses a key; None if the text is not a key."""
         match = _FORM.fullmatch(text)
         return cls(match[1], match[2]) if match else None
 

@@ -21,7 +21,7 @@ class Backoff:
     failures: int = 0
 
     def next_wait(self, random: Callable[[], float]) -> float:
-        """Record a failure, and return the seconds to wait. The jitter keeps clients from retrying at the same time.
+        """Records a failure, and returns the seconds to wait. The jitter keeps clients from retrying at the same time.
 
         Args:
             random: Returns a number from 0 up to, but not including, 1.
@@ -31,6 +31,6 @@ class Backoff:
         return longest * random()
 
     def reset(self) -> bool:
-        """Record a success. Return whether it ends an outage."""
+        """Records a success. Returns whether it ends an outage."""
         ended, self.failures = self.failures > 0, 0
         return ended

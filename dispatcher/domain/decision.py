@@ -110,7 +110,7 @@ def decide(
     *,
     key_seconds: float | None = None,
 ) -> Decision:
-    """Decide what to do after an attempt.
+    """Decides what to do after an attempt.
 
     Args:
         attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay.

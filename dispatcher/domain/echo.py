@@ -49,7 +49,7 @@ def without_echo(outcome: Outcome, email: OutgoingEmail) -> Outcome:
 
 
 def _split_detail(detail: str) -> tuple[str, str]:
-    """Split the text into our list of refused recipients (positions and codes only) and the provider's text."""
+    """Splits the text into our list of refused recipients (positions and codes only) and the provider's text."""
     if not detail.startswith(SOME_REFUSED):
         return "", detail
     ours, separator, theirs = detail.partition("; ")

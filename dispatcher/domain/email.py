@@ -33,7 +33,8 @@ class Email:
         headers: Additional headers, read-only.
         tags: For the provider's statistics. The tag `one_time_code` sets `erase_after_sending`, and no provider
             receives it.
-        erase_after_sending: Whether the content, including attachments, is deleted about a minute after it is sent.
+        erase_after_sending: Whether the content, including attachments, is deleted about a minute after the email is
+            sent.
         ignore_suppression: Whether suppressed recipients get the email, too, for example a legal notice.
         tenant_id: The tenant that owns the email. Message keys are unique within a tenant.
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
@@ -85,7 +86,7 @@ class Email:
         ignore_suppression: bool = False,
         allowed_headers: Collection[str] = (),
     ) -> None:
-        """Validate and create an email.
+        """Validates and creates an email.
 
         Args:
             allowed_headers: Names of provider-control headers that `headers` may contain anyway. Workers send the email
@@ -128,7 +129,7 @@ class Email:
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
-        """Create an email from a decoded JSON object. A null field counts as absent.
+        """Creates an email from a decoded JSON object. A null field counts as absent.
 
         Args:
             allowed_headers: As for `Email`.

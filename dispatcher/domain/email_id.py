@@ -1,8 +1,8 @@
 """Email ids: UUIDv7 (RFC 9562). An id contains its email's creation time, so a time range is an id range.
 
-The 12 bits after the millisecond contain its fraction (RFC 9562, section 6.2, method 3). If needed, the fraction is
-increased: the ids of one process always ascend. 62 random bits follow. They come from the kernel at each call, so
-forked processes never produce the same id.
+The 12 bits after the millisecond contain the fraction of the millisecond (RFC 9562, section 6.2, method 3). If needed,
+the fraction is increased, so that the ids of one process always ascend. 62 random bits follow. They come from the
+kernel at each call, so forked processes never produce the same id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant; but if the last tick was not earlier, the tick after the last one."""
+        """The tick of an instant. If the latest tick was not earlier, the tick after the latest tick."""
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
             now = self._latest + 1

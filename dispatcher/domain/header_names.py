@@ -64,7 +64,7 @@ CONTROL_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
     "Tipimail": ("x-tm-*",),
     "UniOne": ("x-unione*",),
     "filters of outgoing mail": ("x-barracuda-*", "x-ironport-*", "x-mimecast-*", "x-proofpoint-*", "x-zix*"),
-    # RFC 6758, RFC 7293, RFC 8689; MIXER (RFC 2156); and headers that make sendmail send notices.
+    # Headers of RFC 6758, RFC 7293, RFC 8689 and MIXER (RFC 2156), and headers that make sendmail send notices.
     "mail servers": (
         *("mt-priority", "require-recipient-valid-since", "tls-required", "deferred-delivery"),
         *("prevent-nondelivery-report", "errors-to", "return-receipt-to"),
@@ -75,7 +75,7 @@ CONTROL_HEADERS: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def _split_patterns(patterns: Collection[str]) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Split patterns into full names and prefixes."""
+    """Splits patterns into full names and prefixes."""
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     return frozenset(pattern for pattern in patterns if not pattern.endswith("*")), prefixes
 

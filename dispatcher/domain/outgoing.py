@@ -48,7 +48,7 @@ class Attachment(OutgoingAttachment):
     """
 
     def __post_init__(self) -> None:
-        """Check everything except the total size, which `Email` checks."""
+        """Checks everything except the total size, which `Email` checks."""
         if fault := _filename_fault(self.filename):
             raise InvalidEmail("filename", fault)
         if fault := _content_type_fault(self.content_type):

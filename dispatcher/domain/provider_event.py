@@ -13,7 +13,7 @@ class EventKind(StrEnum):
     """What happened to an email, in the vocabulary of django-anymail. The value of `email_event.kind`."""
 
     ACCEPTED = "accepted"
-    """The provider took the email. It may still drop it."""
+    """The provider took the email. The provider may still drop the email."""
     DELIVERED = "delivered"
     """The recipient's server took the email. A bounce may still follow."""
     DEFERRED = "deferred"
@@ -52,8 +52,8 @@ class ProviderEvent:
         bounce: Set if, and only if, the kind is BOUNCED.
         code: The status code of the receiving server or of the provider, such as `5.1.1`.
         detail: The provider's explanation, scrubbed of addresses (`domain.scrub`).
-        distinction: What separates this event from others of the same kind, recipient and instant, such as the URL of a
-            click.
+        distinction: Distinguishes this event from other events of the same kind, recipient and instant, such as the URL
+            of a click.
     """
 
     email_id: UUID

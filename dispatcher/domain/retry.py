@@ -35,7 +35,7 @@ class RetryPolicy:
             random: Returns a number from 0 up to, but not including, 1, such as `random.random`.
         """
         asked = 0.0 if retry_after is None else retry_after
-        # `not … <=`, because a NaN from the provider must end the retries, too.
+        # Written as `not … <=`, because a NaN from the provider must end the retries, too.
         if next_attempt > self.max_attempts or not asked <= self.cap_seconds:
             return None
         doublings = min(max(0, next_attempt - 2), _MAX_DOUBLINGS)

@@ -11,9 +11,10 @@ from typing import Final
 # C0, DEL and C1 controls, and two Unicode separators at which `str.splitlines` and some mail software break lines.
 _BREAKS_A_LINE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
-# Embeddings, overrides and isolates. U+200E and U+200F stay allowed, because Hebrew and Arabic names need them.
+# Characters that change the reading direction: embeddings, overrides and isolates. U+200E and U+200F stay allowed,
+# because Hebrew and Arabic names need them.
 _REORDERS: Final = re.compile("[\u202a-\u202e\u2066-\u2069]")
-# Laxer than RFC 2047, like many decoders: matches empty charsets, spaces and further question marks.
+# This pattern is laxer than RFC 2047, like many decoders: it matches empty charsets, spaces and further question marks.
 _ENCODED_WORD: Final = re.compile(r"=\?[^?]*\?[bq]\?.*\?=", re.IGNORECASE)
 
 

@@ -146,7 +146,8 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones.
+    # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones an
+    # email.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
@@ -214,7 +215,7 @@ def _also(facts: Facts) -> str:
 def describe_holder(
     pid: int | None, application: str | None, state: str | None, age_seconds: float | None, is_committing: bool
 ) -> str:
-    """Describe a session that may hold a lock."""
+    """Describes a session that may hold a lock."""
     if pid is None:
         return "a prepared transaction (see pg_prepared_xacts)"
     age = "" if age_seconds is None else f", transaction open for {age_seconds:.0f} s"

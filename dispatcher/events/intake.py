@@ -39,6 +39,18 @@ class Stored:
     settled: int = 0
 
 
+class EmailsLocked(StoreBusy):
+    """Events cannot be stored yet, because other transactions have locked their emails.
+
+    Attributes:
+        email_ids: The locked emails.
+    """
+
+    def __init__(self, email_ids: Collection[UUID]) -> None:
+        super().__init__(f"Other transactions have locked the emails of some events ({len(email_ids)} emails).")
+        self.email_ids = email_ids
+
+
 class EventIntake:
     """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
 
@@ -63,8 +75,9 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out: it would be refused again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or other transactions have locked some of the emails. Some
-                events may be stored. The source must repeat the call, or let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable. Some events may be stored. The source must repeat the call, or
+                let the provider repeat the events.
+            EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
             return Stored()
@@ -81,7 +94,7 @@ class EventIntake:
             unknown += sum(each.unknown for each in found)
             settled += await self._settle(set(chain.from_iterable(each.settleable for each in found)))
         if locked:
-            raise StoreBusy(f"Other transactions have locked the emails of some events ({len(locked)} emails).")
+            raise EmailsLocked(locked)
         return Stored(new, duplicates, unknown, settled)
 
     async def _store(self, rows: Sequence[EventRow]) -> tuple[list[StoredEvents], set[UUID]]:

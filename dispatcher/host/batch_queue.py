@@ -1,7 +1,7 @@
 """A stage's inbox. The items that arrive while a batch is handled form the next batch.
 
 After a batch, the queue waits for a moment, and more items join the next batch. A statement for ten emails costs about
-the same as a statement for one, and an email in a batch of a hundred costs half of an email in a batch of thirty. A
+as much as a statement for one. In a batch of a hundred, an email costs half as much as in a batch of thirty. A
 single item on an idle queue is handled immediately.
 """
 
@@ -16,11 +16,11 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_BATCH: Final = 512
-"""Items per batch, and so ids per statement. Above some hundreds, throughput no longer grows, and rows stay locked
-longer."""
+"""The most items per batch, and so ids per statement. Above some hundreds, throughput no longer grows, and rows stay
+locked longer."""
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""If the last batch was at least a quarter full, the next one fills soon: wait for it even if it is urgent."""
+"""If the last batch was at least a quarter full, the next batch fills soon: wait for it even if it is urgent."""
 
 
 class BatchQueue(Generic[T]):
@@ -72,7 +72,7 @@ class BatchQueue(Generic[T]):
         is_urgent: Callable[[], bool] = lambda: False,
         is_any_order: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Hands over batches until cancelled.
+        """Passes batches to the handler until cancelled.
 
         Args:
             handle: Handles a batch; must not raise.
@@ -94,7 +94,7 @@ class BatchQueue(Generic[T]):
                 self._idle.set()
 
     async def _linger(self, full: int, seconds: float) -> None:
-        """Returns when a full batch is queued, or after this time."""
+        """Returns when a full batch is queued, or after `seconds`."""
         if len(self._items) >= full:
             return
         self._filled = asyncio.Event()

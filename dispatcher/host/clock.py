@@ -15,7 +15,7 @@ def steady_clock() -> float:
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot. Empty if the kernel has no such id; then no ledger counts as complete."""
+    """The kernel's id of the last boot. Empty if the kernel provides no id; then no ledger counts as complete."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

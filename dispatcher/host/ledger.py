@@ -165,7 +165,7 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Marks the email as the suspect in case this process dies now. None if too many emails are being rendered."""
+        """Notes that this email is being rendered, in case the process dies. None if too many are being rendered."""
         try:
             index = self._renderings.pop()
         except IndexError:
@@ -199,8 +199,8 @@ class Ledger:
 
 
 def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
-    # Locked before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live worker.
-    # The descriptor stays open until the process exits, and so the file stays locked.
+    # Lock the file before it is renamed to its final name, so that the relay never sees the unlocked ledger of a live
+    # worker. The descriptor stays open until the process exits, and so the file stays locked.
     unfinished = path.with_suffix(".new")
     descriptor = os.open(unfinished, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

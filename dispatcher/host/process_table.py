@@ -6,7 +6,7 @@
     monitor  reads all rows: `unready` describes problems in sentences, `statuses` returns the figures
 
 A process is up when it has its resources (settings, files, providers), handles stop signals, and has tried to connect
-to its server. An unreachable RabbitMQ or PostgreSQL does not keep it from being up; a refused login does. A process
+to its server. It is up even if RabbitMQ or PostgreSQL is unreachable, but not if a server refuses its login. A process
 that exits before it is up counts as a failed boot.
 
 There are no locks: each 64-bit cell has one writer at a time and is written atomically. The failure reason is a text,
@@ -27,7 +27,7 @@ MAX_PROCESSES: Final = 1024
 
 
 class _Field(IntEnum):
-    """The cells of a row. The parent writes the cells of the first line, the child the others."""
+    """The cells of a row. The parent writes the cells of the first line below, the child all other cells."""
 
     TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
     IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
@@ -174,7 +174,7 @@ class ProcessSlot:
         self.commit = Wait(cells, at + _Field.AWAITS_COMMIT)
         self.confirm = Wait(cells, at + _Field.AWAITS_CONFIRM)
 
-    # For the child.
+    # Methods that the child calls.
 
     def mark_up(self) -> None:
         """Marks the process as up. Idempotent."""
@@ -197,10 +197,10 @@ class ProcessSlot:
         octets = words.encode("utf-8", "replace")[:REASON_OCTETS]
         self._reason[:] = octets.ljust(REASON_OCTETS, b"\0")
 
-    # For the parent.
+    # Methods that the parent calls.
 
     def begin(self) -> None:
-        """Resets the row before a fork: the previous process's values do not apply to the new process."""
+        """Resets the row before a fork, because the previous process's values do not apply to the new process."""
         for cell in (_Field.IS_ENDING, *range(_Field.IS_UP, _FIELDS)):
             self._cells[self._at + cell] = 0
 

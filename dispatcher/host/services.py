@@ -104,12 +104,12 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
             backoff.reset()
-        # Wait at least half of the time: jitter down to zero would fill the log.
+        # Wait at least half of the backoff, because very short waits would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 
 
 def _described(error: Exception) -> str:
-    """The message of our own exceptions. For others, only type and location: their text may contain private values."""
+    """The message of our own exceptions. For other exceptions, only type and location: the text may be private."""
     if isinstance(error, DispatcherError):
         return str(error)
     frames = traceback.extract_tb(error.__traceback__)

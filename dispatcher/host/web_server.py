@@ -1,8 +1,8 @@
 """A small web server for status pages: asyncio for sockets, h11 for parsing.
 
-Each connection occupies one of a few slots, for a few seconds at most. It serves one request without a body, with one
-deadline for reading it. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
-If all slots are taken, a new connection replaces the oldest one that has not sent a whole request.
+Each connection occupies one of a few slots, for a few seconds at most, and serves one request without a body. Reading
+the request has a deadline. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
+If all slots are taken, a new connection replaces the oldest connection that has not sent a whole request.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class WebServer:
         """
         Args:
             pages: Pages by path.
-            setting: The setting that contains the address. The error's remedy mentions this setting.
+            setting: The setting that contains the address. The remedy in error messages mentions this setting.
             shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
             request_seconds: The deadline for reading a request.
             retry_seconds: The first wait before binding again. Later waits are longer.
@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # asyncio writes a text and a colon before the system's text, such as "address already in use".
+        # Use the system's text alone, such as "address already in use": asyncio's message has its own text before it.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",
@@ -199,7 +199,7 @@ async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Waits until the client closes the connection. If we closed it first, a reset could destroy the response."""
+    """Waits until the client closes the connection. If the server closed first, a reset could destroy the response."""
     async with asyncio.timeout(LINGER_SECONDS):
         while await reader.read(_READ_OCTETS):
             pass

@@ -122,10 +122,15 @@ class AlertChecks:
         is_growing = (due_seconds or 0.0) > max(LONGEST_DUE_SECONDS, self.interval_seconds)
         states[Kind.DEAD_LETTERS_UNPUBLISHED] = _State(is_growing, depth, due_seconds)
         states[Kind.UNDECIDED_EXPIRING] = _State(tables.expiring > 0, tables.expiring, oldest_seconds)
+        disabled = "; ".join(
+            f"webhook {each.webhook_id} ({each.tenant_id or 'all tenants'}): {each.last_error}"
+            for each in tables.webhooks
+        )
+        states[Kind.WEBHOOK_DISABLED] = _State(bool(tables.webhooks), len(tables.webhooks), reason=disabled or None)
         return states | self._timed_states(tables)
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
-        """The states of the kinds of alerts that are raised only after some time. A change restarts this time."""
+        """The states of alerts that are raised only if a condition lasts for some time. A change restarts this time."""
         idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
         unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
         hosts = sorted(tables.hosts.items())
@@ -204,7 +209,7 @@ class StateDurations:
     def has_lasted(self, states: Collection[Hashable]) -> bool | None:
         """Whether at least one of these states has lasted long enough.
 
-        None if that is unknown: the longest state already existed at the first check.
+        None if that is unknown, because the oldest of these states already existed at the first check.
         """
         since = [self._since[state] for state in states if state in self._since]
         if since and time.monotonic() - min(since) >= self._seconds:

@@ -70,7 +70,7 @@ class AlertSender:
         try:
             await self._channel.send(Notice(notice_id, phase, datetime.now(UTC), alert))
         except NotDelivered as error:
-            # Wait at least half of the backoff: with full jitter, retries could fill the log.
+            # Wait at least half of the backoff, because very short waits would fill the log.
             seconds = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
             self._log.error("alert.delivery_failed", **fields, reason=error.reason, retry_in_seconds=round(seconds, 2))
             await asyncio.sleep(seconds)

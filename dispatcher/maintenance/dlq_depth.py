@@ -19,9 +19,9 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.telemetry.log import get_log
 
 PROBE_SECONDS: Final = 5.0
-FIGURES_LAG_SECONDS: Final = 6.0
-"""The management API may show a new queue's figures only after this time. If they are missing for longer, the read
-fails."""
+FIGURES_LAG_SECONDS: Final = 15.0
+"""The management API may show the figures of a new queue only after this time: RabbitMQ 3.10 took up to 11 seconds. If
+they are missing for longer, the read fails."""
 
 Depth = Callable[[], Awaitable[int]]
 """Returns the number of messages on the DLQ; raises DispatcherError if it is unknown."""

@@ -1,7 +1,7 @@
 """The monitor's gauges in /metrics, read from PostgreSQL and RabbitMQ at the last poll.
 
-They describe the whole database and all of RabbitMQ, so all hosts report the same values: take the maximum over hosts,
-not the sum. An unknown value is left out, and never reported as zero.
+The gauges describe the whole database and all of RabbitMQ, so all hosts report the same values: take the maximum over
+hosts, not the sum. An unknown value is left out, and never reported as zero.
 """
 
 from __future__ import annotations
@@ -47,11 +47,16 @@ OLDEST_PENDING: Final = ServerGauge(
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
-    "How long the longest waiting message has been due to be published; 0 if none is due.",
+    "The longest time that a message has been due and is not yet published; 0 if none is due.",
 )
 SENT_LAST_HOUR: Final = ServerGauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, approximately.")
 SENT_LAST_DAY: Final = ServerGauge(
     "dispatcher_sent_last_day_emails", "Emails sent in the last 24 hours, approximately."
+)
+WEBHOOK_LAG: Final = ServerGauge(
+    "dispatcher_webhook_lag_seconds",
+    "How long the oldest event has waited that an active webhook has not delivered, by the webhook's number.",
+    ("webhook",),
 )
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
@@ -109,3 +114,4 @@ def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
     yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
     yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
     yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
+    yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})

@@ -15,7 +15,7 @@ one commit per email, audited with actor and reason, and idempotent.
                   create(session, selection, act, …) -> Replay     stores the list of emails; changes no email
                   find(session, replay_id) -> Replay | None        state, counts by outcome, rate, actor, reason
                   stop(session, replay_id, act) -> Replay | None   ends the replay; replayed emails are still sent
-                  resume(session, replay_id, actor=…)              lets the next run continue the replay
+                  resume(session, replay_id, actor=…)              lets the next `run` (below) continue the replay
                   run(session, dlq, replay_id, …) -> Ended         replays at the replay's rate until done or stopped
     dead_letters  sweep(session, dlq, email_ids=None) -> int       removes stale dead letters from the DLQ
                   discard(session, email_ids, act) -> set          makes dead letters stale; does not change the emails

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""Much more than is shown: if an address were cut, `scrub` could not recognize it."""
+"""Much more than is shown: `scrub` could not recognize an address that is cut off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
             raise DispatcherError(
                 f"The repaired message points to email {each.email_id} with the message key {each.message_key!r}: "
                 "this database has no such email.",
-                remedy="Correct the id and the key; `dispatcher dlq show` prints both.",
+                remedy="Correct the id and the key; `dispatcher dlq show` prints the id and the key of an email.",
             )
     return Outgoing(queue, body, str(pointers[0].email_id))
 

@@ -82,7 +82,8 @@ async def reconcile(session: AsyncSession, dlq: DeadLetterQueue, act: Act | None
     found = await _compare(session, dlq, announced)
     if act and found.count:
         await republish_dead_letters(session, {email_id: announced[email_id] for email_id in found.missing})
-        # Audit orphans before their removal, because a removed orphan could not be published again.
+        # Write orphans (dead letters without an email) to the audit log before their removal: without the email's row,
+        # a removed orphan cannot be published again.
         await audit_orphans(session, Counter(found.orphans), actor=act.actor, reason=act.reason)
         counts = {
             "missing": len(found.missing),
@@ -115,7 +116,7 @@ async def _remove(session: AsyncSession, dlq: DeadLetterQueue, orphans: Collecti
     """Reads the DLQ once and removes surplus dead letters; returns how many it removed or tried to remove.
 
     Args:
-        orphans: The ids of audited emails that no longer exist. Dead letters of other missing emails are not removed.
+        orphans: Emails that no longer exist and are in the audit log. Dead letters of other missing emails stay.
     """
     found = Differences()
     seen: set[UUID] = set()

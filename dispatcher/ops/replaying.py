@@ -1,4 +1,4 @@
-"""Replays: for an operator, failed and held emails are sent again, each email once, at a limited rate (the pace).
+"""Replays failed and held emails for an operator: sends each email again once, at a limited rate (the pace).
 
     preview ──▶ create ──▶ run ──▶ done
                             │ ▲
@@ -170,9 +170,9 @@ async def resume(
     per_second: float | None = None,
     force: bool = False,
 ) -> Replay | None:
-    """Lets the next `run` continue a stopped or interrupted replay. Returns its state; None if there is no such replay.
+    """Lets the next call of `run` (below) continue a stopped or interrupted replay.
 
-    Idempotent. Has no effect on a replay that is done.
+    Returns the replay's state; None if there is no such replay. Idempotent. Has no effect on a replay that is done.
 
     Args:
         force: See `create`.
@@ -189,7 +189,7 @@ async def run(
     on_email: Callable[[UUID, ItemOutcome], None] | None = None,
     lock_seconds: float = BATCH_LOCK_SECONDS,
 ) -> Ended:
-    """Replays the remaining emails at the replay's pace, until it is stopped or no emails are left that it can lock.
+    """Replays the remaining emails at the replay's pace, until the replay is stopped or only locked emails are left.
 
     May be cancelled at any time without loss. Without a DLQ, or while RabbitMQ is unreachable, stale dead letters stay
     until the next sweep.

@@ -1,4 +1,7 @@
-"""The monitor process: serves its host's status pages, alerts operators, and prunes. No email passes through it."""
+"""The monitor process: serves its host's status pages, alerts operators, prunes, and delivers events to webhooks.
+
+No email passes through it.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,10 @@ import uvloop
 
 from dispatcher.alerts.channels import LogChannel, channels_of
 from dispatcher.config import Settings
+from dispatcher.events.bounce_mailbox import BounceMailbox
+from dispatcher.events.intake import EventIntake
+from dispatcher.events.maildir import Maildir
+from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
 from dispatcher.host.services import Periodic, Task, run_tasks
@@ -19,18 +26,22 @@ from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import depth_of_dlq
 from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
 from dispatcher.monitor.pages import pages_of
+from dispatcher.providers.smtp import SmtpSettings
 from dispatcher.store.alerts import AlertStore
-from dispatcher.store.connections import make_pool
+from dispatcher.store.connections import Pool, make_pool
 from dispatcher.store.retention import Retention
-from dispatcher.telemetry import log
+from dispatcher.telemetry import log, metric_files
+from dispatcher.transport.signed_post import trusting_context
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor may alert."""
+"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor alerts."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:
     """Runs the monitor until it is stopped; returns the exit code."""
     log.configure(settings.log_level, settings.log_format, worker="monitor")
+    if settings.metrics:
+        metric_files.begin(settings.metrics_folder, "monitor")
     uvloop.run(_monitor(settings, context))
     return 0
 
@@ -39,12 +50,12 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     stop = stop_event(context)
     retention = Retention.of(settings)
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
-    # Does not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
+    # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
     alert_store = AlertStore(
         settings.database_url,
         queue=settings.dlq,
-        # Stable across restarts. Includes the run directory, because a host may have several.
+        # The name is the same after a restart. It includes the run directory, because a host may have several.
         holder=f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}",
         host=settings.host_name,
         retention=retention,
@@ -56,12 +67,37 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             Periodic(OneTimeCodePruning(pool, retention)),
             Periodic(PruningService(settings.database_url, retention)),
         ]
-        tasks = [*_alerting(settings, alert_store), *pruning, *pages_of(settings, pool, context.process_table)]
+        webhooks = WebhookDelivery(
+            settings.database_url,
+            allow_private=settings.webhooks_allow_private,
+            context=trusting_context(settings.ca_file),
+        )
+        alerting = _alerting(settings, alert_store)
+        pages = pages_of(settings, pool, context.process_table)
+        tasks = [*alerting, *pruning, webhooks, *_bounces(settings, pool), *_event_polling(settings), *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
         await pool.close()
     log.get_log().info("monitor.stopped")
+
+
+def _bounces(settings: Settings, pool: Pool) -> Sequence[Task]:
+    """The reader of this host's mailbox of bounces, if the host has one."""
+    address = settings.of(SmtpSettings).bounces()
+    if settings.bounce_maildir is None or address is None:
+        return []
+    mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
+    return [Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))]
+
+
+def _event_polling(settings: Settings) -> Sequence[Task]:
+    """The task that polls the queue with providers' events; empty if no queue is configured."""
+    if not settings.ses_events_queue_url:
+        return ()
+    from dispatcher.events.sqs import QueuePolling
+
+    return [QueuePolling(settings)]
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

@@ -44,7 +44,7 @@ class CaptureProvider:
     settings = CaptureSettings
 
     def __init__(self, folder: Path) -> None:
-        """Create an adapter for one Maildir. The first email creates the Maildir."""
+        """Creates an adapter for one Maildir. The first email creates the Maildir."""
         self._folder = folder
         self._tmp = str(folder / "tmp") + "/"
         self._new = str(folder / "new") + "/"
@@ -76,7 +76,7 @@ class CaptureProvider:
         return Accepted(name)
 
     async def check(self) -> str:
-        """Report for `dispatcher doctor` whether the Maildir is writable.
+        """Reports for `dispatcher doctor` whether the Maildir is writable.
 
         Creates the Maildir, and leaves no email in the Maildir.
 
@@ -117,7 +117,7 @@ class CaptureProvider:
             os.close(file)
 
     def _move_to_new(self, name: str) -> None:
-        """Move a complete file to the folder that readers search. The name is new, so no file is overwritten."""
+        """Moves a complete file to the folder that readers search. The name is new, so no file is overwritten."""
         try:
             os.rename(self._tmp + name, self._new + name)  # noqa: PTH104
         except OSError:

@@ -85,7 +85,7 @@ class Provider(Protocol):
         ...
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
-        """Make one attempt.
+        """Makes one attempt.
 
         First takes every step that can fail without side effects, then calls `attempt.mark_on_wire()`, then transmits
         the email. Returns by the deadline, even if the provider sends one byte at a time. Never sends twice within a
@@ -99,7 +99,7 @@ class Provider(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close idle connections. No send is in progress. Idempotent."""
+        """Closes idle connections. No send is in progress. Idempotent."""
         ...
 
 
@@ -107,12 +107,12 @@ class CheckableProvider(Provider, Protocol):
     """An adapter that can check its settings and its connection without sending."""
 
     async def check(self) -> str:
-        """Return a report for `dispatcher doctor`; raise ProviderFault if the provider cannot be used."""
+        """Returns a report for `dispatcher doctor`; raises ProviderFault if the provider cannot be used."""
         ...
 
 
 class ProviderClass(Protocol):
-    """An adapter's class: `PROVIDER` in its module of this package, or the target of a package's entry point.
+    """An adapter's class: `PROVIDER` in a module of this package, or the target of an installed package's entry point.
 
     Every command imports this module. So import libraries that load slowly inside the functions that use them.
     """
@@ -133,7 +133,7 @@ class ProviderClass(Protocol):
         ...
 
     def open(self, settings: Settings) -> CheckableProvider:
-        """Create an adapter without connecting; `settings.of(…)` returns the adapter's own settings.
+        """Creates an adapter without connecting; `settings.of(…)` returns the adapter's own settings.
 
         Raises:
             ConfigurationError: A setting is missing or invalid.
@@ -196,7 +196,7 @@ class BulkProvider(Provider, Protocol):
     async def send_bulk(
         self, parts: Sequence[BulkEntry], attempt: Attempt
     ) -> Sequence[Outcome | ProviderFault] | BulkCallRefused:
-        """Make one call for at least two entries with the same key; return the outcome of each entry, in order.
+        """Makes one call for at least two entries with the same key; returns the outcome of each entry, in order.
 
         The rules of `send` apply. If the provider answers only for the call as a whole, all outcomes are the same
         object.

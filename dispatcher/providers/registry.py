@@ -1,4 +1,4 @@
-"""Finds providers by name: built-in ones, and those of installed packages. `config.plugins` finds the classes."""
+"""Finds providers by name: built-in providers and providers of installed packages. `config.plugins` finds classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def max_in_flight(name: str, settings: Settings) -> int:
 
 
 def open_provider(name: str, settings: Settings) -> CheckableProvider:
-    """Create the adapter of this name, without connecting. Call this after the fork.
+    """Creates the adapter of this name, without connecting. Call this after the fork.
 
     Raises:
         ConfigurationError: No provider has this name, or a setting is missing or invalid.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
+from dispatcher.domain.bounce_address import BounceAddress
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
@@ -42,9 +43,44 @@ class SmtpSettings(ProviderSettings):
         values.whole(1, 1_000_000), "100", "Emails after which an SMTP connection is replaced."
     )
 
+    bounce_address: str = setting(
+        values.bounce_mailbox,
+        None,
+        "Address for bounces, such as bounces@example.com. The envelope sender of each email is this address with a "
+        "token: bounces+token@example.com. Unset: the envelope sender is the sender.",
+        empty="",
+    )
+    bounce_keys: tuple[bytes, ...] = setting(
+        values.signing_keys,
+        None,
+        "Keys of the tokens in envelope senders, comma-separated, of at least 32 characters each: the first signs, all "
+        "are valid. Use the same value on all hosts.",
+        secret=True,
+        empty=(),
+    )
+
     def max_connections(self, _settings: Settings, /) -> int:
         """See `ProviderSettings`."""
         return self.connections
+
+    def mistakes(self, settings: Settings, /) -> list[str]:
+        """See `ProviderSettings`."""
+        found = []
+        if self.bounce_address and not self.bounce_keys:
+            found.append(
+                "DISPATCHER_SMTP_BOUNCE_KEYS is not set, but DISPATCHER_SMTP_BOUNCE_ADDRESS is. Create a key with: "
+                "openssl rand -base64 32, and set it on all hosts."
+            )
+        if settings.bounce_maildir and not self.bounce_address:
+            found.append(
+                "DISPATCHER_SMTP_BOUNCE_ADDRESS is not set, but DISPATCHER_BOUNCE_MAILDIR is. Without it, no bounce "
+                "can be verified. Set both, and DISPATCHER_SMTP_BOUNCE_KEYS."
+            )
+        return found
+
+    def bounces(self) -> BounceAddress | None:
+        """The envelope senders of emails; None if an email's sender is its envelope sender."""
+        return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 
 class SmtpProvider:
@@ -58,7 +94,7 @@ class SmtpProvider:
     def __init__(
         self, own: SmtpSettings, *, ca_file: Path | None = None, trusted_idle_seconds: float = TRUSTED_IDLE_SECONDS
     ) -> None:
-        """Create the adapter without connecting.
+        """Creates the adapter without connecting.
 
         Args:
             ca_file: Certificates to trust instead of the system's.
@@ -70,6 +106,7 @@ class SmtpProvider:
         if own.url is None:
             raise ConfigurationError(["DISPATCHER_SMTP_URL is not set: set it to a URL such as smtp://host:587."])
         self._server = own.url
+        self._bounces = own.bounces()
         self._context = None if own.url.security == "none" else client_context(ca_file)
         self._pool = ConnectionPool(
             self._open,
@@ -89,7 +126,7 @@ class SmtpProvider:
         If the server refuses some recipients, the email is sent to all other recipients. The outcome is `Accepted`, and
         the detail lists the refused recipients by position in To, Cc, Bcc. If all are refused, the email is not sent.
         """
-        transaction = SmtpTransaction(attempt)
+        transaction = SmtpTransaction(attempt, self._bounces.of(email.email_id) if self._bounces else None)
         try:
             return await self._deliver(email, attempt, transaction)
         except TimeoutError:
@@ -98,7 +135,7 @@ class SmtpProvider:
             return Rejected(error.reason, error.message)
 
     async def check(self) -> str:
-        """Connect, log in and report for `dispatcher doctor`. Sends no email.
+        """Connects, logs in and reports for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: The server cannot be used.
@@ -122,7 +159,7 @@ class SmtpProvider:
         return self._report(connection)
 
     async def close(self) -> None:
-        """Close idle connections with QUIT."""
+        """Closes idle connections with QUIT."""
         await self._pool.close()
 
     @property
@@ -133,7 +170,7 @@ class SmtpProvider:
         return await open_connection(self._server, self._context)
 
     async def _deliver(self, email: OutgoingEmail, attempt: Attempt, transaction: SmtpTransaction) -> Outcome:
-        """Run the transaction as soon as a connection slot is free.
+        """Runs the transaction as soon as a connection slot is free.
 
         Raises:
             NoFreeConnection: No slot became free in time.
@@ -148,7 +185,7 @@ class SmtpProvider:
         try:
             attempt.connection_acquired()
             async with asyncio.timeout_at(attempt.deadline):
-                # Rendered only now: otherwise the attachments of emails that wait for a slot would stay in memory.
+                # Render only now: otherwise the attachments of emails that wait for a slot would stay in memory.
                 with attempt.rendering:
                     content = await rendered(email)
                 return await self._transact(content, transaction)
@@ -164,7 +201,7 @@ class SmtpProvider:
         return await self._deliver(email, attempt, transaction)
 
     async def _transact(self, content: RenderedEmail, transaction: SmtpTransaction) -> Outcome:
-        """Run the transaction over an idle connection, or over a new one if the idle connection is dead."""
+        """Runs the transaction over an idle connection, or over a new one if the idle connection is dead."""
         if connection := self._pool.idle():
             try:
                 return await self._run(content, transaction, connection, reused=True)

@@ -3,7 +3,7 @@
     answered       → the answer is recorded
     on the wire    → uncertain: held or resent, by the policy in the ledger. Pending, and pinned to its provider, if the
                      provider has idempotency keys (see `domain.decision`)
-    being rendered → released, and one crash counted: rendering may have killed the worker. Failed at three crashes
+    being rendered → released, and one crash counted: rendering may have killed the worker. Fails after three crashes
     not in it      → released. If another host has recovered the email in the meantime, that recovery is undone: a held
                      email that has not changed since becomes pending again
     the host has rebooted since → emails that are not in the ledger are left to `lost_host`: the last writes may not
@@ -45,8 +45,8 @@ from dispatcher.store.settlement import (
 from dispatcher.telemetry.log import get_log
 
 MAX_CRASHES: Final = 3
-"""An email fails after this many workers died while they rendered it. Rendering takes a fraction of a millisecond, so
-a harmless email hardly ever reaches this number."""
+"""An email fails after this number of workers died while they rendered it. Rendering takes a fraction of a millisecond,
+so a harmless email hardly ever reaches this number."""
 SESSIONS_GONE_SECONDS: Final = 1.0
 """PostgreSQL ends a session within milliseconds. After this time, the relay settles the other ledgers first."""
 
@@ -99,7 +99,7 @@ class DeadWorkers:
             self._settlement.log(ledger.worker, released, recorded)
 
     async def _end_sessions(self, ledger: DeadLedger) -> None:
-        """Ends the worker's sessions, so that it can commit nothing more.
+        """Ends the worker's sessions, so that the worker can commit nothing more.
 
         Raises:
             StoreBusy: A session does not end. A later call checks only once, and does not wait.
@@ -112,7 +112,7 @@ class DeadWorkers:
                 await asyncio.sleep(0.02)  # PostgreSQL does not report the end of a session
 
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
-        """Records the results in the ledger. Returns what it recorded, and the ids of the emails that it skipped."""
+        """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
         async with session(self._pool) as connection:
             bases = await find_attempt_bases(connection, [attempt.email_id for attempt in ledger.attempts])
         results = [
@@ -128,22 +128,22 @@ class DeadWorkers:
         return [result for result in missing if result.email_id not in left], left
 
     async def _release(self, ledger: DeadLedger, unrecorded: set[UUID]) -> tuple[int, bool]:
-        """Releases the leases that have no result. Returns how many, and whether no lease was skipped."""
+        """Releases the leases that have no result. Returns how many were released, and whether no lease was skipped."""
         suspects = {suspect.email_id: suspect.lease_token for suspect in ledger.suspects}
         async with session(self._pool) as connection:
             try:
                 released = await self._blame(connection, ledger.worker, suspects) if suspects else 0
             except StatementRefused:
-                released, suspects = 0, {}  # release them like the others
+                released, suspects = 0, {}  # release the suspects like the other emails
             leases = await find_leases(connection, ledger.worker)
-        # A suspect that is still leased is locked by another transaction; a later settlement counts its crash.
+        # If a suspect is still leased, another transaction has locked its row; a later settlement counts its crash.
         free = [lease for lease in leases if lease.email_id not in unrecorded | suspects.keys()]
         outcome = await self._settlement.release(ledger.path, free)
         is_all = len(free) == len(leases) and not (unrecorded or outcome.locked or outcome.refused)
         return released + sum(map(len, outcome.answers)), is_all
 
     async def _blame(self, connection: AsyncSession, worker: str, suspects: Mapping[UUID, int]) -> int:
-        """Counts a crash for each email that was being rendered, and releases it. Returns how many were released."""
+        """Counts a crash for each email that was being rendered, and releases the email. Returns how many."""
         crashed = await note_crashes(connection, worker, suspects, MAX_CRASHES)
         for email in crashed:
             self._log.warning(
@@ -159,7 +159,7 @@ class DeadWorkers:
     async def _undo_recovery(self, ledger: DeadLedger, store: LeaseStore, unrecorded: set[UUID]) -> bool:
         """Undoes other hosts' recovery of emails that this worker had not sent. Returns whether no email was skipped.
 
-        Recording an uncertain result has already confirmed the recovery of that email.
+        Keeps the recovery of an email that was on the wire: recording its uncertain result has confirmed that recovery.
         """
         async with session(self._pool) as connection:
             rescued = await find_recovered(connection, ledger.worker)

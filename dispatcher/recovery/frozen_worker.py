@@ -9,7 +9,7 @@ A lease has expired if it has expired by PostgreSQL's clock and by `unrenewed`.
 
 The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. If the
 worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time:
-its writes find a different token, an acceptance that it records still proves `sent`, and it begins to send nothing new.
+its writes find a different token, an acceptance that it records still proves `sent`, and it sends no new email.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
-"""The wait until every CPU sees the write of `voided_at`, and this process sees earlier writes (nanoseconds)."""
+"""After this wait, every CPU sees the new `voided_at`, and this process sees earlier writes. Nanoseconds would do."""
 GRACE_SHARE: Final = 3.0
 """A worker with an email on the wire gets a further third of a lease to record the answer: time for two renewals."""
 
@@ -92,7 +92,7 @@ class FrozenWorkers:
                 result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
-        # Record under a different name: the worker may continue, record the same attempts, and count them itself.
+        # Record under a different name: the worker may continue, record the same attempts, and count them, too.
         name = f"{ledger.slot}:relay"
         recorded = await self._settlement.record(LeaseStore(self._pool, worker=name, slot=name), ledger.path, results)
         ids = set().union(*recorded.answers)

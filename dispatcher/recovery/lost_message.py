@@ -1,7 +1,7 @@
 """Makes an email due again after RabbitMQ has lost its message.
 
 The leading relay does this. A message counts as lost if its email is still pending long after the message was
-published, and one more condition is true: the send queue is empty, or emails are being sent whose messages were
+published, and one of two conditions is true: the send queue is empty, or workers are sending emails whose messages were
 published long after this message.
 
 An unleased message in a worker's prefetch window meets the same conditions. A second message for its email is harmless,
@@ -59,7 +59,7 @@ class LostMessages:
             get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_lost")
 
     async def _republish_all(self) -> int:
-        """Makes emails with lost messages due. After a promotion, holds or resends emails in doubt, by policy.
+        """Makes emails with lost messages due. After a promotion, also holds or resends uncertain emails, by policy.
 
         Returns how many emails became due.
         """

@@ -43,7 +43,7 @@ class Settlement:
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
         """
         Args:
-            fate: What happened to the worker, such as "The worker died". The detail of uncertain outcomes begins so.
+            fate: What happened to the worker, such as "The worker died". Begins the detail of every uncertain outcome.
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -72,7 +72,7 @@ class Settlement:
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results. The answers are the ids of emails whose lease was still valid.
+        """Records results. The outcome's answers are the ids of the emails whose lease was still valid.
 
         If PostgreSQL refuses a result, records it without the provider's text. If that fails, too, reports the error.
         """
@@ -89,7 +89,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
-        """Releases leases that have not changed since they were found. The answers are the ids of their emails."""
+        """Releases leases that have not changed since they were found. The outcome's answers are their emails' ids."""
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:

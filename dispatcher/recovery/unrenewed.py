@@ -1,4 +1,4 @@
-"""Which leases have not been renewed for most of their length, by this host's monotonic clock.
+"""Finds leases that have not been renewed for most of their length, by this host's monotonic clock.
 
 PostgreSQL's clock defines the end of a lease, but that clock can be set: after a jump forward, every live lease looks
 expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the lease's end.
@@ -17,7 +17,7 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""The share of a lease. A worker renews after half a lease at the latest; after a failed statement, a sixth later."""
+"""A share of the lease. A worker renews after half a lease at the latest; after a failed statement, a sixth later."""
 LONGEST_GAP_SECONDS: Final = 12.0
 """The longest gap between observations, or a sixth of a lease if that is longer. A relay that cannot reach
 RabbitMQ observes every ten seconds. During a longer gap, perhaps no worker could reach PostgreSQL, so the observation
@@ -38,7 +38,7 @@ class UnrenewedLeases:
         self._same_end_since: dict[_End, float] = {}
 
     def observe(self, leases: Iterable[FoundLease]) -> None:
-        """Observes leases: all that end within `within_seconds`, as just read from PostgreSQL."""
+        """Observes leases. Pass all leases that end within `within_seconds`, as just read from PostgreSQL."""
         now = self._clock()
         if now - self._observed_at > self._longest_gap_seconds:
             self._same_end_since.clear()
@@ -49,7 +49,7 @@ class UnrenewedLeases:
         """Whether a lease of the last observation has expired by PostgreSQL's clock and by the monotonic clock.
 
         Args:
-            grace_seconds: How much longer the lease must have kept its end.
+            grace_seconds: How much longer than `within_seconds` the lease must have kept its end.
         """
         unrenewed_seconds = self._observed_at - self._same_end_since[_end(lease)]
         return lease.has_run_out and unrenewed_seconds >= self.within_seconds + grace_seconds

@@ -36,11 +36,11 @@ from dispatcher.errors import BrokerUnavailable
 from dispatcher.store.outbox import THE_START, DuePointer, Outbox
 
 BATCH: Final = 500
-"""Emails per round, and marks per statement. If more emails are remembered, not every scan is a full scan."""
+"""The most emails per round, and marks per statement. While more are remembered, not every scan is a full scan."""
 MARK_AFTER_SECONDS: Final = 5.0
-"""If workers keep up with a burst, they lease its emails sooner. Far below the alarm threshold (60 s)."""
+"""How long leases have to clear the marks. Workers that keep up lease sooner. Far below the alarm threshold (60 s)."""
 MAX_UNMARKED: Final = 30_000
-"""About 10 MB. Also the most duplicate messages after a relay dies: they cost a worker one or two seconds."""
+"""About 10 MB. After a relay dies, at most this many messages are duplicates; they cost a worker one or two seconds."""
 FULL_SCAN_SHARE: Final = 1 / 50
 """The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
 `mark_after_seconds`."""
@@ -61,7 +61,7 @@ class PointerPublisher:
         Args:
             publish: Publishes a batch; returns which emails were confirmed, or raises BrokerUnavailable if none was.
             mark_after_seconds: How long to wait for a lease to clear the due mark.
-            max_unmarked: If more emails are remembered, the oldest are marked sooner. Locked rows do not count.
+            max_unmarked: If more emails are remembered, the oldest marks are cleared sooner. Locked rows do not count.
             full_scan_share: The share of time for full scans while many emails are remembered.
         """
         self._publish = publish
@@ -101,8 +101,9 @@ class PointerPublisher:
         if new:
             self._unconfirmed |= {row.email_id: row.due_at for row in new}
             self._calls.add(asyncio.create_task(self._publish_batch(new)))
-        # Clear marks that no lease has cleared: a batch at most, so that neither a scan nor a lease waits longer. Clear
-        # only the marks of emails that a full scan has found still due: most of the others may be leased already.
+        # Clear marks that no lease has cleared: at most one batch, so that scans and leases wait only briefly. Clear
+        # only the marks of emails that a full scan has found still due, because most other emails may be leased
+        # already.
         before = self._full_scan_began_at - self._mark_after_seconds
         if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._max_unmarked):
             await self._mark(outbox, due)
@@ -131,7 +132,7 @@ class PointerPublisher:
             most = BATCH + self._rows_at_resume
             rows = await outbox.find_publish_due(most, since=self._resume_from)
             new = self._leave_out_known(rows)
-            # All these rows are known: the last full scan read further than this one. Continue.
+            # Every row of this page is known, because the last full scan read further. Read the next page.
             if new or len(rows) < most:
                 return new
 
@@ -148,7 +149,7 @@ class PointerPublisher:
         return new
 
     def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
-        """The new rows of a scan, at most a batch. The next scan continues at the last row that was handled."""
+        """The new rows of a scan, at most one batch. The next scan continues at the last row that was handled."""
         new = [
             row
             for row in rows
@@ -167,7 +168,7 @@ class PointerPublisher:
             confirmed = await self._publish(rows)
         finally:
             for row in rows:
-                # Unless the email became due again and is being published a second time.
+                # Forget the row, unless the email became due again and is being published a second time.
                 if self._unconfirmed.get(row.email_id) == row.due_at:
                     del self._unconfirmed[row.email_id]
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}

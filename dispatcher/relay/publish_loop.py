@@ -116,7 +116,7 @@ class PublishLoop:
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # Since the previous round, the exiting workers may have made emails due, such as released emails.
+            # The exiting workers may have released emails since the previous round. Publish until no email is due.
             while await self._publish_round(outbox, services):
                 pass
             await self._pointers.mark_all(outbox)

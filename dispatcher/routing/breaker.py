@@ -81,7 +81,7 @@ TRANSITIONS: Final = MappingProxyType(
         (BreakerState.PAUSED, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.PAUSED, BreakerEvent.THROTTLED): BreakerState.PAUSED,
         (BreakerState.OPEN, BreakerEvent.WAIT_ENDED): BreakerState.HALF_OPEN,
-        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # the probe comes after the pause as well
+        (BreakerState.OPEN, BreakerEvent.THROTTLED): BreakerState.OPEN,  # the probe also waits for the end of the pause
         (BreakerState.HALF_OPEN, BreakerEvent.SUCCEEDED): BreakerState.CLOSED,
         (BreakerState.HALF_OPEN, BreakerEvent.FAILED): BreakerState.OPEN,
         (BreakerState.HALF_OPEN, BreakerEvent.THROTTLED): BreakerState.PAUSED,
@@ -181,7 +181,7 @@ class CircuitBreaker:
         return self._trials
 
     def may_proceed(self, trial: int) -> bool:
-        """Whether an attempt that has sent nothing may send: the breaker is closed, or the attempt is the probe."""
+        """Whether an attempt that has sent nothing may send: if the breaker is closed, or the attempt is the probe."""
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
@@ -226,7 +226,8 @@ class CircuitBreaker:
                 self._refusals.add(email, by_recipient=by_recipient)
             are_enough = self._refusals.are_enough(in_a_row)
             if self._is_half_open and by_recipient and not are_enough:
-                # The provider is reachable again, and the refusal may concern only this recipient.
+                # The provider is reachable again, and the refusal may concern only this recipient. So close the
+                # breaker.
                 self._enter(BreakerEvent.SUCCEEDED)
             elif self._is_half_open:
                 self._failed_probes += 1
@@ -328,7 +329,7 @@ class CircuitBreaker:
             self._opens.failures -= 1
         # Half of the wait is jitter, so that workers that saw the same failure probe one after another.
         longest = self._opens.next_wait(lambda: 1.0)
-        # Never shorter than a pause that the provider has asked for.
+        # The wait is never shorter than a pause that the provider has asked for.
         seconds = max(longest * (0.5 + 0.5 * self._jitter()), self._until - self._clock())
         self._old_trials = self._trials
         self._enter(BreakerEvent.FAILED, reason, seconds)

@@ -1,7 +1,7 @@
 """A token bucket: a provider's ceiling in emails per second, over all workers and hosts.
 
 The bucket is a row in PostgreSQL. One statement takes a worker's tokens for a tenth of a second, so the ceiling does
-not cost a statement per email. While PostgreSQL is unreachable, nothing is sent; nothing can be leased either.
+not cost one statement per email. While PostgreSQL is unreachable, workers send nothing; they cannot lease, either.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RateLimit:
     def slow_down(self) -> None:
         """Halves the rate for all hosts at the next refill. The rate recovers by itself.
 
-        Halved immediately, the rate would recover before the provider's pause is over.
+        If it were halved immediately, the rate would recover before the provider's pause is over.
         """
         self._tokens = 0
         self._is_throttled = True

@@ -1,8 +1,9 @@
-"""The providers in the operator's order, and the choice of one for the next attempt.
+"""The providers in the operator's order, and the choice of the provider for the next attempt.
 
 A provider is tried only if it can send the email. The next provider is tried only after a definite refusal that
 concerns the previous provider (see `domain.outcome.CONCERNS_PROVIDER`), or if the previous provider's adapter found
-that its provider cannot send the email. No other provider is tried after a missing answer: see `domain.pin`.
+that its provider cannot send the email. After a missing answer, the email never goes to a different provider (see
+`domain.pin`).
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ class Route:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # No answer. Without a breaker, a provider that never answers would cause the whole queue to be held.
+                # The provider did not answer. If the breaker ignored this, a provider that never answers would cause
+                # the whole queue to become held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
@@ -196,10 +198,10 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """How many seconds until an email is due again, if none of the routes that could send it may be tried now.
+        """How many seconds until an email is due again. Call this if no route that could send it may be tried now.
 
-        0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise, the
-        worker keeps leasing for the other routes: without a delay, it would lease and release this email over and over.
+        Returns 0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise,
+        the worker keeps leasing for other routes: without a delay, it would lease and release this email repeatedly.
         """
         if len(able) == len(self._routes):
             return 0.0

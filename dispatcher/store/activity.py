@@ -61,8 +61,8 @@ def find_vanished_hosts(
     """Hosts that have leases but no worker with a session, and hosts that do not report.
 
     Args:
-        silent_seconds: By host, how long its monitor has not reported. Contains only hosts that are silent for too
-            long.
+        silent_seconds: How many seconds each host's monitor has not reported, by host. Contains only hosts that are
+            silent for too long.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
     for worker in workers:
@@ -98,7 +98,7 @@ def list_workers(connection: Session) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """By host, for how many seconds its monitor has not reported.
+    """How many seconds each host's monitor has not reported, by host.
 
     Contains only hosts that have not reported for more than `after_seconds` and did not stop in an orderly way.
     """

@@ -18,6 +18,7 @@ from dispatcher.store.emails import find_facts
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
 from dispatcher.store.statements import Row, fetch
+from dispatcher.store.webhooks import DisabledWebhook, list_disabled
 
 ANSWER_SECONDS: Final = 4.0
 """How long an alert waits for PostgreSQL to answer."""
@@ -53,6 +54,7 @@ class TableFindings:
         waiting: Why one of the due emails waits; None if no email is due.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
+        webhooks: Webhooks that were disabled because their receivers fail.
     """
 
     correlation_ids: tuple[str, ...]
@@ -64,13 +66,14 @@ class TableFindings:
     waiting: Facts | None
     troubles: Sequence[ProviderProblem]
     hosts: Mapping[str, datetime]
+    webhooks: Sequence[DisabledWebhook]
 
 
 class AlertStore:
     """The monitor's statements about one DLQ.
 
-    They use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each method
-    raises StoreUnavailable if the same call may succeed later in a new session.
+    The statements use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each
+    method raises StoreUnavailable if the same call may succeed later in a new session.
     """
 
     def __init__(
@@ -89,7 +92,8 @@ class AlertStore:
         Args:
             holder: This monitor's name, the same after a restart.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session after this time without a statement: the host is then frozen.
+            idle_seconds: PostgreSQL ends the session after this time without a statement, because a host that is silent
+                for so long is frozen.
             answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
@@ -164,6 +168,7 @@ class AlertStore:
             await find_facts(session, email_id) if email_id else None,
             await find_troubles(session),
             {host: seen_at for host, seen_at, _ in await self._fetch("list_presences")},
+            await list_disabled(session),
         )
 
     async def _open(self) -> TimedSession:

@@ -116,7 +116,7 @@ def _driver_of(given: Any) -> object:
         # Django detects a lost connection only by errors of its own queries, and our queries do not go through Django.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
-        given.close_if_health_check_failed()  # Django makes this call and the next one before each query
+        given.close_if_health_check_failed()  # Django makes this call and the next call before each query
         given.ensure_connection()
         return given.connection
     if _is(given, *_SESSIONS):

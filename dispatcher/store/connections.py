@@ -158,7 +158,7 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
     def _cut(self) -> None:
         self.is_server_silent = True
-        # In every state, psycopg then behaves as if the server had closed the connection.
+        # Shut the socket down. In every state, psycopg then behaves as if the server had closed the connection.
         with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self.pgconn.socket)) as shared:
             shared.shutdown(socket.SHUT_RDWR)
 

@@ -8,6 +8,7 @@ from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, Session, translated
 from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch, fetch_sync
+from dispatcher.store.webhooks import measure_lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,7 @@ class Counts:
     Attributes:
         emails: Number of emails by status. Contains every status.
         oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
-        longest_due_seconds: How long the longest due email has waited to be published; None if none is due.
+        longest_due_seconds: The longest time that an email has been due and is not yet published; None if none is due.
     """
 
     emails: dict[Status, int]
@@ -32,11 +33,13 @@ class MonitorCounts(Counts):
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
             that is partly in this time counts in proportion.
-        sent_last_day: The same for the last 24 hours.
+        sent_last_day: As `sent_last_hour`, for the last 24 hours.
+        webhook_lag_seconds: How long the oldest event has waited that an active webhook has not handled, by webhook.
     """
 
     sent_last_hour: float
     sent_last_day: float
+    webhook_lag_seconds: dict[int, float]
 
 
 def count_emails(connection: Session) -> Counts:
@@ -53,7 +56,7 @@ def count_emails(connection: Session) -> Counts:
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
     unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
-    (oldest,) = await fetch(session, "find_oldest_pending")
-    (sent,) = await fetch(session, "count_sent_recently")
+    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending")
+    ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, *oldest, *sent)
+    return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, await measure_lag(session))

@@ -49,7 +49,7 @@ class DraftStore:
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
         """
         Args:
-            publish_in_seconds: When the relay publishes an email that is not marked as published by then.
+            publish_in_seconds: After this time, the relay publishes an email that is not yet marked as published.
         """
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds

@@ -57,8 +57,8 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     """The parameters of `enqueue`, sorted by key.
 
     Args:
-        publish_in_seconds: When the relay publishes the emails. 0: immediately. Greater: the caller publishes first,
-            and the relay publishes the emails that the caller has not marked as published by then.
+        publish_in_seconds: How long the relay waits before it publishes the emails; 0 for immediately. During this
+            wait, the caller publishes emails and marks them as published; the relay then leaves them out.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]

@@ -83,7 +83,7 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The failed and held emails with one value of a property: their number, and the first and last enqueue times."""
+    """How many failed and held emails have one value of a property, with the first and last enqueue times."""
 
     value: str
     emails: int
@@ -147,7 +147,7 @@ async def find_dead_ids(session: AsyncSession, selection: Selection) -> list[UUI
 
 
 async def find_known_ids(session: AsyncSession, email_ids: Collection[UUID]) -> set[UUID]:
-    """Those of the given ids that have an email."""
+    """The given ids for which an email exists."""
     if not email_ids:
         return set()
     return {row[0] for row in await fetch(session, "find_known_ids", ids_within(set(email_ids)))}

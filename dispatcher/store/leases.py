@@ -37,7 +37,7 @@ _NO_DATA: Final = MappingProxyType[str, object]({})
 
 
 class Lease(NamedTuple):
-    """Timed ownership of an email, with all that is needed to send the email.
+    """Timed ownership of an email, with everything that the worker needs to send the email.
 
     A tuple, because thousands are created per second.
 
@@ -168,7 +168,7 @@ class LeaseStore:
         self.suppressions = SuppressionReader(pool)
 
     async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases those of the given emails that are pending and have the given message key."""
+        """Leases the given emails, except emails that are not pending or do not have the given message key."""
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
@@ -268,7 +268,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """Releases leases whose emails certainly were not and will not be accepted. The emails become pending and due.
 
-        If another host has recovered such an email in the meantime, also reverts that (see `revert_recovery`).
+        If another host has recovered such an email in the meantime, also reverts the recovery (see `revert_recovery`).
 
         Args:
             leases: The token by email id.
@@ -302,8 +302,8 @@ class LeaseStore:
     async def release_unanswered(self, email_ids: Sequence[UUID]) -> None:
         """Releases the leases that a `lease` call may have taken although its answer was lost.
 
-        None of these emails may be in flight in this worker. The statement contains tokens, not the owner. A statement
-        with the owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
+        None of these emails may be in flight in this worker. The statement selects the leases by token, not by owner: a
+        statement by owner, executed late, could release a newer lease of this worker, for an email that is on the wire.
         """
         states = await self.find_unleased(email_ids)
         if ours := {i: found.our_token for i, found in states.items() if found.our_token is not None}:
@@ -314,7 +314,7 @@ class LeaseStore:
     ) -> set[UUID]:
         """As `release`, but skips locked rows. Returns the skipped emails' ids: the caller must release them later.
 
-        If PostgreSQL refuses to release an email, it stays leased until the lease expires.
+        If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
         """
         outcome = await self.locked.execute_unlocked(
             leases, lambda free: self.release({i: leases[i] for i in free}, away_seconds)

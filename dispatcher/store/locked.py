@@ -25,7 +25,7 @@ from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked. A process that has to write it checks more often."""
+"""How long an email is remembered after it was last found locked. A process that must write its row checks sooner."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MAX_NAMED: Final = 5
@@ -121,13 +121,13 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """Those of the given emails that were refused less than `retry_seconds` ago."""
+        """The given emails that were refused less than `retry_seconds` ago."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """Those of the given emails that are locked now. Normally checks only emails that were found locked before.
+        """The given emails that are locked now. Normally checks only emails that were found locked before.
 
         Args:
             is_busy: A statement for these emails ran into the lock timeout, so check all of them.

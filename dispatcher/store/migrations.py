@@ -151,7 +151,7 @@ def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
 
 
 def _assert_unicode(encoding: str | None) -> None:
-    # An email or a provider's answer may contain any character.
+    # An email or a provider's answer may contain any character, and only UTF8 can store every character.
     if encoding != "UTF8":
         raise SchemaError(
             f"The database's encoding is {encoding}, which cannot store every character.",

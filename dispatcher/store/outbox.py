@@ -211,7 +211,7 @@ class Outbox:
         return outcome.rows()
 
     async def follow_timeline(self) -> Promotion | None:
-        """Records PostgreSQL's timeline. After a new promotion, marks emails in doubt, commits, and returns it."""
+        """Records PostgreSQL's timeline. See `timeline.follow_timeline`."""
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, age_seconds: float, limit: int) -> int:

@@ -38,7 +38,7 @@ class ProviderStore:
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Stores this worker's breaker state for the provider. It is valid for `seconds`, or until the next report."""
+        """Stores this worker's breaker state for the provider, valid for `seconds` or until the next report."""
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 

@@ -147,7 +147,7 @@ async def replay_next(
 async def find_overlaps(
     session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
 ) -> list[OverlappingReplay]:
-    """Running replays in which some of these emails still wait. With `replay_id`: some of that replay's emails."""
+    """Running replays in which some of these emails, or of the emails of `replay_id`, still wait."""
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 

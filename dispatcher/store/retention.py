@@ -27,12 +27,13 @@ CODES_LOCK_NAME: Final = "forget one-time codes"
 """A separate named lock for one-time codes: a long check of a partition then does not delay their deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_event", "email_log")
-"""`email_log` is last: an email that has no row in `email_log` then has no row in any other table."""
+"""`email_log` is last, so that no other table has rows of an email that is no longer in `email_log`."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """Operators are warned this many days before an undecided email is pruned."""
-KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act")
-"""What is pruned row by row: content of emails, message keys, per-email records of replays, replays, audit records."""
+KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act", "outgoing_event")
+"""What is pruned row by row: content of emails, message keys, per-email records of replays, replays, audit records, and
+events for applications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,7 @@ class Retention:
     keys_days: int
     audit_days: int = 0
     undecided_days: int = 0
+    events_days: int = 0
 
     @classmethod
     def of(cls, settings: Settings) -> Retention:
@@ -60,6 +62,7 @@ class Retention:
             settings.retain_keys_days,
             settings.retain_audit_days,
             max(undecided_days, decided_days) if undecided_days else 0,
+            settings.retain_events_days,
         )
 
 
@@ -78,7 +81,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """Undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
+    """The undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
     days = retention.undecided_days
     if not days:
         return None
@@ -169,6 +172,7 @@ class Pruner:
             ("replayed", self._delete_rows("delete_replay_items", "replayed", kept.emails_days)),
             ("replay", self._delete_rows("delete_replays", "replay", kept.emails_days)),
             ("act", self._delete_rows("delete_audit_records", "act", kept.audit_days)),
+            ("outgoing_event", self._delete_events(kept.events_days)),
         ]
 
     def _due_tables(self) -> list[tuple[str, int]]:
@@ -185,6 +189,13 @@ class Pruner:
         limits = {} if days is None else self._limits(days)
         while days != 0 and (rows := await fetch(self._session, name, {**limits, "limit": BATCH})):
             yield PrunedStep(what, len(rows))
+
+    async def _delete_events(self, days: int) -> AsyncIterator[PrunedStep]:
+        """Deletes old events of the feed, and stops writing the feed if no application wants it any more."""
+        async for step in self._delete_rows("delete_outgoing_events", "outgoing_event", days):
+            yield step
+        if days:
+            await fetch(self._session, "stop_unwanted_feed", {"days": days})
 
     def _limits(self, days: int) -> dict[str, int]:
         return {"days": days, "undecided_days": self._retention.undecided_days}

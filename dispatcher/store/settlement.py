@@ -72,7 +72,7 @@ async def note_crashes(
 ) -> list[CrashedEmail]:
     """Counts a crash for each email that a dead worker was rendering. The email is then pending, or failed.
 
-    It fails if `most_crashes` workers have now died while they rendered it.
+    An email fails if `most_crashes` workers have now died while they rendered it.
 
     Args:
         tokens: The lease token by email id.
@@ -103,7 +103,7 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases whose emails were not and will not be sent, if the leases have not changed. Returns their ids."""
+    """Releases leases that have not changed and whose emails will not be sent. Returns the ids of the emails."""
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 

@@ -80,6 +80,6 @@ def from_rows(kind: Callable[..., T], rows: Sequence[Row]) -> list[T]:
 
 @cache
 def _enum_fields(kind: Callable[..., Any]) -> dict[int, type[StrEnum]]:
-    """The types of the fields whose type is a StrEnum, by position."""
+    """The fields whose type is a StrEnum: each field's position and type."""
     hints = get_type_hints(kind).values()
     return {at: hint for at, hint in enumerate(hints) if isinstance(hint, type) and issubclass(hint, StrEnum)}

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from sys import byteorder
+from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.suppression import Recipient, SuppressionReason
@@ -14,6 +15,8 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Row, fetch
+
+_LISTS: Final = ("to", "cc", "bcc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,3 +197,15 @@ async def list_suppressions(
         "limit": limit,
     }
     return await fetch(session, "list_suppressions", parameters, into=Suppression)
+
+
+async def list_stopped(
+    session: AsyncSession, tenant_id: str, *, after: UUID | None, limit: int
+) -> list[tuple[UUID, list[str]]]:
+    """A tenant's emails that failed because all their recipients are suppressed, with these recipients; oldest first.
+
+    Args:
+        after: Only emails with a higher id.
+    """
+    rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
+    return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]

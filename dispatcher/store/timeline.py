@@ -1,4 +1,4 @@
-"""Detects the promotion of a standby by PostgreSQL's timeline. Marks leases and messages that it made uncertain."""
+"""Detects the promotion of a standby by PostgreSQL's timeline. Marks leases and messages that became uncertain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Promotion:
 
 
 async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Records the current timeline. After a new promotion, marks what is uncertain, commits, and returns the promotion.
+    """Records the timeline. After a new promotion, marks uncertain leases and messages, commits, returns the promotion.
 
     Returns None if there was no promotion. Errors are translated (see `store.connections.translated`).
 

@@ -28,12 +28,12 @@ Entry = Callable[[ChildContext], int]
 
 
 def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> NoReturn:
-    """Run a role in a process that was just forked, and exit with its code."""
+    """Runs a role in a process that was just forked, and exits with its code."""
     code = _FAILED
     try:
         _follow_parent(parent)
         _reset_signals()
-        # The inherited metrics file belongs to the parent.
+        # Stop counting in the inherited metrics files, because they belong to the parent.
         metric_files.end()
         # The parent sends SIGABRT to a process whose loop hangs. faulthandler then prints the traceback. It also does
         # so if a library crashes.
@@ -49,7 +49,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
         with suppress(OSError):
             _print(title, error, is_up=context.process_slot.is_up)
     finally:
-        # Even if the disk is full or the reader of a stream has closed it.
+        # Flush and exit even if the disk is full, or if the reader of a stream has closed it.
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError):
                 stream.flush()
@@ -57,7 +57,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Print an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
+    """Prints an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:
@@ -79,9 +79,9 @@ def _public_reason(error: BaseException) -> str:
 
 
 def _follow_parent(parent: int) -> None:
-    """Have the kernel send SIGTERM when the parent dies. If the parent died before this call, exit.
+    """Has the kernel send SIGTERM when the parent dies. If the parent died before this call, exits.
 
-    SIGTERM, not SIGKILL: the process then waits for answers to in-flight emails and starts nothing new.
+    The signal is SIGTERM and not SIGKILL, so that the process waits for answers to in-flight emails.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:

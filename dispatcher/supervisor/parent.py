@@ -78,7 +78,7 @@ class Parent:
         self._replacement = RollingReplacement(self._manager)
 
     def run(self) -> int:
-        """Run until every process has ended after a stop. Returns 0, or 1 if any process had to be killed.
+        """Runs until every process has ended after a stop. Returns 0, or 1 if any process had to be killed.
 
         Raises:
             DispatcherError: Another parent uses the same run directory.
@@ -123,7 +123,7 @@ class Parent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _wait(self) -> list[int]:
-        """Wait until a signal arrives or something is due; returns the numbers of the signals."""
+        """Waits until a signal arrives or something is due; returns the numbers of the signals."""
         timeout = _REPLACEMENT_CHECK_SECONDS if self._replacement.is_in_progress else self._watch.check_seconds
         if (due_at := self._manager.due_at) is not None:
             timeout = min(timeout, max(0.0, due_at - time.monotonic()))
@@ -181,7 +181,7 @@ class Parent:
         self._log.info("dispatcher.scaled", workers=self._worker_count)
 
     def _remove_worker(self) -> None:
-        """Stop a worker that is not being replaced. If several workers run, there is always such a worker."""
+        """Stops a worker that is not being replaced. If several workers run, there is always such a worker."""
         if self._worker_count > 1:
             removable = [worker for worker in self._manager.workers if not self._replacement.includes(worker)]
             # Prefer a worker that waits for a restart.

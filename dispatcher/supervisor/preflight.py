@@ -34,7 +34,7 @@ LONGEST_WAIT_SECONDS = 10.0
 
 
 def raise_file_limit() -> None:
-    """Raise the open-file limit to the maximum that the system allows this user. Children inherit the limit.
+    """Raises the open-file limit to the maximum that the system allows this user. Children inherit the limit.
 
     The usual soft limit of 1,024 exists for programs that use select(2), which our children do not use.
     """
@@ -43,7 +43,7 @@ def raise_file_limit() -> None:
 
 
 def prepare(settings: Settings) -> None:
-    """Wait until a start can succeed. Leaves no thread and no connection behind.
+    """Waits until a start can succeed. Leaves no thread and no connection behind.
 
     Raises:
         ConfigurationError: Settings, tables or queues have errors; the exception lists all of them.
@@ -69,7 +69,7 @@ def prepare_store(settings: Settings) -> None:
 
 
 async def _try_provider(name: str, settings: Settings) -> None:
-    """Check a provider's settings without connecting, so that an unreachable provider does not prevent the start."""
+    """Checks a provider's settings without connecting, so that an unreachable provider does not prevent the start."""
     await open_provider(name, settings).close()
 
 

@@ -68,7 +68,7 @@ class ProcessManager:
         return [each for each in self.processes if each.role.count is not None and each.ending is None]
 
     def add(self, name: str) -> Process:
-        """Add a process of a role. The next `start_due` starts it."""
+        """Adds a process of a role. The next `start_due` starts it."""
         role = self._roles[name]
         taken = {process.number for process in self.processes if process.role is role}
         number = next(number for number in count() if number not in taken)
@@ -77,7 +77,7 @@ class ProcessManager:
         return process
 
     def adopt(self, roles: Sequence[Role]) -> None:
-        """Use these roles for all further starts. A process that waits for a restart starts immediately."""
+        """Uses these roles for all further starts. A process that waits for a restart starts immediately."""
         self.generation += 1
         self._roles = {role.name: role for role in roles}
         for process in self.processes:
@@ -93,7 +93,7 @@ class ProcessManager:
         return min(due, default=None)
 
     def start_due(self, *, held: Sequence[int]) -> None:
-        """Start the processes that are due.
+        """Starts the processes that are due.
 
         Args:
             held: The parent's file descriptors that a child must close.
@@ -128,7 +128,7 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stop a process, for the given reason. It restarts only if a role with exactly one process is reloaded."""
+        """Stops a process, for the given reason. After a reload, it restarts if its role has exactly one process."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
@@ -139,26 +139,26 @@ class ProcessManager:
         os.kill(process.pid, signal.SIGTERM)
 
     def begin_drain(self) -> None:
-        """Stop all processes except those that stop last. From now on, no process is started."""
+        """Stops all processes except those that stop last. From now on, no process is started."""
         self._is_draining = True
         for process in list(self.processes):
             if process.pid is None or (process.ending is None and not process.role.stops_last):
                 self.stop(process, Ending.DRAINED)
 
     def drain_last(self) -> None:
-        """Stop the processes that stop last, if all other processes have ended. Idempotent."""
+        """Stops the processes that stop last, if all other processes have ended. Idempotent."""
         if all(process.role.stops_last for process in self.processes):
             for process in list(self.processes):
                 if process.ending is not Ending.DRAINED:
                     self.stop(process, Ending.DRAINED)
 
     def kill_now(self) -> None:
-        """Make every process overdue, so that the next `kill_overdue` kills it."""
+        """Makes every process overdue, so that the next `kill_overdue` kills it."""
         for process in self.processes:
             process.kill_by(time.monotonic())
 
     def abort(self, process: Process) -> None:
-        """End a process that hangs, with a traceback of all its threads on stderr."""
+        """Ends a process that hangs, with a traceback of all its threads on stderr."""
         assert process.pid is not None
         process.is_hung = True
         process.kill_by(time.monotonic() + ABORT_SECONDS)
@@ -167,7 +167,7 @@ class ProcessManager:
         os.kill(process.pid, signal.SIGABRT)
 
     def kill_overdue(self) -> int:
-        """Kill the processes that did not end in time; returns how many."""
+        """Kills the processes that did not end in time; returns how many."""
         now = time.monotonic()
         overdue = [process for process in self.processes if process.kill_at is not None and process.kill_at <= now]
         for process in overdue:
@@ -178,7 +178,7 @@ class ProcessManager:
         return len(overdue)
 
     def reap(self) -> None:
-        """Record the processes that have ended."""
+        """Records the processes that have ended."""
         for process in list(self.processes):
             if process.pid is not None:
                 pid, status = os.waitpid(process.pid, os.WNOHANG)

@@ -25,7 +25,7 @@ class Restarts:
     in_a_row: int = 0
 
     def after(self, lived_seconds: float = 0.0) -> Restarts:
-        """The state after one more end."""
+        """The state after the process has ended once more."""
         return replace(self, in_a_row=1 if lived_seconds >= STEADY_SECONDS else self.in_a_row + 1)
 
     @property

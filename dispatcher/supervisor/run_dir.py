@@ -69,7 +69,7 @@ def _name_of(uid: int) -> str:
 
 
 def make_run_dir(run_dir: Path) -> None:
-    """Create the run directory if it does not exist, and check it.
+    """Creates the run directory if it does not exist, and checks it.
 
     Raises:
         ConfigurationError: Other users can write to the directory.
@@ -81,7 +81,7 @@ def make_run_dir(run_dir: Path) -> None:
 
 
 def lock_run_dir(run_dir: Path) -> int:
-    """Create the run directory, and lock it while this process runs; returns the lock's file descriptor.
+    """Creates the run directory, and locks it while this process runs; returns the lock's file descriptor.
 
     Raises:
         DispatcherError: Another `dispatcher run` has locked the directory, the directory cannot be created, or other

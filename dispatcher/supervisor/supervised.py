@@ -82,13 +82,13 @@ class Process:
         return self.role.name if self.role.count is None else f"{self.role.name} {self.number}"
 
     def note_start(self, pid: int, now: float, generation: int) -> None:
-        """Record that the process was forked."""
+        """Records that the process was forked."""
         self.pid, self.started_at, self.start_at, self.generation = pid, now, None, generation
         self.is_hung, self.beats, self.silent_seconds = False, 0, 0.0
         self.process_slot.note_process(pid)
 
     def kill_by(self, instant: float) -> None:
-        """Set the time at which the process is killed, unless an earlier time is set."""
+        """Sets the time at which the process is killed, unless an earlier time is set."""
         self.kill_at = instant if self.kill_at is None else min(self.kill_at, instant)
 
     def ending_of(self, exit_code: int | None) -> Ending:
@@ -100,7 +100,7 @@ class Process:
         return Ending.CRASHED if exit_code else Ending.STOPPED
 
     def note_exit(self, now: float) -> None:
-        """Record that the process has ended, and set the time of its next start."""
+        """Records that the process has ended, and sets the time of its next start."""
         if self.process_slot.is_up:
             self.restarts, self.boots = self.restarts.after(now - self.started_at), self.role.boots
             wait_seconds = self.restarts.wait_seconds
@@ -113,7 +113,7 @@ class Process:
 
 
 def describe_exit(exit_code: int) -> str:
-    """Describe an exit code; a negative code is a signal."""
+    """Describes an exit code; a negative code is a signal."""
     return f"signal {_signal_name(-exit_code)}" if exit_code < 0 else f"exit {exit_code}"
 
 

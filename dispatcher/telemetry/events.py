@@ -50,8 +50,8 @@ EVENTS: Final = MappingProxyType(
         "store.commits_waiting": "Commits wait for a synchronous standby and keep email rows locked. Fields: count, "
         "email_ids (the first few), lock_holders (the sessions that wait).",
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
-        "commits were lost (lossy is true), earlier leases and messages are uncertain. Fields: timeline, "
-        "previous_timeline, lossy, leases, messages.",
+        "commits may be lost (lossy is true), the emails that were leased or published before are uncertain. Fields: "
+        "timeline, previous_timeline, lossy, leases and messages (how many are uncertain).",
         "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
         "reason, seconds.",
         "provider.resumed": "The provider can be used again. Field: provider.",
@@ -86,6 +86,18 @@ EVENTS: Final = MappingProxyType(
         "alert.channel_recovered": "An alert channel works again. Fields: channel, kind, phase.",
         "alert.delivery_failed": "An alert channel did not accept an alert. Fields: channel, kind, phase, reason, "
         "retry_in_seconds.",
+        "bounces.read": "The monitor read messages from the Maildir of bounces. Fields: stored, waiting (for an email "
+        "that another transaction has locked), forged (without a valid token), unreadable.",
+        "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
+        "retry_in_seconds.",
+        "webhook.failing": "A webhook's receiver accepts no event. Its events wait, and it is tried again at least "
+        "every half hour. Fields: webhook (its number), reason.",
+        "webhook.recovered": "The receiver accepts events again. Field: webhook.",
+        "webhook.disabled": "A webhook's receiver accepted no event for about 27 hours, or answered 410. It gets no "
+        "further events until an operator enables it. Fields: webhook, reason.",
+        "webhook.event_given_up": "A receiver refused one event at every attempt, although it accepted other events. "
+        "Fields: webhook, event_id, reason.",
+        "webhook.feed_restored": "The feed of events came from a dump of another server. Its events can be read again.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
         "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",
@@ -104,6 +116,13 @@ EVENTS: Final = MappingProxyType(
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
+        "events.skipped": "Some events in a provider's genuine request cannot be read, or have an unknown kind. They "
+        "are not stored; all other events are. Fields: provider, counts (by reason).",
+        "events.source_unavailable": "A server of the provider is needed to verify, confirm or receive events, and is "
+        "unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (none if the provider retries).",
+        "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
+        "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "
+        "topic.",
         "config.restart_required": "The parent received SIGHUP, but these changed settings take effect only after a "
         "restart. Field: variables.",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
@@ -120,8 +139,8 @@ EVENTS: Final = MappingProxyType(
         "Fields: file, reason.",
         "ledger.foreign": "A ledger in the run directory belongs to another database. The relay neither settles nor "
         "deletes it. Fields: file, database_id.",
-        "ledger.lost": "The ledger of a running worker was deleted or replaced. The worker requests a replacement. "
-        "Field: file.",
+        "ledger.lost": "The ledger of a running worker was deleted, or another file has its name. The worker asks the "
+        "parent to start a new worker in its place. Field: file.",
         "ledger.unreadable": "A file in the run directory is not a ledger that this release can read. The relay keeps "
         "it. Fields: file, reason.",
         "http.listening": "The monitor serves /metrics and the health checks. Field: listener.",

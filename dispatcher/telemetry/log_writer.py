@@ -36,8 +36,8 @@ class LogWriter:
     def __init__(self, stream: TextIO) -> None:
         """
         Args:
-            stream: The log. Only its file descriptor is used: its buffer would repeat a failed write when the process
-                exits, and then the exit would fail.
+            stream: The log. Only its file descriptor is used: when the process exits, the stream's buffer would repeat
+                a failed write, and the exit would fail.
         """
         stream.flush()
         self._descriptor = stream.fileno()

@@ -151,7 +151,8 @@ BREAKERS: Final = Gauge(
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
     "Events that providers reported. kind: as in docs/events.md, a bounce with its permanence. result: new, duplicate, "
-    "unknown (no such email), refused (by PostgreSQL), stale or forged (not stored; their kind is unknown).",
+    "unknown (no such email), refused (by PostgreSQL). Not stored, and kind is unknown: forged, stale (both count "
+    "requests), foreign (another program's email), ignored, malformed, unknown_kind.",
     ("provider", "kind", "result"),
     panel=Panel.EVENTS,
 )
@@ -193,6 +194,14 @@ API_INSERT_EMAILS: Final = Histogram(
     "dispatcher_api_insert_batch_emails",
     "Emails per SQL statement with which the HTTP API inserts emails.",
     _BATCH_EMAILS,
+    panel=Panel.API,
+)
+
+# Webhooks.
+WEBHOOK_EVENTS: Final = Counter(
+    "dispatcher_webhook_events_total",
+    "Events posted to webhooks, by the webhook's number; failed attempts are repeated.",
+    ("webhook", "outcome"),
     panel=Panel.API,
 )
 

@@ -42,7 +42,7 @@ class OpenSpan:
     """The span of an enqueue in progress.
 
     Attributes:
-        traceparent: The trace context of this span, for its emails.
+        traceparent: The trace context of this span, for the enqueued emails.
     """
 
     def __init__(self, span: Span) -> None:
@@ -88,7 +88,7 @@ class Spans:
             start_time=int(attempted.started_at * _NANOSECONDS),
         )
         _set_status(span, attempted.error_type)
-        # The clock may have been set back during the attempt.
+        # If the clock was set back during the attempt, the end would be before the start.
         span.end(int(max(attempted.started_at, attempted.finished_at) * _NANOSECONDS))
 
     def begin_enqueue(self, traceparent: str | None) -> OpenSpan:

@@ -1,7 +1,7 @@
 """Spans for OpenTelemetry, if OpenTelemetry's standard variables enable them and the extra `otel` is installed.
 
     prepare   in the parent, before it forks     logs what is missing, and loads the libraries for all processes
-    begin     in each process, after its fork    sets `TRACER.is_on`; without tracing, checking that is the only cost
+    begin     in each process, after its fork    sets `TRACER.is_on`; without tracing, checking `is_on` is the only cost
     end       when the process stops             delivers buffered spans, for a second at most
 
 `spans` imports OpenTelemetry's libraries. If a library fails, spans may be lost, but sending is not affected.
@@ -87,7 +87,7 @@ class Tracer:
             self.is_on = True
 
     def add_attempt(self, attempted: FinishedAttempt) -> None:
-        """Creates the span of a finished attempt. Check `is_on` before: it is cheaper."""
+        """Creates the span of a finished attempt. Check `is_on` first, because that is cheaper."""
         if self._spans is None:
             return
         try:

@@ -1,5 +1,7 @@
 """Clients for HTTP, SMTP and TLS that report exactly whether an email was sent. Nothing here is specific to a provider.
 
+The last two modules send no email: they post alerts and events to URLs that operators and applications have chosen.
+
 call               the interface between a transport and the attempt that it serves
 body               the request body, written in pieces
 mime mime_headers  an email as a MIME message
@@ -13,4 +15,6 @@ smtp_connection    TCP, TLS, EHLO, AUTH: every failure is definite, or a Provide
 smtp_transaction   MAIL to final dot on one connection; tracks the phase
 smtp_protocol      command lines and replies; detects a server that is out of step
 smtp_replies       the outcome for each reply
+signed_post        signed posts to one URL
+destination        checks the addresses that a post may connect to
 """

@@ -40,7 +40,7 @@ class Base64Content:
         return (octets + 2) // 3 * 4 + line_ends
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the Base64, encoded piece by piece."""
+        """Yields the Base64, encoded piece by piece."""
         view = memoryview(self.content)
         for start in range(0, len(view), _STEP_OCTETS):
             step = view[start : start + _STEP_OCTETS]
@@ -57,7 +57,7 @@ class Base64Body:
         return (len(self.body) + 2) // 3 * 4
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the Base64, encoded piece by piece."""
+        """Yields the Base64, encoded piece by piece."""
         rest = b""
         for piece in self.body.pieces():
             octets = rest + piece
@@ -81,7 +81,7 @@ class Body:
         return b"".join(self.pieces())
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield the octets in order, at most PIECE_OCTETS at a time."""
+        """Yields the octets in order, at most PIECE_OCTETS at a time."""
         for part in self.parts:
             if isinstance(part, bytes):
                 yield from (part[start : start + PIECE_OCTETS] for start in range(0, len(part), PIECE_OCTETS))

@@ -1,8 +1,8 @@
 """The HTTP client for providers: a pool of TLS connections, exactly one POST per call, and an exact result.
 
-The transport calls `call.mark_on_wire` when a connection is open and the body is about to be written. For a large body,
-all octets except the last are written before that call. The server cannot accept the request without the last octet, so
-a connection that breaks after half of ten megabytes is a definite failure.
+When a connection is open, the transport calls `call.mark_on_wire` and then writes the body. For a large body, it first
+writes all octets except the last. The server cannot accept the request without the last octet, so a connection that
+breaks after half of ten megabytes is a definite failure.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class HttpTransport:
         proxy: HttpProxy | None = None,
         connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
-        """Create the pool without opening a connection.
+        """Creates the pool without opening a connection.
 
         Args:
             connections: The maximum number of concurrent calls; further calls wait.
@@ -94,7 +94,7 @@ class HttpTransport:
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def post(self, url: str, headers: Headers, body: bytes | Body, call: Call) -> HttpResponse:
-        """Send one POST and return its response. Never retries, and never follows a redirect.
+        """Sends one POST and returns its response. Never retries, and never follows a redirect.
 
         Calls `call.connection_acquired` once a connection is free, and `call.mark_on_wire` once the connection is open
         and before it writes the body (or the last octet of a large body). If either raises an exception,
@@ -122,7 +122,7 @@ class HttpTransport:
             self._slots.release()
 
     async def get(self, url: str, headers: Mapping[str, str], deadline: float) -> HttpResponse:
-        """Send one GET and return its response.
+        """Sends one GET and returns its response.
 
         Raises:
             NoFreeConnection, RequestNotSent, NoResponse: There is no response.
@@ -139,13 +139,13 @@ class HttpTransport:
             self._slots.release()
 
     async def close(self) -> None:
-        """Close all connections. The caller makes sure that no call is in progress. Idempotent."""
+        """Closes all connections. The caller makes sure that no call is in progress. Idempotent."""
         for connection in tuple(self._open):
             connection.abort()
         self._idle.clear()
 
     def _acquire(self, deadline: float) -> Awaitable[object]:
-        """Return an awaitable that acquires a connection slot."""
+        """Returns an awaitable that acquires a connection slot."""
         # Setting up a timeout costs ten times the CPU of acquiring a free slot.
         return self._acquire_in_time(deadline) if self._slots.locked() else self._slots.acquire()
 
@@ -216,7 +216,7 @@ class HttpTransport:
             raise
 
     def _put_back(self, connection: HttpConnection) -> None:
-        """Keep a connection for the next call; close it if its last response is incomplete."""
+        """Keeps a connection for the next call; closes it if its last response is incomplete."""
         if connection.is_busy:
             connection.abort()
         elif connection.is_open:
@@ -226,7 +226,7 @@ class HttpTransport:
                 self._idle_timer = connection.loop.call_later(IDLE_SECONDS, self._end_idle)
 
     def _end_idle(self) -> None:
-        """Close connections that were idle for too long. `_idle` is ordered by the time of last use."""
+        """Closes connections that were idle for too long. `_idle` is ordered by the time of last use."""
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
         old = [connection for connection in self._idle if connection.idle_since <= oldest]
@@ -273,7 +273,7 @@ async def _exchange(
 
 
 def _split_last_octet(body: bytes | Body) -> tuple[Body, bytes]:
-    """Split a body before its last octet. The last part of a body is never Base64."""
+    """Splits a body before its last octet. The last part of a body is never Base64."""
     *parts, end = body.parts if isinstance(body, Body) else (body,)
     assert isinstance(end, bytes)
     return Body((*parts, end[:-1])), end[-1:]
@@ -282,7 +282,7 @@ def _split_last_octet(body: bytes | Body) -> tuple[Body, bytes]:
 async def _write_all_but_last(
     connection: HttpConnection, head: bytes, most: Body, send_by: float
 ) -> HttpResponse | None:
-    """Write the request except its last octet; return the response if the server sends one early."""
+    """Writes the request except its last octet; returns the response if the server sends one early."""
     connection.start_request(head)
     try:
         async with asyncio.timeout_at(send_by):

@@ -1,7 +1,7 @@
 """One persistent HTTP/1.1 connection that handles one request at a time.
 
-httptools (llhttp) parses responses. Our own code writes requests, so it is always certain what was sent: it
-never sends octets that were not passed to the connection.
+httptools (llhttp) parses responses. This module writes requests itself, so it is always certain what was sent: the
+connection sends only octets that were passed to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_OCTETS: Final = 1024 * 1024
 
 
 class HttpConnection(asyncio.Protocol):
-    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls those that begin with `on_`.
+    """A connection. asyncio calls the methods of `asyncio.Protocol`; httptools calls the methods named `on_…`.
 
     Attributes:
         is_open: The connection is open.
@@ -83,7 +83,7 @@ class HttpConnection(asyncio.Protocol):
         return self.is_open and self._transport is not None and not self._transport.is_closing()
 
     def start_request(self, octets: bytes) -> None:
-        """Write a request, or its beginning."""
+        """Writes a request, or its beginning."""
         assert self._transport is not None
         self.is_busy = True
         self.status, self.headers, self.body = None, {}, b""
@@ -94,12 +94,12 @@ class HttpConnection(asyncio.Protocol):
         self._transport.write(octets)
 
     def write_more(self, octets: bytes) -> None:
-        """Write more of a request."""
+        """Writes more of a request."""
         assert self._transport is not None
         self._transport.write(octets)
 
     async def write_pieces(self, pieces: Iterable[bytes]) -> None:
-        """Write more of a request, as fast as the system takes it.
+        """Writes more of a request, as fast as the system takes it.
 
         Returns when all pieces are written, a response arrives, or the connection closes.
         """
@@ -125,7 +125,7 @@ class HttpConnection(asyncio.Protocol):
         return self._done
 
     def abort(self) -> None:
-        """Abort the connection; octets that the system has not taken are never sent. Idempotent."""
+        """Aborts the connection; octets that the system has not taken are never sent. Idempotent."""
         self._set_closed()
         if self._transport is not None:
             self._transport.abort()
@@ -137,7 +137,7 @@ class HttpConnection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
-        """Parse a part of a response. Input without a pending request closes the connection."""
+        """Parses a part of a response. Input without a pending request closes the connection."""
         if not self.is_busy:
             self.abort()
             return

@@ -66,7 +66,7 @@ def proxy_for(url: str) -> HttpProxy | None:
 
 
 async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> None:
-    """Open a tunnel to a host through the proxy. Closes the socket if that fails.
+    """Opens a tunnel to a host through the proxy. Closes the socket if that fails.
 
     Raises:
         ProxyRefused, OSError: There is no tunnel.
@@ -87,7 +87,7 @@ async def open_tunnel(proxy: HttpProxy, connected: socket.socket, host: str, por
 
 
 async def _asked(proxy: HttpProxy, connected: socket.socket, host: str, port: int) -> bytes:
-    """Send CONNECT and return the head of the proxy's response, or whatever arrived instead."""
+    """Sends CONNECT and returns the head of the proxy's response, or whatever arrived instead."""
     loop = asyncio.get_running_loop()
     await loop.sock_sendall(connected, _request(proxy, host, port))
     answer = b""

@@ -86,7 +86,7 @@ class HttpResponse:
 
     @property
     def server_time(self) -> float:
-        """The server's current Unix time, from its `Date` header; without the header, our own, which may be wrong."""
+        """The server's Unix time, from its `Date` header; without the header, this host's time, which may be wrong."""
         instant = _instant(self.headers.get("date", ""))
         return time.time() if instant is None else instant
 
@@ -101,7 +101,7 @@ class HttpResponse:
 
 
 def number(text: str) -> float | None:
-    """Parse a header's value; None if the value is not a whole number, or has more than twelve digits."""
+    """Parses a header's value; None if the value is not a whole number, or has more than twelve digits."""
     return float(text) if text.isascii() and text.isdigit() and len(text) <= 12 else None
 
 

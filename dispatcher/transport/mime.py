@@ -87,7 +87,7 @@ async def rendered(email: OutgoingEmail) -> RenderedEmail:
 
 
 def render(email: OutgoingEmail) -> RenderedEmail:
-    """Render the message and its envelope.
+    """Renders the message and its envelope.
 
     Raises:
         UnrenderableEmail: Enqueue should have refused the email. The text has the field's name, never its value.
@@ -127,7 +127,7 @@ def _address_fields(mailboxes: dict[str, list[Address]]) -> Iterator[str]:
         if listed:
             yield address_field(name, listed)
     if not mailboxes["To"] and not mailboxes["Cc"]:
-        # RFC 5322, section 3.6.3: an empty group, for an email that has only Bcc recipients.
+        # RFC 5322, section 3.6.3, allows an empty group, for an email that has only Bcc recipients.
         yield "To: undisclosed-recipients:;\r\n"
 
 
@@ -162,7 +162,7 @@ def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
     if not email.attachments:
         return Body((octets,))
     mark = f"\r\n--{_boundary('mixed', email)}".encode()
-    # The first mark ends the headers; the text is between the first and the second mark.
+    # The first boundary ends the headers; the text is between the first and the second boundary.
     parts: list[bytes | Base64Content] = []
     before, text, *files, end = octets.split(mark)
     before += mark + text
@@ -173,8 +173,8 @@ def _with_attachments(octets: bytes, email: OutgoingEmail) -> Body:
 
 
 def _boundary(kind: str, email: OutgoingEmail) -> str:
-    # Not random, so that every attempt sends the same bytes. No part contains `--=_`: `_charset_for` prevents it in
-    # texts, and Base64 has no such characters.
+    # The boundary is not random, so that every attempt sends the same bytes. No part contains `--=_`: `_charset_for`
+    # prevents it in texts, and Base64 has no such characters.
     return f"=_{kind}_{email.email_id.hex}"
 
 

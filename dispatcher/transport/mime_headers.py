@@ -28,7 +28,7 @@ LINE_CHARACTERS: Final = 76
 MAX_WORD_CHARACTERS: Final = 900
 """A longer word cannot be folded below RFC 5322's limit of 998 octets, so it is written as encoded words."""
 _UTF_8: Final = Charset("utf-8")
-# By default the library compares two encodings for every character: 998 take 2 ms, five times as long.
+# By default the library compares two encodings for every character: 998 characters then take 2 ms, five times as long.
 _UTF_8.header_encoding = BASE64
 _FOLD: Final = ",\r\n "
 _ATOMS: Final = re.compile(r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+(?: [A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+)*")
@@ -50,7 +50,7 @@ class UnrenderableEmail(DispatcherError):
 
 
 def checked_text(field: str, text: str) -> str:
-    """Return the text if a header may contain it.
+    """Returns the text if a header may contain it.
 
     Raises:
         UnrenderableEmail: The text contains a control character, or decodes to one at the receiver.
@@ -74,7 +74,7 @@ def text_field(name: str, text: str) -> str:
 
 
 def checked_header_name(name: str) -> str:
-    """Return the name if an email may set this header; raise UnrenderableEmail if not."""
+    """Returns the name if an email may set this header; raises UnrenderableEmail if not."""
     if is_reserved(name):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, f"headers contains {name}, which the dispatcher or mail servers set; remove it"
@@ -83,7 +83,7 @@ def checked_header_name(name: str) -> str:
 
 
 def checked_type(content_type: str) -> str:
-    """Return an attachment's content type if it is valid; raise UnrenderableEmail if not."""
+    """Returns an attachment's content type if it is valid; raises UnrenderableEmail if not."""
     if not _CONTENT_TYPE.fullmatch(checked_text("an attachment's content_type", content_type)):
         raise UnrenderableEmail(
             Reason.INVALID_CONTENT, "an attachment's content_type is not a MIME type such as application/pdf"
@@ -92,7 +92,7 @@ def checked_type(content_type: str) -> str:
 
 
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    """Parse a field's addresses; raise UnrenderableEmail with the reason if a header cannot contain one."""
+    """Parses a field's addresses; raises UnrenderableEmail with the reason if a header cannot contain one."""
     found = []
     for text in texts:
         try:

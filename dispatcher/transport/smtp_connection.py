@@ -72,7 +72,7 @@ class SmtpConnection:
 
 
 async def open_connection(server: SmtpServer, context: ssl.SSLContext | None) -> SmtpConnection:
-    """Open a connection that is ready for MAIL. There is no time limit; the caller sets one.
+    """Opens a connection that is ready for MAIL. There is no time limit; the caller sets one.
 
     Args:
         context: Verifies certificate and host name; None for a server without TLS.
@@ -115,7 +115,10 @@ async def _connected(server: SmtpServer, context: ssl.SSLContext | None) -> Smtp
 
 
 async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.SSLContext | None) -> Mapping[str, str]:
-    """Read the greeting, start TLS, log in; return the parameters of the server's extensions by lower-case keyword."""
+    """Reads the greeting, starts TLS, logs in; returns the parameters of the server's extensions by keyword.
+
+    The keywords are in lower case.
+    """
     greeting = await protocol.reply()
     if greeting.code != _READY:
         raise _refused_to_open(greeting)
@@ -130,7 +133,7 @@ async def _negotiated(protocol: SmtpProtocol, server: SmtpServer, context: ssl.S
 
 
 async def _command(protocol: SmtpProtocol, command: str) -> SmtpReply:
-    """Send a command and return its reply; fail if a reply came before the command."""
+    """Sends a command and returns its reply; fails if a reply came before the command."""
     await protocol.read_available()
     protocol.check()
     protocol.write(f"{command}\r\n".encode(), 1)
@@ -143,7 +146,7 @@ async def _say_ehlo(protocol: SmtpProtocol) -> Mapping[str, str]:
     if reply.code == _DONE:
         return _extensions_of(reply)
     if reply.is_permanent:
-        # A server that predates ESMTP (1995).
+        # The server predates ESMTP (1995), so try HELO.
         reply = await _command(protocol, f"HELO {name}")
     if reply.code != _DONE:
         raise _refused_to_open(reply)

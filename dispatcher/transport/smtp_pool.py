@@ -50,11 +50,11 @@ class ConnectionPool:
         self._withheld: set[asyncio.TimerHandle] = set()
 
     async def acquire_slot(self) -> None:
-        """Acquire a slot, the right to use one connection. Waits in order of arrival."""
+        """Acquires a slot, the right to use one connection. Waits in order of arrival."""
         await self._slots.acquire()
 
     def release_slot(self) -> None:
-        """Release the slot."""
+        """Releases the slot."""
         self._slots.release()
 
     def can_wait_for_another(self) -> bool:
@@ -62,7 +62,7 @@ class ConnectionPool:
         return self._open_count > 0 and len(self._withheld) < self._max_withheld
 
     def release_slot_later(self) -> None:
-        """Release the slot after FULL_SECONDS, because the server has refused a new connection."""
+        """Releases the slot after FULL_SECONDS, because the server has refused a new connection."""
         timer: asyncio.TimerHandle = asyncio.get_running_loop().call_later(FULL_SECONDS, lambda: self._restore(timer))
         self._withheld.add(timer)
 
@@ -78,7 +78,7 @@ class ConnectionPool:
         return None
 
     async def open(self) -> SmtpConnection:
-        """Open a connection. The caller must have acquired a slot.
+        """Opens a connection. The caller must have acquired a slot.
 
         Raises:
             NotConnected, ProviderFault: See `open_connection`.
@@ -89,7 +89,7 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keep a connection for the next email; close it if it is broken, out of step, or at its limit of emails."""
+        """Keeps a connection for the next email; closes it if it is broken, out of step, or at its limit of emails."""
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:
@@ -99,7 +99,7 @@ class ConnectionPool:
             self._idle.append(connection)
 
     async def close(self) -> None:
-        """Close every idle connection, and wait until they are closed. Idempotent."""
+        """Closes every idle connection, and waits until they are closed. Idempotent."""
         for timer in tuple(self._withheld):
             timer.cancel()
             self._restore(timer)

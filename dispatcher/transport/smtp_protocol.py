@@ -97,7 +97,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._fault is None and not self._replies and not self._transport.is_closing()
 
     def write(self, data: bytes, replies: int) -> None:
-        """Write bytes that the server must answer with this many replies. Sends nothing if the connection is closed."""
+        """Writes bytes that the server must answer with this many replies. Sends nothing on a closed connection."""
         self._outstanding += replies
         # On a closed connection asyncio ignores a write and uvloop raises RuntimeError. The next `reply` reports it.
         if data and not self._transport.is_closing():
@@ -109,7 +109,7 @@ class SmtpProtocol(asyncio.Protocol):
         return self._outstanding
 
     def check(self) -> None:
-        """Return if we may write: the connection is open, and every reply was read by the caller.
+        """Returns if we may write: the connection is open, and every reply was read by the caller.
 
         Raises:
             SmtpConnectionLost: The connection is closed, or a surplus reply has arrived.
@@ -122,7 +122,7 @@ class SmtpProtocol(asyncio.Protocol):
             raise ServerClosing(self._replies[0]) if self._replies and self._replies[0].closes else UnexpectedReply()
 
     async def read_available(self) -> None:
-        """Let the event loop read what has arrived, so that `check` and `contradicts` see it."""
+        """Lets the event loop read what has arrived, so that `check` and `contradicts` see it."""
         if not self._transport.is_closing() and self._socket.poll(0):
             # Two loop iterations: the first one may only schedule the read.
             await asyncio.sleep(0)
@@ -133,7 +133,7 @@ class SmtpProtocol(asyncio.Protocol):
         return any(other.code // 100 != reply.code // 100 and not other.closes for other in self._replies)
 
     async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
-        """Start TLS.
+        """Starts TLS.
 
         Raises:
             SmtpConnectionLost: More unencrypted replies arrived, from the server or an attacker (RFC 3207, section 6).
@@ -174,11 +174,11 @@ class SmtpProtocol(asyncio.Protocol):
         return self._take()
 
     def received_reply(self) -> SmtpReply | None:
-        """Take the next reply if it has already arrived; for a caller whose wait was cancelled."""
+        """Takes the next reply if it has already arrived; for a caller whose wait was cancelled."""
         return self._take() if self._replies else None
 
     async def flush(self) -> None:
-        """Return when the system has taken every byte, the server has replied, or the connection has broken."""
+        """Returns when the system has taken every byte, the server has replied, or the connection has broken."""
         # If the server reads as fast as we write, the buffer never fills, and this task would never yield to the loop.
         await asyncio.sleep(0)
         if self._transport.is_closing():
@@ -195,12 +195,12 @@ class SmtpProtocol(asyncio.Protocol):
                 self._transport.set_write_buffer_limits()
 
     def abort(self) -> None:
-        """Close the connection immediately; unsent bytes are discarded. Idempotent."""
+        """Closes the connection immediately; unsent bytes are discarded. Idempotent."""
         self._break(SmtpConnectionLost("we closed the connection"))
         self._transport.abort()
 
     def quit(self) -> None:
-        """Send QUIT. Close the connection when the server closes it, or after QUIT_SECONDS; `closed` is then done."""
+        """Sends QUIT. Closes the connection when the server closes it, or after QUIT_SECONDS; `closed` is then done."""
         if self._transport.is_closing() or self._fault is not None:
             self._transport.abort()
             return
@@ -216,7 +216,7 @@ class SmtpProtocol(asyncio.Protocol):
         self._socket.register(transport.get_extra_info("socket").fileno(), select.POLLIN | select.POLLRDHUP)
 
     def data_received(self, data: bytes) -> None:
-        """Split input into replies. Called by asyncio."""
+        """Splits input into replies. Called by asyncio."""
         if self._fault is not None:
             return
         buffer = self._buffer + data
@@ -233,21 +233,21 @@ class SmtpProtocol(asyncio.Protocol):
             self._wake_waiters()
 
     def eof_received(self) -> None:
-        """Record that the server will send no more. Called by asyncio; returning None closes the transport."""
+        """Records that the server will send no more. Called by asyncio; returning None closes the transport."""
         self._break(SmtpConnectionLost("the server closed the connection"))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record the end of the connection. Called by asyncio."""
+        """Records the end of the connection. Called by asyncio."""
         words = f"the connection was lost: {type(exc).__name__}" if exc else "the server closed the connection"
         self._break(SmtpConnectionLost(words))
         if not self.closed.done():
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Do nothing: callers that write large bodies wait for `flush`. Called by asyncio."""
+        """Does nothing: callers that write large bodies wait for `flush`. Called by asyncio."""
 
     def resume_writing(self) -> None:
-        """Wake `flush`. Called by asyncio."""
+        """Wakes `flush`. Called by asyncio."""
         if self._flushed is not None and not self._flushed.done():
             self._flushed.set_result(None)
 
@@ -272,7 +272,7 @@ class SmtpProtocol(asyncio.Protocol):
         if parsed[2] != b"-":
             self._replies.append(_reply(self._partial))
             self._partial, self._partial_octets = [], 0
-            # The first surplus reply is kept for `contradicts`; a second one ends the connection.
+            # The first surplus reply is kept for `contradicts`; a second surplus reply ends the connection.
             if len(self._replies) > self._outstanding + 1:
                 self._break(UnexpectedReply())
 

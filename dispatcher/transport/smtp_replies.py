@@ -99,7 +99,7 @@ _QUEUE_ID: Final = re.compile(r"(?:queued as |\bid=|^ok )([A-Za-z0-9][A-Za-z0-9.
 
 
 def reply_of(code: int, text: str) -> SmtpReply:
-    """Parse a reply from its basic code and the text after the code."""
+    """Parses a reply from its basic code and the text after the code."""
     # An empty first line is kept: in a reply to EHLO, the extensions begin on the second line.
     text = text.rstrip().lstrip(" \t")
     found = _ENHANCED.match(text)
@@ -154,8 +154,8 @@ def _transient_reason(reply: SmtpReply, phase: SmtpPhase) -> tuple[Reason, Conce
     words = reply.text[:1000]
     if reply.enhanced.startswith(("4.1.", "4.2.")) or _GREYLISTED_WORDS.search(words):
         return Reason.RECIPIENT_DEFERRED, Concern.EMAIL
-    # A refusal of RCPT concerns the recipient, whatever its text says. Only if many recipients are refused in the same
-    # way does the refusal concern the server.
+    # A refusal of RCPT concerns the recipient, whatever its text says. If the server refuses many recipients in the
+    # same way, the refusals concern the server.
     if phase is SmtpPhase.RCPT and not reply.closes:
         return Reason.RECIPIENT_DEFERRED, Concern.EITHER
     is_throttled = reply.enhanced in _THROTTLED_CODES or _THROTTLED_WORDS.search(words)

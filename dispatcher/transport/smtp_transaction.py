@@ -46,14 +46,19 @@ class SmtpTransaction:
         phase: The attempt's progress.
     """
 
-    def __init__(self, call: Call) -> None:
+    def __init__(self, call: Call, envelope_sender: str | None = None) -> None:
+        """
+        Args:
+            envelope_sender: The address to which servers return bounces; None for the email's sender.
+        """
         self._call = call
+        self._envelope_sender = envelope_sender
         self._loop = asyncio.get_running_loop()
         self._send_dot_by = 0.0
         self.phase = SmtpPhase.WAITING
 
     async def run(self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool) -> Outcome:
-        """Send the email and return the outcome.
+        """Sends the email and returns the outcome.
 
         Afterwards, the protocol's `is_sound` reports whether the connection can be reused.
 
@@ -101,7 +106,10 @@ class SmtpTransaction:
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
-            connection.protocol, _commands(email, connection), connection.has_pipelining, timeout_seconds
+            connection.protocol,
+            _commands(email, connection, self._envelope_sender or email.sender),
+            connection.has_pipelining,
+            timeout_seconds,
         )
         if connection.needs_reset:
             await commands.read_reset_reply()
@@ -125,7 +133,7 @@ class SmtpTransaction:
         return refused if data.code == START_INPUT else self._refusal(data, connection.protocol)
 
     async def _content(self, content: Body, protocol: SmtpProtocol) -> SmtpReply:
-        """Send the body; return the reply to the email, or an earlier reply to an incomplete body.
+        """Sends the body; returns the reply to the email, or an earlier reply to an incomplete body.
 
         Raises:
             SmtpConnectionLost: There is no reply. Or the server replied before the final dot, so the dot was not sent.
@@ -166,7 +174,7 @@ class SmtpTransaction:
             raise
 
     async def _write_slowly(self, body: Body, protocol: SmtpProtocol) -> None:
-        """Write a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
+        """Writes a body as fast as the system takes it. Stops early if the server replies or the connection closes."""
         protocol.write(b"", 1)
         for piece in body.pieces():
             if not protocol.awaits_reply:
@@ -206,7 +214,7 @@ class CommandSequence:
             protocol.write(b"".join(commands), len(commands))
 
     async def next(self) -> SmtpReply:
-        """Read the reply to the oldest command without a reply. Without PIPELINING, send that command first.
+        """Reads the reply to the oldest command without a reply. Without PIPELINING, sends that command first.
 
         Raises:
             SmtpConnectionLost: There is no reply, or it cannot belong to this command.
@@ -225,7 +233,7 @@ class CommandSequence:
         return reply
 
     async def read_reset_reply(self) -> None:
-        """Read the reply to RSET.
+        """Reads the reply to RSET.
 
         Raises:
             SmtpConnectionLost: The server refused RSET, so its state is unknown.
@@ -234,9 +242,9 @@ class CommandSequence:
             raise SmtpConnectionLost("the server refused RSET")
 
     async def cancel(self) -> None:
-        """Send no further command, and read the outstanding replies. No part of the email was sent.
+        """Sends no further command, and reads the outstanding replies. No part of the email was sent.
 
-        If a server asks for the body although it accepted no recipient, close the connection. RFC 2920, section 3.1,
+        If a server asks for the body although it accepted no recipient, closes the connection. RFC 2920, section 3.1,
         would have us send an empty email.
         """
         self._unsent.clear()
@@ -251,7 +259,7 @@ class CommandSequence:
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome for an unexpected reply. Unless it is a refusal, the server is out of step: close."""
+    """The outcome for an unexpected reply. If it is no refusal, the server is out of step: closes the connection."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)
@@ -277,8 +285,8 @@ def _utf8_reason(email: RenderedEmail) -> Reason:
     return Reason.INVALID_CONTENT
 
 
-def _commands(email: RenderedEmail, connection: SmtpConnection) -> list[bytes]:
-    mail = f"MAIL FROM:<{email.sender}>"
+def _commands(email: RenderedEmail, connection: SmtpConnection, envelope_sender: str) -> list[bytes]:
+    mail = f"MAIL FROM:<{envelope_sender}>"
     if connection.has_size:
         mail += f" SIZE={len(email.body)}"
     if email.needs_smtputf8:

@@ -67,7 +67,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._handshake()
 
     def data_received(self, data: bytes) -> None:
-        """Decrypt some octets, which may be any number of records."""
+        """Decrypts some octets, which may be any number of records."""
         self._incoming.write(data)
         if self._is_established or self._handshake():
             self._read()
@@ -101,7 +101,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
     # Calls from the protocol above.
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Encrypt and send."""
+        """Encrypts and sends."""
         try:
             self._tls.write(data)
         except ssl.SSLError as error:
@@ -110,11 +110,11 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._below.write(self._outgoing.read())
 
     def abort(self) -> None:
-        """Close the connection immediately; unsent data is discarded."""
+        """Closes the connection immediately; unsent data is discarded."""
         self._below.abort()
 
     def close(self) -> None:
-        """Close the connection after everything is sent."""
+        """Closes the connection after everything is sent."""
         self._below.close()
 
     def is_closing(self) -> bool:
@@ -130,11 +130,11 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return self._below.get_write_buffer_size()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the limits at which writing pauses and resumes."""
+        """Sets the limits at which writing pauses and resumes."""
         self._below.set_write_buffer_limits(high, low)
 
     def _handshake(self) -> bool:
-        """Continue the handshake; return whether it has succeeded."""
+        """Continues the handshake; returns whether it has succeeded."""
         try:
             self._tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -153,7 +153,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         return True
 
     def _read(self) -> None:
-        """Decrypt all complete records, and pass them to the protocol above."""
+        """Decrypts all complete records, and passes them to the protocol above."""
         while not self._below.is_closing():
             try:
                 octets = self._tls.read(_READ_OCTETS)
@@ -167,7 +167,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
                 self._below.close()
                 return
             self._above.data_received(octets)
-            # The usual case. Asking OpenSSL for more would raise an exception.
+            # Usually, all input has been read now, and asking OpenSSL for more would raise an exception.
             if not (self._incoming.pending or self._incoming.eof or self._tls.pending()):
                 break
         self._flush()
@@ -178,6 +178,6 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._below.abort()
 
     def _flush(self) -> None:
-        """Send TLS's own messages."""
+        """Sends TLS's own messages."""
         if self._outgoing.pending:
             self._below.write(self._outgoing.read())

@@ -100,8 +100,9 @@ class LedgerAttempt(Attempt):
             policy=email.policy,
         )
         email.on(EmailEvent.MARK)
-        # Only this second check counts. If the process was frozen before it wrote the slot, the relay has read a ledger
-        # without this slot (see `host.ledger`). The first check only avoids slots for leases that have ended.
+        # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
+        # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
+        # saves writing slots for leases that have already ended.
         if not self._is_lease_valid():
             self.mark_not_sent()
             raise LeaseExpired
@@ -138,7 +139,7 @@ class LedgerAttempt(Attempt):
 
 
 class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and its future outcome."""
+    """An email's attempt in a bulk call, and the future that will hold its outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -162,7 +163,7 @@ class Attempts:
         self._log = get_log()
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Adds the email to a bulk call, without a task for the email. Returns None if `make` must send the email."""
+        """Adds the email to a bulk call; this needs no task. Returns None if `make` must send the email."""
         content = email.content
         if content is None or email.pin is not None:
             return None
@@ -172,7 +173,7 @@ class Attempts:
         attempt = self._attempt(email, route)
         try:
             outcome = route.provider.begin(content, attempt)
-        except Exception:  # noqa: BLE001 - `make` meets the same error, and handles it
+        except Exception:  # noqa: BLE001 - `make` gets the same error, and handles it
             outcome = None
         if outcome is None:
             route.breaker.abandon(attempt.trial)
@@ -180,7 +181,7 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome if the provider accepted the email, as for nearly all emails. None if `make` must handle it."""
+        """The outcome if the provider accepted the email, as it does nearly always. None if `make` must handle it."""
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
@@ -222,7 +223,7 @@ class Attempts:
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
-            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended it
+            if email.state not in (EmailState.PREPARING, EmailState.STOPPED):  # a drain timed out and ended the attempt
                 raise NoRoute
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
@@ -239,7 +240,7 @@ class Attempts:
         return self._refused(email, Reason.SUPPRESSED, f"Every recipient is suppressed: {why}.")
 
     def may_fail_over(self, email: InFlightEmail, outcome: Outcome) -> bool:
-        """Whether to try another provider immediately: the refusal concerns the provider, not the email."""
+        """Whether to try another provider immediately, because the refusal concerns the provider and not the email."""
         if email.content is None or not isinstance(outcome, Deferred) or outcome.reason not in CONCERNS_PROVIDER:
             return False
         email.refused_by |= {email.provider}
@@ -297,7 +298,10 @@ class Attempts:
         return None
 
     def _forbidden(self, content: OutgoingEmail) -> str | None:
-        """Why no provider may get the email. Checked again: the enqueuing host may allow more headers than this one."""
+        """Why no provider may get the email; None if a provider may.
+
+        Checks the headers a second time, because the enqueuing host may allow more headers than this host.
+        """
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
@@ -307,7 +311,7 @@ class Attempts:
             NoRoute: No provider that could send the email may be tried now.
             TryLater: A provider that could send the email must first be probed with different emails.
         """
-        if _must_end(email):  # an adapter did not notice
+        if _must_end(email):  # an adapter did not notice the stop
             raise asyncio.CancelledError
         choose, unable = self._routes.choose, email.unable
         route = choose(content, email.refused_by | unable) or choose(content, unable)
@@ -359,7 +363,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Returns if another provider may be tried.
+        """Returns normally if another provider may be tried.
 
         Raises:
             TryLater: No other provider may be tried.

@@ -42,7 +42,7 @@ class BreakerListener:
         Args:
             window: How many emails this worker may have on the wire to the provider at the same time.
         """
-        # Overwrites the state that this slot's previous worker may have left.
+        # Overwrite the state that this slot's previous worker may have left.
         self._queue_state(provider, BreakerState.CLOSED, None, 0.0)
         _show_state(provider, BreakerState.CLOSED)
         return CircuitBreaker(

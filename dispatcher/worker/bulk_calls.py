@@ -36,7 +36,7 @@ class _CallAborted(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An email in a bulk call, and its future outcome.
+    """An email in a bulk call, and the future that will hold its outcome.
 
     Attributes:
         seconds: The longest that the email's call may take.
@@ -94,7 +94,7 @@ class BulkSender:
         return await (self._provider.send(email, attempt) if outcome is None else outcome)
 
     def begin(self, email: OutgoingEmail, attempt: Attempt) -> asyncio.Future[Outcome] | None:
-        """Adds the email to a bulk call and returns its future outcome; None if the email must be sent alone.
+        """Adds the email to a bulk call; returns a future for its outcome. None if the email must be sent alone.
 
         Needs no task. To stop the email, cancel the future; this has no effect once the email is on the wire.
         """
@@ -132,7 +132,7 @@ class BulkSender:
         call.add_done_callback(self._calls.discard)
 
     async def _send_call(self, members: list[_Member]) -> None:
-        """Makes one call for the members that are not cancelled. Each then has an outcome, or is in a new call."""
+        """Makes one call for the members that are not cancelled. Then, each has an outcome or is in a new call."""
         members = [member for member in members if not member.outcome.done()]
         if not members:
             return
@@ -240,7 +240,7 @@ def _end_all(members: Iterable[_Member], outcome: BaseException) -> None:
 
 
 def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[list[_Member]]:
-    """Splits a refused call: each suspected email alone and the others together, or two halves."""
+    """Splits a refused call: each suspected email alone and all other emails together, or two halves."""
     if 0 < len(suspects) <= MAX_SUSPECTS and len(suspects) < len(members):
         others = [member for position, member in enumerate(members) if position not in suspects]
         return [*([members[position]] for position in sorted(suspects)), others]
@@ -249,7 +249,7 @@ def _smaller_calls(members: list[_Member], suspects: Collection[int]) -> list[li
 
 
 def _plan_calls(members: Iterable[_Member], limits: BulkLimits) -> list[list[_Member]]:
-    """Plans calls in order of arrival. Emails of a call have equal keys and different addresses, and fit the limits."""
+    """Plans calls in order of arrival. A call's emails have the same key and no common address, and fit the limits."""
     by_key: dict[object, _CallPlan] = {}
     for member in members:
         by_key.setdefault(member.part.key, _CallPlan(limits)).add(member)
@@ -283,7 +283,7 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room and follows every call with one of the email's addresses."""
+        """Adds the email to the first call that has room and comes after all calls with one of its addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

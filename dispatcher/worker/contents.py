@@ -1,4 +1,4 @@
-"""Reads large bodies and all attachments just before the email is sent, and not with its lease.
+"""Reads large bodies and all attachments just before the email is sent. The lease statement does not read them.
 
 These emails share a memory budget. An email that does not fit waits while others are sent. Content of up to
 LIGHT_OCTETS has a separate share, so it never waits for large files. If too many emails already wait, the worker
@@ -28,7 +28,7 @@ LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
 """A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
 WAITING_SHARE: Final = 8
-"""For each of the two shares, at most an eighth of the worker's emails may wait with a lease. More are released."""
+"""For each of the two shares, at most an eighth of the worker's emails may wait with a lease. Others are released."""
 MIN_DELAY_SECONDS: Final = 2.0
 """The shortest time until a released email is due again."""
 MAX_DELAY_SECONDS: Final = 60.0

@@ -215,7 +215,7 @@ class InFlightEmail:
 
     @property
     def attempted_until(self) -> float:
-        """The end of the attempt, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
+        """The attempt's end, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

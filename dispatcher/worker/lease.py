@@ -52,7 +52,7 @@ MAX_REJECTED: Final = 10_000
 
 
 class LeaseStage:
-    """Leases the emails of arriving messages, up to the free room of the window."""
+    """Leases the emails of arriving messages, as many as the window has room for."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class LeaseStage:
 
     async def run(self) -> None:
         """Leases until cancelled."""
-        # The emails that probe a provider are chosen at random: those that it refuses may have arrived together.
+        # Choose the emails that probe a provider at random: emails that the provider refuses may arrive together.
         await self._inbox.run(self._lease, room=self._window.room, is_any_order=self._window.is_probing)
 
     async def stop(self) -> None:
@@ -158,7 +158,7 @@ class LeaseStage:
         while True:
             try:
                 if answer_lost:
-                    # If PostgreSQL refuses to release an email, it stays leased until the lease expires.
+                    # If PostgreSQL refuses to release an email, the email stays leased until its lease expires.
                     await bisect_batch(list(keys_by_id), self._store.release_unanswered)
                     answer_lost = False
                 if self._is_stopped:
@@ -189,7 +189,7 @@ class LeaseStage:
         try:
             return await self._store.lease(keys_by_id, self._settings.lease_seconds)
         except StatementRefused:
-            # If only the reply was unreadable, PostgreSQL has executed the statement.
+            # If only the reply was unreadable, PostgreSQL has executed the statement, so release the emails.
             await self._store.release_unanswered(list(keys_by_id))
             raise
 
@@ -260,7 +260,7 @@ class LeaseStage:
         return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
 
     def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, UnleasedEmail]) -> bool:
-        """Whether to ack the message; otherwise requeues or rejects it."""
+        """Returns whether to ack the message. If not, requeues or rejects the message."""
         found = standing.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
             reason = "no such email" if found is None else "its message key belongs to another email"

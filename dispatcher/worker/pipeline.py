@@ -103,13 +103,14 @@ class Pipeline:
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 
     async def drain(self, seconds: float) -> None:
-        """Releases unsent emails, waits for answers to the others, and records them.
+        """Releases unsent emails, waits for the answers to all other emails, and records the answers.
 
-        An email without an answer after this time is recorded as uncertain. Stop the deliveries before you call this.
+        An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
         until = asyncio.get_running_loop().time() + seconds
-        # Stop twice. The first stop comes before the lease stage ends, because that may wait for PostgreSQL, and no
-        # email may be sent during the wait. The second stops the emails that the last lease statement returned.
+        # Stop twice. The first stop comes before the lease stage ends, because the lease stage may wait for PostgreSQL,
+        # and no email may be sent during the wait. The second stop is for the emails that the last lease statement
+        # returned.
         self.send.stop_all()
         await self.lease.stop()
         self.send.stop_all()
@@ -118,7 +119,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Once a second and not per email, because a gauge is only sampled.
+        # Report once a second and not per email, because a gauge is only sampled.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

@@ -46,8 +46,8 @@ _POLL_SECONDS = 1.0
 PREFETCH_HEADROOM = 0.25
 """Prefetch 25 % more messages than the worker sends at the same time, to hide the round trip to RabbitMQ."""
 GC_THRESHOLDS = (20_000, 20, 50)
-"""Collect rarely. An email's few dozen objects are freed by reference counting; cycles (of exceptions and closed
-connections) are rare. By default the collector would run after every ten emails."""
+"""Collect garbage rarely. An email's few dozen objects are freed by reference counting. Cycles (of exceptions and
+closed connections) are rare. By default the collector would run after every ten emails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,8 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
         lock_seconds=BATCH_LOCK_SECONDS,
         keeps_plans=True,
     )
-    # Two windows: after a lost channel, emails of the old channel are still on the wire while new ones are leased.
+    # The ledger has slots for two windows: after a lost channel, emails of the old channel are still on the wire while
+    # new emails are leased.
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)
     breakers = BreakerListener(providers)
@@ -146,7 +147,7 @@ async def _dispatch(
     ledger: Ledger,
     process_slot: ProcessSlot,
 ) -> None:
-    """Consumes until the stop, then drains.
+    """Consumes until `stop` is set, then drains.
 
     Raises:
         ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker to be replaced keeps
@@ -200,7 +201,7 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     if window < settings.prefetch:
         # A rate ceiling has reduced the window. A message may point to many emails, so more messages would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # As if each message pointed to one email. At low load each does, and the messages must keep a slow provider busy.
+    # Count one email per message: at low load, each message has only one, and a slow provider must be kept busy.
     return emails
 
 
@@ -210,11 +211,11 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     The worker keeps running until the parent stops it.
 
     Args:
-        after_emails: 0: never.
+        after_emails: 0 means never.
     """
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
-    # Polls once a second, to cost nothing per email.
+    # Poll once a second, which costs nothing per email.
     while pipeline.record.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_SECONDS)
     if not ledger.is_in_place:

@@ -83,7 +83,7 @@ class RecordStage:
                 await self._record_or_split(certain)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """Records what PostgreSQL accepts. A refused result loses the provider's text, or is retried later."""
+        """Records what PostgreSQL accepts. Retries a refused result without the provider's text, or else later."""
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
             self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
@@ -120,7 +120,7 @@ class RecordStage:
                     await self._outage.wait(error)
                 is_busy = True
             except SchemaError as error:
-                # Probably a trigger's error. Keep the result until it can be recorded.
+                # The cause is probably a trigger. Keep the result until it can be recorded.
                 raise StatementRefused(error.message) from error
             except StoreUnavailable as error:
                 for ended in batch:

@@ -63,5 +63,6 @@ class Renewals:
             if email_id in ours:
                 email.confirm(asked_at, self._lease_seconds)
             elif email.may(EmailEvent.STOP):
-                # An email that is being recorded cannot be stopped: its lease has ended because the email has finished.
+                # Do not stop an email that is being recorded: the email has finished, and its lease has ended for that
+                # reason.
                 self._send.stop(email)

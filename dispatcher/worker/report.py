@@ -59,7 +59,7 @@ def report_lease(emails: int, seconds: float) -> None:
     """Counts a lease statement.
 
     Args:
-        emails: How many emails it tried to lease.
+        emails: How many emails the statement tried to lease.
     """
     metrics.LEASE_EMAILS.observe(emails)
     metrics.LEASE_SECONDS.observe(seconds)
@@ -72,7 +72,8 @@ def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
     metrics.RECORD_EMAILS.observe(len(batch))
     metrics.RECORD_SECONDS.observe(seconds)
     results = [ended.result for ended in batch]
-    # Accepted emails are counted separately because nearly all are: their key has one part instead of four.
+    # Nearly all emails are accepted. Count these emails separately, by a key with one part instead of four, to save
+    # time.
     for provider, count in Tally(result.provider for result in results if result.outcome == ACCEPTED).items():
         metrics.ATTEMPTS.add(count, provider, ACCEPTED, "none")
         metrics.EMAILS.add(count, provider, ACCEPTED)

@@ -94,7 +94,8 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        This method adds the release, because neither a timer nor a task that is cancelled before its first step does.
+        This method queues the release itself. A timer would not, nor would a task that is cancelled before its first
+        step.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -123,7 +124,7 @@ class SendStage:
             if email.state is EmailState.ON_THE_WIRE:
                 self._conclude(email, Uncertain("The worker had to stop before the provider answered."))
             else:
-                self.release(email)  # its adapter has not noticed the stop yet
+                self.release(email)  # `stop_all` stopped the email, but its adapter has not noticed yet
 
     def _work(self) -> list[asyncio.Future[object]]:
         """The pending tasks and bulk calls."""
@@ -163,7 +164,8 @@ class SendStage:
                 raise
             self.release(email)
         except Exception as error:  # noqa: BLE001 - an adapter's bug, such as an invalid outcome
-            # No code awaits this task: without this, the email would stay leased until the process exits.
+            # No code awaits this task, so handle every error here. Otherwise, the email would stay leased until the
+            # process exits.
             self._conclude(email, self._attempts.failed(email, error))
 
     async def _attempt(self, email: InFlightEmail, bulk: BulkAttempt | None) -> None:
@@ -193,7 +195,7 @@ class SendStage:
         return await self._attempts.make(email)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. Meanwhile, another email may use its slot in the window."""
+        """Retries the email later, under the same lease. A waiting email takes up no room in the window."""
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
             return

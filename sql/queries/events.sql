@@ -23,7 +23,7 @@ with given as (
     ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at)
 ),
 known as (
-    select email_id, sent_at, tenant_id
+    select email_id, sent_at, tenant_id, message_key, correlation_id
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -37,7 +37,20 @@ stored as (
     where email_id in (select email_id from known)
     order by email_id, event_key
     on conflict (email_id, event_key) do nothing
-    returning email_id, event_key, provider, kind, bounce, address_hash, happened_at
+    returning email_id, event_key, provider, kind, bounce, code, address_hash, happened_at
+),
+announced as (
+    insert into dispatcher.outgoing_event (
+        kind, email_id, tenant_id, message_key, correlation_id, provider, code, bounce, address_hash, happened_at
+    )
+    select
+        s.kind, s.email_id, k.tenant_id, k.message_key, k.correlation_id, s.provider, s.code, s.bounce, s.address_hash,
+        s.happened_at
+    from stored as s
+    join known as k using (email_id)
+    where (select is_on from dispatcher.outgoing_feed)
+        and s.kind in ('delivered', 'bounced', 'complained')
+    order by s.happened_at
 ),
 reasoned as (
     select
@@ -138,7 +151,8 @@ limit %(limit)s;
 -- Usually, the email becomes `sent`: its key is completed, and it is counted. It is dropped if the provider rejected
 -- every recipient after it had accepted the email, and no event shows that the email left the provider. A dropped email
 -- has not arrived: if it was held, it becomes failed; if it is pending, it may be sent again.
--- Audited. Returns a row per email that was not only unmarked.
+-- Audited. Returns a row per email whose status changed. The queries before the update are materialized, because a plan
+-- for small tables would execute them again for each email.
 with free as (
     select email_id, status, proven_by, error_type
     from dispatcher.email_log
@@ -148,7 +162,7 @@ with free as (
     order by email_id
     for no key update skip locked
 ),
-content as (
+content as materialized (
     select
         email_id,
         jsonb_array_length(coalesce(recipients -> 'to', '[]'))
@@ -158,7 +172,7 @@ content as (
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
 ),
-evidence as (
+evidence as materialized (
     select
         email_id,
         bool_or(kind not in ('accepted', 'rejected')) as has_left,
@@ -170,7 +184,7 @@ evidence as (
         and email_id between %(lowest_id)s and %(highest_id)s
     group by email_id
 ),
-judged as (
+judged as materialized (
     select
         f.email_id, f.status as previous_status, f.proven_by, v.words,
         coalesce(
@@ -213,7 +227,8 @@ settled as (
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = j.email_id
     returning
-        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status, j.proven_by
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, j.previous_status,
+        j.proven_by, e.error_type
 ),
 completed as (
     update dispatcher.email_idempotency as k
@@ -246,7 +261,21 @@ audited as (
         jsonb_build_object('attempts', attempt_count, 'from', previous_status, 'to', status)
     from settled
     where status <> previous_status
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select status, email_id, tenant_id, message_key, correlation_id, error_type, proven_by
+    from settled
+    where (select is_on from dispatcher.outgoing_feed)
+        and status <> previous_status
 )
 select email_id, correlation_id, proven_by, previous_status, status
 from settled
 where status <> previous_status;
+
+-- name: find_recipients
+-- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
+select email_id, recipients
+from dispatcher.email_content
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;

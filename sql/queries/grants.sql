@@ -18,9 +18,11 @@ grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
     dispatcher.relay_timeline
     to {role};
+grant select, update on dispatcher.outgoing_feed to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
-    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression
+    dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
+    dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry
     to {role};
 grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
@@ -44,7 +46,7 @@ grant select on
     dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_hourly,
     dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
-    dispatcher.host_presence
+    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed
     to {role};
 grant select (email_id) on dispatcher.email_content to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};

@@ -24,7 +24,7 @@ with confirmed as (
         dead_letter_due_at = null
     where email_id = %(email_id)s
         and status = 'held'
-    returning email_id, tenant_id, message_key, provider, attempt_count
+    returning email_id, tenant_id, message_key, correlation_id, provider, attempt_count
 ),
 completed as (
     update dispatcher.email_idempotency as k
@@ -44,6 +44,12 @@ audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select %(actor)s, 'confirm', %(reason)s, email_id, jsonb_build_object('attempts', attempt_count)
     from confirmed
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, provider)
+    select 'sent', email_id, tenant_id, message_key, correlation_id, provider
+    from confirmed
+    where (select is_on from dispatcher.outgoing_feed)
 )
 select email_id
 from confirmed;

@@ -18,6 +18,8 @@
 -- lease has not changed since.
 -- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
 -- one tenant, it can find a key only by the key's index; a merge join would read all keys.
+-- Every final status goes to the feed of events if the feed is on, which PostgreSQL looks up once per batch. An
+-- uncertain outcome of an email that recovery already made `held` changes no status, so it is no event.
 with result as (
     select *
     from unnest(
@@ -95,7 +97,8 @@ closed as (
         and (r.status <> 'sending' or e.proven_by is null)
     returning
         e.email_id, e.tenant_id, e.message_key, r.status, r.outcome, r.provider, e.attempt_count,
-        r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued
+        r.status <> 'sent' and e.lease_token <> r.lease_token as was_rescued,
+        e.status as new_status, e.correlation_id, r.error_type, r.provider_code
 ),
 completed as (
     update dispatcher.email_idempotency as k
@@ -133,6 +136,18 @@ counted as (
     order by provider, outcome
     on conflict (hour, provider, outcome, slot) do update
     set email_count = email_hourly.email_count + excluded.email_count
+),
+announced as (
+    insert into dispatcher.outgoing_event (
+        kind, email_id, tenant_id, message_key, correlation_id, reason, provider, code
+    )
+    select
+        case when error_type = 'suppressed' then 'suppressed' else new_status end,
+        email_id, tenant_id, message_key, correlation_id, error_type, provider, provider_code
+    from closed
+    where (select is_on from dispatcher.outgoing_feed)
+        and new_status in ('sent', 'failed', 'held')
+        and not (was_rescued and outcome = 'uncertain')
 )
 select email_id
 from closed

@@ -202,7 +202,15 @@ rescued as (
     where e.email_id = any(%(email_ids)s)
         and e.email_id between %(lowest_id)s and %(highest_id)s
         and e.email_id = x.email_id
-    returning e.email_id, e.correlation_id, e.status, e.attempt_count
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select status, email_id, tenant_id, message_key, correlation_id, error_type, provider
+    from rescued
+    where (select is_on from dispatcher.outgoing_feed)
+        and status = 'held'
 )
 select email_id, correlation_id, status, attempt_count
 from rescued;
@@ -257,25 +265,38 @@ with vanished as (
         and publish_due_at is null
     order by email_id
     for update of e skip locked
+),
+republished as (
+    update dispatcher.email_log as e
+    set
+        status = case v.policy when 'hold' then 'held' else e.status end,
+        lease_token = e.lease_token + case v.policy when 'again' then 0 else 1 end,
+        was_uncertain = e.was_uncertain or v.policy <> 'again',
+        rescued_token = case v.policy when 'again' then e.rescued_token end,
+        error_type = case v.policy when 'again' then e.error_type else 'outcome_unknown' end,
+        last_error = case v.policy
+            when 'again' then e.last_error
+            else 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
+        end,
+        publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
+        dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
+    from vanished as v
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.email_id = v.email_id
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.attempt_count, e.error_type, e.provider,
+        v.policy <> 'again' as was_uncertain
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select status, email_id, tenant_id, message_key, correlation_id, error_type, provider
+    from republished
+    where (select is_on from dispatcher.outgoing_feed)
+        and status = 'held'
 )
-update dispatcher.email_log as e
-set
-    status = case v.policy when 'hold' then 'held' else e.status end,
-    lease_token = e.lease_token + case v.policy when 'again' then 0 else 1 end,
-    was_uncertain = e.was_uncertain or v.policy <> 'again',
-    rescued_token = case v.policy when 'again' then e.rescued_token end,
-    error_type = case v.policy when 'again' then e.error_type else 'outcome_unknown' end,
-    last_error = case v.policy
-        when 'again' then e.last_error
-        else 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
-    end,
-    publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
-    dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
-from vanished as v
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-    and e.email_id = v.email_id
-returning e.email_id, e.correlation_id, e.status, e.attempt_count, v.policy <> 'again';
+select email_id, correlation_id, status, attempt_count, was_uncertain
+from republished;
 
 -- name: republish_overtaken
 -- Makes emails due again if emails that were published much later are already being sent. A queue keeps its order, so

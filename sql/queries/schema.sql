@@ -59,7 +59,7 @@ select database_id
 from dispatcher.dispatcher_database;
 
 -- name: find_address_key
--- The key of the hashes of addresses (see store/address_hashes.py).
+-- The key with which addresses are hashed (see store/address_hashes.py).
 select address_key
 from dispatcher.dispatcher_database;
 
@@ -123,10 +123,10 @@ select
 select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
--- In addition to configure_session: for sessions that execute only a worker's statements (see lease.sql) or only the
--- relay's. Each statement is planned once for all values (a generic plan), because to plan a lease of a few emails, or
--- a search for due emails, costs more than to execute it. Without this setting, PostgreSQL plans each execution again
--- after the tables were analysed.
+-- In addition to configure_session: for sessions that execute only a worker's statements (see lease.sql) or only a
+-- relay's statements. Each statement is planned once for all values (a generic plan), because planning a lease of a few
+-- emails, or a search for due emails, costs more than its execution. Without this setting, PostgreSQL plans each
+-- execution again after the tables were analysed.
 -- A generic plan locks every partition with its indexes, about 9 relations per week; a plan for the given values locks
 -- only the relations of one week. So generic plans are not forced if all sessions together might need more locks than
 -- the server has room for, which is twice max_locks_per_transaction per session.

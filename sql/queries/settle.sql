@@ -88,26 +88,38 @@ with free as (
             )
         ) is true
     for no key update skip locked
+),
+crashed as (
+    update dispatcher.email_log as e
+    set
+        crash_count = e.crash_count + 1,
+        status = case
+            when e.crash_count + 1 < %(most_crashes)s then 'pending'
+            when e.pinned_at is null then 'failed'
+            else 'held'
+        end,
+        attempt_count = e.attempt_count - 1,
+        lease_token = e.lease_token + 1,
+        locked_by = null,
+        locked_until = 'epoch',
+        last_error = %(error)s,
+        error_type = %(error_type)s,
+        publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
+        dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
+    where e.email_id = any(array(select email_id from free))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.crash_count, e.error_type
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason)
+    select status, email_id, tenant_id, message_key, correlation_id, error_type
+    from crashed
+    where (select is_on from dispatcher.outgoing_feed)
+        and status in ('failed', 'held')
 )
-update dispatcher.email_log as e
-set
-    crash_count = e.crash_count + 1,
-    status = case
-        when e.crash_count + 1 < %(most_crashes)s then 'pending'
-        when e.pinned_at is null then 'failed'
-        else 'held'
-    end,
-    attempt_count = e.attempt_count - 1,
-    lease_token = e.lease_token + 1,
-    locked_by = null,
-    locked_until = 'epoch',
-    last_error = %(error)s,
-    error_type = %(error_type)s,
-    publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
-    dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
-where e.email_id = any(array(select email_id from free))
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-returning e.email_id, e.correlation_id, e.status, e.crash_count;
+select email_id, correlation_id, status, crash_count
+from crashed;
 
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all other

@@ -1,6 +1,6 @@
 -- name: begin_snapshot
--- One snapshot for all statements of this transaction: a result recorded between two statements would be counted twice.
--- Read only. No rows.
+-- One snapshot for all statements of this transaction: otherwise, a result recorded between two statements would be
+-- counted twice. Read only. No rows.
 set transaction isolation level repeatable read, read only;
 
 -- name: count_unfinished
@@ -17,7 +17,7 @@ from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
--- Age in seconds of the oldest pending email, and for how many seconds the longest due email has been due. Null if no
+-- The age of the oldest pending email, and the longest time that an email has been due, both in seconds. Null if no
 -- email is pending or due.
 select
     (

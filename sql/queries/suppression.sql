@@ -122,3 +122,17 @@ where tenant_id = %(tenant_id)s
     and (%(before)s::bigint is null or suppression_id < %(before)s)
 order by suppression_id desc
 limit %(limit)s;
+
+-- name: list_stopped
+-- A page of one tenant's failed emails that were not sent because all their recipients are suppressed, with their
+-- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out.
+select e.email_id, c.recipients
+from dispatcher.email_log as e
+join dispatcher.email_content as c using (email_id)
+where e.status = 'failed'
+    and e.error_type = 'suppressed'
+    and e.tenant_id = %(tenant_id)s
+    and e.dead_letter_discarded_at is null
+    and (%(after)s::uuid is null or e.email_id > %(after)s)
+order by e.email_id
+limit %(limit)s;

@@ -39,7 +39,7 @@ set
     noted_at = excluded.noted_at;
 
 -- name: mark_leases_uncertain
--- Makes the leases that a promotion left uncertain: their emails may have been recorded or leased again on the lost
+-- Marks the leases that a promotion left uncertain: their emails may have been recorded or leased again on the lost
 -- timeline, so a ledger that does not contain them proves nothing. The suffix on the owner's name excludes the leases
 -- from the recovery of dead workers. Their worker can still renew and record them by token; otherwise, the emails are
 -- recovered by policy after the leases expire. Returns a row per lease.

@@ -49,7 +49,7 @@ def attached(size: int, **fields: Any) -> bytes:
     return email(attachments=[FILE | {"content": "QUJD" * (size // 3)} | fields])
 
 
-# An attacking process builds each body once.
+# The bodies are functions, so that only an attacking process builds them.
 TEXTS: Final[dict[str, tuple[Callable[[], bytes], frozenset[str]]]] = {
     "empty objects": (lambda: b"[" + b"{}," * (MOST // 3) + b"{}]", TOO_LARGE),
     "empty lists in an email": (lambda: data(b"[" + b"[]," * (MOST // 3) + b"[]]"), TOO_LARGE),

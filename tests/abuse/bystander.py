@@ -1,4 +1,4 @@
-"""Plays another tenant and a health check until stdin ends: `python -m tests.abuse.bystander PORT KEY PATH`.
+"""Acts as another tenant and as a health check until stdin ends: `python -m tests.abuse.bystander PORT KEY PATH`.
 
 It enqueues emails at a steady rate on a few connections, and requests /healthz on a new connection each time. For each
 request it writes a line to PATH: the start (monotonic clock), the kind, the duration in seconds, and the result.
@@ -24,7 +24,8 @@ EMAIL: Final = b'{"from":"shop@example.com","to":"ann@example.org","subject":"Yo
 
 
 async def _send(port: int, key: str, number: int, notes: TextIO) -> None:
-    """Enqueues emails on one connection, at its share of the rate. Waits for each response before the next request."""
+    """Enqueues emails on one connection, at this connection's share of the rate. Waits for each response before the
+    next request."""
     every = SENDERS / PER_SECOND
     due_at = time.monotonic() + number * every / SENDERS
     sent = 0
@@ -44,7 +45,7 @@ async def _send(port: int, key: str, number: int, notes: TextIO) -> None:
 
 
 async def _check_health(port: int, notes: TextIO) -> None:
-    """Requests /healthz at a steady rate, however long the responses take."""
+    """Requests /healthz at a steady rate, even if responses are slow."""
     due_at = time.monotonic()
     checks: set[asyncio.Task[None]] = set()
     while True:

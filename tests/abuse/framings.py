@@ -1,6 +1,6 @@
 """Requests that two parsers may frame differently, trailers, and other protocols.
 
-A second request follows each of these on the same connection. If the API answers the second request, or leaves the
+After each attack, a second request follows on the same connection. If the API answers the second request, or leaves the
 connection open, a request was smuggled.
 """
 
@@ -116,7 +116,7 @@ async def _trailed(headers: Sequence[str], target: Target) -> list[str]:
 
 
 async def _endless(start: bytes, piece: bytes, target: Target) -> list[str]:
-    """Sends endless bytes outside the body. The key is valid; otherwise the API would refuse the request before the
+    """Sends endless bytes outside the body. The request has a valid key, so that the API does not refuse it before the
     body."""
     first = head("POST /v1/emails", JSON, target.authorization(), f"Idempotency-Key: {target.message_key()}", CHUNKED)
     return [await provoke(target.port, [first + start, *[piece] * 4000])]
@@ -131,8 +131,8 @@ async def _harmless(sent: bytes, target: Target) -> list[str]:
 
 
 HARMLESS: Final = {
-    # All parsers frame these requests alike, or the application refuses them. The second request gets a separate
-    # response.
+    # All parsers frame these requests in the same way, or the application refuses them. The second request gets a
+    # separate response.
     "a target with another host": (head("GET http://evil.example/healthz"), "200 + 200 + end"),
     "a target that is a star": (head("OPTIONS *"), "404 not-found + 200 + end"),
     "a body of a GET": (head("GET /healthz", f"Content-Length: {len(BEHIND)}") + BEHIND, "200 + 200 + end"),

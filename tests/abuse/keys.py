@@ -38,7 +38,7 @@ async def _guess_by_time(target: Target) -> list[str]:
 
 
 async def _body_behind(size: int, target: Target) -> list[str]:
-    """Sends a body that the API does not read, because the request has no API key. The response must still arrive."""
+    """Sends a body without an API key, so the API does not read the body. The response must still arrive."""
     start = head("POST /v1/emails", JSON, f"Content-Length: {size}", "Idempotency-Key: k")
     return [await exchange(target.port, [start, *[b" " * 65536] * (size // 65536)])]
 

@@ -40,8 +40,8 @@ class CaseResult:
     """What was measured during one case.
 
     Attributes:
-        got: The attackers' results, and how often each occurred.
-        memory_mb: The largest growth of the API process's memory since it was last at rest.
+        got: How often the attackers got each result.
+        memory_mb: The largest growth of the API process's memory since the process was last idle.
         health_ms: The slowest response of /healthz, minus the time during which the API or the bystander waited for a
             CPU.
         raw_health_ms: The slowest response of /healthz, including that time.
@@ -99,7 +99,7 @@ class AttackedApi:
         result = attack(case, self.target | {"seconds": case.seconds})
         until = result["ended_at"] + AFTER_SECONDS
         wait_until(lambda: time.monotonic() > until)
-        # Once this result is written, all earlier results are, too.
+        # Once this result is written, all earlier results are written, too.
         wait_until(lambda: self._has_result_since(until), 2 * RESPONSE_SECONDS)
         sends, health, raw = self._watched(result["began_at"], until)
         samples = [sample.resident_bytes for sample in self._samples if result["began_at"] <= sample.at <= until]
@@ -127,8 +127,8 @@ class AttackedApi:
         return int(Path(f"/proc/{self.api.pid}/statm").read_text().split()[1]) * _PAGE_BYTES
 
     def _watched(self, began_at: float, ended_at: float) -> tuple[float, float, float]:
-        """Accepted emails per second; the slowest /healthz in ms without the time waiting for a CPU; and the same with
-        it."""
+        """Accepted emails per second, and the slowest /healthz response in ms: first without, then with the time
+        waiting for a CPU."""
         notes = [note for note in self.read_notes() if began_at <= note.at <= ended_at]
         sends = sum(note.what == "send" and note.result == "202" for note in notes)
         health = [note for note in notes if note.what == "health"]

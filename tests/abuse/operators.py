@@ -61,8 +61,8 @@ CASES: Final = (
         "replay",
         "a body of 250 KB of lists",
         partial(_replay, b"[" * 250_000),
-        # Each request is charged 50 MB for its 250,000 values. Two concurrent requests exceed a key's share of the
-        # memory, 64 MiB.
+        # The API counts 50 MB of memory for the 250,000 values of each request. Two concurrent requests exceed a key's
+        # share of 64 MiB.
         frozenset({"400 malformed-json", "422 invalid-body", "503 overloaded"}),
     ),
     Case(

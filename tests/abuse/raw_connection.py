@@ -1,4 +1,4 @@
-"""Raw connections of the attackers: they send any bytes, and read the responses."""
+"""Raw connections, on which the attackers send any bytes and read the responses."""
 
 from __future__ import annotations
 

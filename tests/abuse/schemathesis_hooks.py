@@ -39,8 +39,8 @@ KEYED: Final = jsonschema.Draft202012Validator({**SCHEMAS["KeyedEmail"], "compon
 
 @schemathesis.hook
 def before_call(context: HookContext, case: Any, kwargs: dict[str, Any]) -> None:
-    """Gives half of the requests to confirm or release an email the id of a held email. Makes each positive case a
-    valid email with a new key."""
+    """Puts the id of a held email into half of the `confirm` and `release` requests. Replaces the emails of each
+    positive case by valid emails with new keys."""
     label = case.operation.label
     if "/v1/held/" in label and random.random() < 0.5:
         case.path_parameters["email_id"] = random.choice(HELD)

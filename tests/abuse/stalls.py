@@ -21,8 +21,8 @@ def _upload(target: Target, length: int, *headers: str) -> bytes:
 
 
 async def _stall(sent: Callable[[Target], bytes], connections: int, target: Target) -> list[str]:
-    """Opens connections, each of which sends these bytes and then nothing. Returns each connection's result when the
-    time is over."""
+    """Opens connections, and sends these bytes and then nothing on each. Returns each connection's result when the time
+    is over."""
     async with AsyncExitStack() as opened:
         clients = [await opened.enter_async_context(await RawConnection.open(target.port)) for _ in range(connections)]
         for client in clients:

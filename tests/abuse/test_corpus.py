@@ -1,4 +1,4 @@
-"""Hostile clients against a real API process with real PostgreSQL and RabbitMQ: `./run test -m abuse -s`.
+"""Attacks a real API process, with real PostgreSQL and RabbitMQ, by hostile clients: `./run test -m abuse -s`.
 
 Every case must be refused or harmless. During each case, the test measures the API process's memory, its /healthz
 latency, and another tenant's throughput. A busy machine is slow even without an attack. So a case fails only after

@@ -1,4 +1,4 @@
-"""Sends each kind of invalid request to the HTTP API, with canaries in it."""
+"""Sends each kind of invalid request, with canaries in the request, to the HTTP API."""
 
 from __future__ import annotations
 

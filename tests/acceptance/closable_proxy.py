@@ -1,5 +1,5 @@
-"""A proxy to a server of the test run. While the proxy is shut, only the program that connects through it cannot reach
-the server."""
+"""A proxy to a server of the test run. A test shuts the proxy to make the server unreachable for one program, but not
+for other tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dispatcher.dev.ports import choose
 
 
 class ClosableProxy:
-    """While it is open, forwards bytes in both directions. While it is shut, nothing listens on its port.
+    """While open, forwards bytes in both directions. While shut, does not listen on its port.
 
     Attributes:
         url: The server's URL, through the proxy.
@@ -22,7 +22,7 @@ class ClosableProxy:
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._target = (parts.hostname or "", parts.port or 0)
-        # Outside the ephemeral port range, so that no other socket takes the port while the proxy is shut.
+        # The port is outside the ephemeral range, so no other socket takes the port while the proxy is shut.
         (self._port,) = choose(1)
         self._listener = socket.create_server(("127.0.0.1", self._port))
         self._passing: list[socket.socket] = []

@@ -32,11 +32,11 @@ class Double:
         folder.mkdir()
         self._folder = folder
         self._options = options
-        (self._port,) = choose(1)  # outside the ephemeral port range, so that it is free after a restart
+        (self._port,) = choose(1)  # outside the ephemeral range, so the port is free at a restart
         self.start()
 
     def start(self) -> None:
-        """Start it on the same port, with the same record of accepted emails."""
+        """Start the double on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.http_double", *words, *self._options]
         self.program = program = Program(argv, self._folder, "double", env={"PATH": defpath})
@@ -68,21 +68,22 @@ class Double:
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its record in bytes; the record grows with each accepted email."""
+        """The size of the record in bytes. The record grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def requests(self, came: str | None = None) -> list[dict[str, Any]]:
-        """All requests that it has read at least partly, or only those with this result. Fields: `email_id`, `came`
-        (the result) and `at` (unix seconds)."""
+        """All requests that the double has read at least partly, or only the requests with this result. Fields:
+        `email_id`, `came` (the result) and `at` (unix seconds)."""
         found = self._lines("requests.jsonl")
         return [request for request in found if came is None or request["came"] == came]
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """The events on its connections, if it was started with `--wire`; see `HttpDouble.record_event`."""
+        """The events on the double's connections, if the double was started with `--wire`; see
+        `HttpDouble.record_event`."""
         return self._lines("wire.jsonl")
 
     def _lines(self, name: str) -> list[dict[str, Any]]:
-        """The complete lines of one of its files; the double may be writing another line."""
+        """The complete lines of a file. The last line may be incomplete, because the double may be writing it."""
         *lines, _unfinished = (self._folder / name).read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 

@@ -46,7 +46,7 @@ class Recipient(Protocol):
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings that make a dispatcher send to it."""
+        """The settings with which a dispatcher sends to this double."""
         ...
 
     def delivered(self) -> Counter[UUID]:
@@ -84,11 +84,11 @@ class Sink:
         folder.mkdir()
         self._folder = folder
         self._options = options if keeps_eml else ("--no-eml", *options)
-        (self._port,) = choose(1)  # outside the ephemeral port range, so that it is free after a restart
+        (self._port,) = choose(1)  # outside the ephemeral range, so the port is free at a restart
         self.start()
 
     def start(self) -> None:
-        """Start it on the same port, with the same record of accepted emails."""
+        """Start the server on the same port, with the same record of accepted emails."""
         words = ["--folder", str(self._folder), "--port", str(self._port), "--die-with-parent"]
         argv = [sys.executable, "-m", "dispatcher.dev.smtp_sink", *words, *self._options]
         self.program = program = Program(argv, self._folder, "sink", env={"PATH": os.defpath})
@@ -100,7 +100,7 @@ class Sink:
 
     @property
     def mail_folder(self) -> Path:
-        """The folder of the accepted emails, if it keeps them."""
+        """The folder of the accepted emails, if the server keeps emails."""
         return self._folder / "mail"
 
     def kill(self) -> None:
@@ -109,7 +109,7 @@ class Sink:
 
     @property
     def ledger_octets(self) -> int:
-        """The size of its record in bytes; the record grows with each accepted email."""
+        """The size of the record in bytes. The record grows with each accepted email."""
         return self._ledger.stat().st_size
 
     def behave(self, **behaviour: object) -> None:
@@ -119,12 +119,13 @@ class Sink:
             assert control.makefile("rb").readline() == b"{}\n", behaviour
 
     def witnessed(self) -> list[dict[str, Any]]:
-        """The events on its connections, if it was started with `--wire`; see `SmtpSink.record_event`."""
+        """The events on the server's connections, if the server was started with `--wire`; see
+        `SmtpSink.record_event`."""
         *lines, _unfinished = (self._folder / "wire.jsonl").read_bytes().split(b"\n")
         return [orjson.loads(line) for line in lines]
 
     def become(self, *options: str) -> None:
-        """Restart it with these options, on the same port and with the same record of accepted emails."""
+        """Restart the server with these options, on the same port and with the same record of accepted emails."""
         self.kill()
         self._options = ("--no-eml", *options)
         self.start()
@@ -215,7 +216,7 @@ class Host:
         return {email_id for email_id, row in rows if row.status == "sending" and f":{pid}:" in (row.locked_by or "")}
 
     def await_ledger(self, pid: int) -> None:
-        """Wait until a worker has created its in-flight ledger. One worker may start long after another."""
+        """Wait until a worker has created its in-flight ledger. Some workers start much later than others."""
         eventually(lambda: list(self.run_dir.glob(f"*:{pid}:*.ledger")), f"the ledger of {pid}")
 
     def await_consumers(self, count: int = WORKERS) -> None:
@@ -285,7 +286,8 @@ def emails(
     on_uncertain: OnUncertain | None = None,
     template_id: str | None = None,
 ) -> Iterator[Email]:
-    """Plain emails, each to a different recipient. With a template, they have no text."""
+    """Plain emails, each to a different recipient. If `template_id` is given, the emails use the template and have no
+    text."""
     for number in range(count):
         yield Email(
             message_key=f"{name}-{number}",

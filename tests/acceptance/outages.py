@@ -46,8 +46,8 @@ class StoppableServers:
         return pid
 
     def has_ended(self, name: str) -> bool:
-        """Whether the server has exited and the process that started it has noticed. Until then it would not be
-        restarted."""
+        """Whether the server has exited and the process that started it has noticed. Before that, `launch` does not
+        restart the server."""
         return self._processes.exit_report(name) is not None and name not in self._processes.running()
 
     def is_replaced(self, name: str, pid: int) -> bool:

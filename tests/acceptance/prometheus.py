@@ -39,7 +39,7 @@ def programs() -> Path:
         debian.fetch("prometheus", fetched, unless_installed="prometheus", remedy=REMEDY, progress=print)
         for name in ("prometheus", "promtool"):
             shutil.move(fetched / "usr/bin" / name, folder / name)
-        # The scripts of its web pages, which are three quarters of the package.
+        # Delete the rest of the package. Three quarters of it are the scripts of the web pages.
         shutil.rmtree(fetched)
 
     return cache.obtain("prometheus-debian", build)
@@ -58,7 +58,7 @@ class Prometheus:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it answers queries."""
+        """Whether the server answers queries."""
         try:
             with urllib.request.urlopen(f"{self.url}/-/ready", timeout=10):
                 return True

@@ -1,4 +1,5 @@
-"""RabbitMQ as a separate client sees it, and as an operator sees it on the management page."""
+"""A RabbitMQ client that is independent of the dispatcher, and the figures that the management page shows to an
+operator."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class QueueMessage:
 
     @property
     def was_rejected(self) -> bool:
-        """Whether RabbitMQ dead-lettered it because a consumer rejected it."""
+        """Whether RabbitMQ dead-lettered the message because a consumer rejected it."""
         return "x-death" in (self.properties.headers or {})
 
 
@@ -43,14 +44,14 @@ class Rabbit:
     def publish(
         self, queue: str, *bodies: bytes, properties: pika.BasicProperties | None = None, exchange: str = ""
     ) -> None:
-        """Publish any bytes to a queue; they are on the queue when this returns."""
+        """Publish any bytes to a queue. The messages are on the queue when this method returns."""
         with self._channel() as channel:
             channel.confirm_delivery()
             for body in bodies:
                 channel.basic_publish(exchange, queue, body, properties or pika.BasicProperties(), mandatory=True)
 
     def read_all(self, queue: str) -> list[QueueMessage]:
-        """All ready messages. They stay on the queue, and are ready again when this returns."""
+        """All ready messages. The messages stay on the queue, and are ready again when this method returns."""
         found = []
         with self._channel() as channel:
             while True:
@@ -58,7 +59,7 @@ class Rabbit:
                 if method is None:
                     break
                 found.append(QueueMessage(body, properties))
-            # RabbitMQ requeues the unacked messages a moment after the close.
+            # RabbitMQ requeues the unacked messages a moment after the channel is closed.
         wait_until(lambda: self.waiting(queue) >= len(found))
         return found
 
@@ -141,7 +142,7 @@ class Rabbit:
             connection.request(method, path, headers=headers)
             reply = connection.getresponse()
             body = reply.read()
-            # The connection is already closed.
+            # Status 404 means that the connection is already closed.
             assert reply.status < 300 or (method, reply.status) == ("DELETE", 404), (reply.status, body)
             return body
         finally:

@@ -61,7 +61,7 @@ def settings(receiver: Receiver, mailbox: Sink, ca: trustme.CA, tmp_path: Path) 
 
 
 def start(host: Host, settings: Mapping[str, str]) -> Program:
-    """`dispatcher run` with these settings."""
+    """Start `dispatcher run` with these settings."""
     return host.run(stdout=None, **settings)
 
 
@@ -133,7 +133,7 @@ def test_a_malformed_message_alerts_by_webhook_and_email_within_seconds_without_
     await_posted(receiver, "dead_letters", "alert.resolved")
     await_mails(mailbox, "[RESOLVED]")
     stop(run)
-    # One alert, although the monitor checked several times.
+    # There is only one alert, although the monitor checked several times.
     notice_types = [one.json["type"] for one in receiver.posted if one.data["kind"] == "dead_letters"]
     assert notice_types == ["alert.raised", "alert.resolved"]
 
@@ -177,7 +177,7 @@ def test_an_unreachable_management_api_alerts_within_one_interval_and_sending_co
         await_posted(receiver, "probe_failed", "alert.resolved")
         stop(run)
 
-    # One interval, plus time for a busy machine.
+    # The alert comes within one probe interval, plus ten seconds for a busy machine.
     assert posted.arrived_at - shut_at < PROBE_SECONDS + 10
     assert posted.data["severity"] == "CRITICAL"
     assert posted.data["count"] is None

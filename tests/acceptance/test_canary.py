@@ -129,7 +129,7 @@ def test_nothing_private_leaks_anywhere(place: Setup) -> None:
     poison = {words: places.pop(words) for words in list(places) if "--poison" in words}
     assert canary.found_in(places) == []
     assert not [found for found in canary.found_in(poison) if found.startswith(("recipient", "sender"))]
-    # The search does find canaries where they belong.
+    # The content tables contain canaries. This check proves that the search finds them.
     content = canary.found_in(canary.tables(host.database_url, of_content=True))
     assert {found.partition(" in ")[0] for found in content} >= {"recipient", "subject", "text", "html", "header"}
 
@@ -168,7 +168,7 @@ def _kill_while_on_the_wire(place: Setup, run: Program) -> None:
     eventually(lambda: len(place.double.requests()) > seen, "an email on the wire")
     (owner,) = {place.host.rows()[email_id].locked_by for email_id in ids}
     assert owner is not None
-    # The ledger of a running worker.
+    # Also search the ledgers of the running workers.
     place.output.update({f"{path} early": octets for path, octets in _files(place.host.run_dir).items()})
     run.send_to(int(owner.split(":")[2]), signal.SIGKILL)
     place.host.await_finished(ids)

@@ -24,8 +24,8 @@ DEADLINE_SECONDS: Final = 90.0
 
 @pytest.fixture
 def environment(servers: Servers) -> Mapping[str, str]:
-    """An environment with the servers' URLs, so that the demo starts no servers. It also has one host setting, which
-    the demo must ignore."""
+    """An environment with the servers' URLs, so that the demo starts no servers. The environment also has one host
+    setting, which the demo must ignore."""
     named = {"DISPATCHER_QUEUE": "somebody.elses", "DISPATCHER_DATABASE_SCHEMA": "somebody_elses"}
     ours = {**servers.environment(), **named, "DISPATCHER_PROVIDERS": "capture"}
     foreign = {name: value for name, value in os.environ.items() if not name.startswith("DISPATCHER_")}
@@ -87,7 +87,7 @@ def test_a_demo_that_is_stopped_leaves_no_process(
     tmp_path: Path, environment: Mapping[str, str], number: signal.Signals
 ) -> None:
     folder = tmp_path / "demo"
-    # Enough emails that the demo still runs when the stop arrives, even on a slow machine.
+    # There are so many emails that the demo still runs when the stop arrives, even on a slow machine.
     many = demo(folder, "--emails", "5000")
     running = subprocess.Popen(
         many, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True

@@ -34,7 +34,7 @@ def test_emails_enqueued_during_a_run_are_sent_at_once(host: Host) -> None:
     for number in range(5):
         host.await_finished(host.enqueue(emails(1, name=f"email {number}")))
 
-    # The median by PostgreSQL's clock, because the machine may stall briefly.
+    # The test uses the median, because the machine may stall briefly. All times are by PostgreSQL's clock.
     with psycopg.connect(host.database_url) as connection:
         took = connection.execute("select extract(epoch from sent_at - created_at) from email_log").fetchall()
     assert sorted(took)[2] < (1.0,)
@@ -68,7 +68,7 @@ def test_sigterm_in_the_middle_exits_in_time_and_the_next_run_finishes(host: Hos
 
 
 def test_sigterm_to_every_process_at_once_also_drains(host: Host) -> None:
-    # Like systemd (KillMode=control-group) and `kill -TERM -PGID`.
+    # systemd (KillMode=control-group) and `kill -TERM -PGID` also send the signal to every process.
     host.sink("--latency-ms", "20")
     ids = host.enqueue(emails(400))
     run = host.run()
@@ -92,7 +92,7 @@ def test_a_drain_does_not_wait_for_a_slow_provider_beyond_its_time(host: Host) -
     run = host.run(WORKERS=1, DRAIN_SECONDS=1)
     host.await_delivered(CONNECTIONS)  # accepted, but not answered yet
 
-    stop(run)  # a process that drained too long would be killed, and its parent would exit 1
+    stop(run)  # if a process drains too long, the parent kills it, and exits 1
 
     books = host.books(ids)
     books.assert_balanced()

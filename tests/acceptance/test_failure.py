@@ -176,7 +176,7 @@ def test_a_message_delivered_a_hundred_times_sends_one_email(host: Host) -> None
     run = host.run(LOG_LEVEL="debug")
     (email_id,) = host.enqueue(emails(1))
     message = orjson.dumps({"v": 1, "email_id": str(email_id), "message_key": "email-0"})
-    run.await_events("relay.published")  # the relay's own message is the 101st
+    run.await_events("relay.published")  # the relay publishes one message, in addition to the hundred below
     host.rabbit.publish(host.topology.queue, *[message] * 50)
 
     books = host.await_finished({email_id})

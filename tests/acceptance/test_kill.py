@@ -1,7 +1,7 @@
 """SIGKILL of any process at any time: nothing is lost or sent twice, and only in-flight emails are held.
 
-The lease lasts 300 s in all of these tests. So a lease that is settled within seconds was settled from the in-flight
-ledger. It did not expire.
+The lease lasts 300 s in all of these tests. So if a lease is settled within seconds, the relay has settled it from the
+in-flight ledger. The lease has not expired.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROMISED_SECONDS = 2.0
 
 
 def settlements(run: Program) -> Counter[str]:
-    """The number of each action of the relay on the ledgers of dead workers, over all checks."""
+    """How often the relay took each action on the ledgers of dead workers, over all checks."""
     totals: Counter[str] = Counter()
     for event in run.events("ledger.settled"):
         totals.update({name: event[name] for name in ("released", "recorded", "uncertain")})
@@ -48,7 +48,8 @@ def test_a_killed_worker_affects_only_in_flight_emails(host: Host) -> None:
     assert books.count("held") <= CONNECTIONS
     assert books.count("held") == settled["uncertain"]
     assert books.count("sent") == 800 - books.count("held")
-    # Emails that the killed worker had leased but not started were sent by the other worker, before the leases expired.
+    # The killed worker had leased some emails that it had not started. The other worker sent these before the leases
+    # expired.
     assert settled["released"] > 0
     assert not list(host.run_dir.glob("*.ledger"))
 
@@ -87,7 +88,7 @@ def test_the_leases_of_a_killed_worker_are_settled_within_two_seconds(host: Host
         assert host.await_finished(ids).count("held") == CONNECTIONS
     stop(run)
 
-    # The two slowest are left out, because the machine may stall briefly.
+    # Only the fastest of the three recoveries counts, because the machine may stall briefly.
     assert min(took) < PROMISED_SECONDS, took
 
 
@@ -110,7 +111,7 @@ def test_workers_killed_repeatedly_lose_and_repeat_nothing(host: Host, bundle: i
 
 
 def bundles_on_the_queue(host: Host, run: Program, least: int) -> list[int]:
-    """The number of emails in ready messages, which wait because the workers' prefetch windows are full."""
+    """The number of emails in each ready message. The messages wait because the workers' prefetch windows are full."""
     pids = [run.pid_of(f"worker {number}") for number in range(WORKERS)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)  # otherwise the queue changes before the check
@@ -214,7 +215,7 @@ def test_a_new_run_leaves_an_orphaned_worker_alone(host: Host) -> None:
     host.await_ledger(victim)
     os.kill(victim, signal.SIGKILL)
     settled = second.await_events("ledger.settled", seconds=SETTLED_SECONDS)
-    # The relay has read both ledgers, and settled only the dead worker's.
+    # The relay has read both ledgers, but settled only the ledger of the dead worker.
     assert f":{victim}:" in settled["worker"]
     assert len(second.events("ledger.settled")) == 1
     assert list(host.run_dir.glob(f"*:{orphan}:*.ledger"))

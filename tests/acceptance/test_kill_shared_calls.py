@@ -69,8 +69,9 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     assert books.count("sent") == COUNT - len(held)
     calls = list(calls_of(double.requests()))
     assert max(map(len, calls)) == CALL_EMAILS
-    # If the worker got no answer to a call, all emails of the call are held, whether the double had read it or not.
+    # If the worker got no answer to a call, all emails of the call are held, whether or not the double had read the
+    # call.
     torn = [call for call in calls if 0 < len(call & held) < len(call)]
-    # The exception is a call whose answer the worker was recording at that moment.
+    # One call may be an exception: the worker was recording its answer at that moment.
     assert len(torn) <= 1
     assert not books.duplicates

@@ -1,5 +1,5 @@
-"""Real processes renew leases during a slow send, lose leases while a worker is frozen, and leave leases to expire when
-a host is lost."""
+"""Real processes renew leases during a slow send, and lose leases while a worker is frozen. If a host is lost, its
+leases expire."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.acceptance.harness import CONNECTIONS, WORKERS, Host, emails, stop
 from tests.supervisor.program import eventually
 
-# Leases are seconds longer than any stall of a process on a busy machine. So a lease ends only if a test makes it end.
+# Leases are seconds longer than any stall of a process on a busy machine. So a lease expires only if a test causes it.
 
 
 def test_a_send_that_takes_longer_than_its_lease_keeps_the_lease(host: Host) -> None:
@@ -43,8 +43,8 @@ def test_a_worker_frozen_past_its_leases_sends_nothing_twice_when_it_continues(h
     books = host.await_finished(ids)
     stop(run)
     books.assert_harmless()
-    # Leases expire one after another, so the relay may need several checks. The first check may find only answered
-    # emails.
+    # Leases expire one after another, so the relay may need several checks. The first check may find only emails that
+    # the provider has already answered, and the relay does not release such emails.
     assert sum(event["released"] for event in run.events("ledger.settled", reason="worker_frozen")) > 0
     assert not run.events("email.recovered")
     assert books.count("sent") + books.count("held") == 600

@@ -1,4 +1,4 @@
-"""Another session's open transaction locks one email's row, like a forgotten `psql`. All other emails are sent."""
+"""An open transaction locks one email's row, as a forgotten `psql` session does. All other emails are sent."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.acceptance.harness import Host, emails, stop
 from tests.supervisor.program import eventually
 
 MAX_COPIES = 3
-"""The most deliveries of one message: one before the worker knows of the lock, one after its release, and one to
-spare."""
+"""The maximum number of deliveries of one message: one before the worker finds the lock,
+one after the lock is released, and one to spare."""
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def test_a_locked_email_delays_no_other(host: Host) -> None:
 
 
 def test_an_email_locked_while_on_the_wire_is_recorded_when_the_lock_ends(host: Host) -> None:
-    host.sink("--latency-ms", "4000")  # so the test locks the row before the answer arrives
+    host.sink("--latency-ms", "4000")  # slow, so that the test can lock the row before the answer arrives
     (locked,) = host.enqueue(emails(1, name="locked"))
     run = host.run(WORKERS=1, PREFETCH=64, SMTP_CONNECTIONS=40)
     eventually(lambda: host.rows()[locked].status == "sending", "the lease of the email to lock")

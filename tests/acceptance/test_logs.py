@@ -41,7 +41,7 @@ def test_a_closed_log_reader_stops_no_email_and_no_restart(host: Host, tmp_path:
     os.close(reading)
     second = host.enqueue(emails(50, name="unheard"))
     host.await_finished(second)
-    # Kill all processes except the parent. So each one starts again while no process reads the log pipe.
+    # Kill all processes except the parent. So each of them starts again while no process reads the log pipe.
     for pid in (before := run.children()):
         run.send_to(pid, signal.SIGKILL)
     third = host.enqueue(emails(50, name="restarted"))

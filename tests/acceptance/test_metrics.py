@@ -1,4 +1,4 @@
-"""The metrics of a running host agree with the database and the provider, however often its workers die."""
+"""The metrics of a running host agree with the database and the provider, even if workers die often."""
 
 from __future__ import annotations
 
@@ -120,7 +120,8 @@ def test_every_panel_and_rule_works_in_a_prometheus_that_scrapes_a_host(host: Ho
         eventually(lambda: prometheus.query("sum(rate(dispatcher_emails_total[1m])) > 0"), "a rate")
 
         present = {found["metric"]["__name__"] for found in prometheus.query('{__name__=~"dispatcher_.+"}')}
-        # An event that never happened, such as a throttle, has no series. Its query must still be valid.
+        # An event that never happened, such as a throttle, has no series. The query for such an event must still be
+        # valid.
         answers = {expression: prometheus.query(expression) for _, expression in queries()}
         silent = [each for each, found in answers.items() if not found and named(each) <= present]
         eventually(lambda: all(rule["health"] == "ok" for rule in prometheus.rules()), "the rules")

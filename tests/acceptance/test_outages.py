@@ -47,8 +47,8 @@ def stoppable() -> Iterator[StoppableServers]:
 def lasting(stoppable: StoppableServers) -> Topology:
     """Queues that were declared before any outage.
 
-    RabbitMQ writes declarations to disk some seconds late. A node that is killed before that restarts with a queue
-    without binding or leader, which these tests do not cover.
+    RabbitMQ writes declarations to disk some seconds late. If a node is killed before it has written them, it restarts
+    with a queue that has no binding or no leader. These tests do not cover that case.
     """
     topology = Topology("outages", "outages.send", "outages.dlq")
     asyncio.run(declare(stoppable.servers.amqp_url, topology))
@@ -234,7 +234,7 @@ def test_a_run_started_before_its_servers_sends_the_waiting_emails_when_they_sta
 ) -> None:
     ids = host.enqueue(emails(200))
     stoppable.stop(POSTGRES)
-    stoppable.freeze(RABBITMQ)  # if it had exited, the other server's restart would restart it, too
+    stoppable.freeze(RABBITMQ)  # not stopped: PostgreSQL's restart would also restart it
 
     run = host.run()
 
@@ -249,7 +249,7 @@ def test_a_run_started_before_its_servers_sends_the_waiting_emails_when_they_sta
 
 
 def test_readyz_and_doctor_report_hanging_commits(host: Host, stoppable: StoppableServers) -> None:
-    """PostgreSQL answers queries, but no commit returns, as if the only synchronous standby were down."""
+    """PostgreSQL answers queries, but no commit returns, as when the only synchronous standby is down."""
     host.sink("--latency-ms", "100")
     ids = host.enqueue(emails(400))
     run = host.run(METRICS_ADDRESS="127.0.0.1:0")

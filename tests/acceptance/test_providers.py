@@ -35,7 +35,7 @@ def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Doub
     double.behave(latency_ms=1000)  # slow, so that emails are left when the 429s begin
     ids = host.enqueue(emails(count))
     host.await_delivered(count // 10)
-    throttled_until = time.time() + seconds  # at the earliest
+    throttled_until = time.time() + seconds  # the earliest end of the throttling
     double.behave(throttle_seconds=seconds)
 
     books = host.await_finished(ids, seconds=30 + 3 * seconds)
@@ -46,7 +46,7 @@ def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Doub
     assert {row.attempt_count for row in host.rows().values()} == {1}
     throttled = [request["at"] for request in double.requests("429")]
     assert throttled, "no email got a 429"
-    # Each worker gets 429s only for its in-flight requests. Then no worker calls until the requested time.
+    # Each worker gets 429s only for its in-flight requests. Then no worker calls the provider until the requested time.
     assert len(throttled) <= WORKERS * ON_THE_WIRE
     assert max(throttled) < max(throttled_at(run).values()) + seconds - 1.5
     after = [request["at"] for request in double.requests("accepted") if request["at"] > min(throttled)]
@@ -56,7 +56,7 @@ def test_after_a_series_of_429_every_email_is_sent_once(host: Host, double: Doub
 def test_no_email_times_out_at_a_slow_server(host: Host) -> None:
     host.sink("--latency-ms", "1000")
     ids = host.enqueue(emails(64))
-    run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last email waits longer
+    run = host.run(WORKERS=1, SMTP_CONNECTIONS=8, SEND_TIMEOUT_SECONDS=5)  # the last email waits longer than this
 
     books = host.await_finished(ids, seconds=60)
 

@@ -1,4 +1,4 @@
-"""RabbitMQ fails or loses messages. No email is lost, because its state is in PostgreSQL."""
+"""RabbitMQ fails or loses messages. No email is lost, because the state of each email is in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ busy machine."""
 
 
 def await_both_lost(run: Program) -> None:
-    """Wait until each worker has lost its queue. One worker may lose it repeatedly before the other worker does."""
+    """Wait until each worker has lost its queue. One worker may lose its queue several times before the other worker
+    does."""
 
     def losers() -> set[str]:
         return {event["worker"] for event in run.events("broker.connection_lost")} - {"relay"}

@@ -49,7 +49,7 @@ def test_a_message_published_a_hundred_times_to_two_workers_sends_one_email(host
         # Lock the rows until both workers have requested the same leases, so that neither gets them first.
         connection.execute("select from email_log for update")
         run = host.run(PREFETCH=64)
-        asked: set[str] = set()  # over all checks, because a worker waits only for a limited time
+        asked: set[str] = set()  # collected over all checks, because a worker waits only briefly
 
         def both_have_asked() -> bool:
             asked.update(waiting_workers(host))

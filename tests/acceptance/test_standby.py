@@ -1,4 +1,4 @@
-"""If only a standby answers, `doctor` reports it, and `dispatcher run` waits for its promotion."""
+"""If only a standby answers, `doctor` reports it, and `dispatcher run` waits for the standby's promotion."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def test_two_runs_with_separate_run_directories_share_the_work(host: Host) -> No
 def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(host: Host) -> None:
     run = host.run(WORKERS=1)
     run.await_events("broker.connected")
-    # As if a later release had migrated the tables: this release cannot use them.
+    # The renamed table simulates a migration by a later release: this release cannot use the tables.
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         connection.execute("alter table email_log rename to email_log_gone")
 
@@ -113,7 +113,8 @@ def test_a_crash_loop_waits_longer_and_longer_and_stops_when_its_cause_is_fixed(
 def test_a_worker_without_disk_space_reports_it_and_starts_once_there_is_space(host: Host) -> None:
     (port,) = choose(1)
     address = f"127.0.0.1:{port}"
-    # As on a full disk: no process of the host may write a larger file, and a worker's ledger is larger.
+    # Simulates a full disk: `ulimit` limits the size of each file that the host writes, and a worker's ledger needs
+    # more.
     limited = ["sh", "-c", 'ulimit -S -f 128 && exec "$@"', "sh", *DISPATCHER, "run"]
     run = host.program(limited, "run", env=host.environment(METRICS="off", METRICS_ADDRESS=address, WORKERS=1))
 

@@ -56,7 +56,7 @@ class Supervised:
         self.program: Program = host.program(argv, "supervisord", env=older)
 
     def write(self, **settings: object) -> None:
-        """Write the env file with the host's settings and the given ones."""
+        """Write the env file with the host's settings and the given settings."""
         env = self._host.environment(**settings)
         self.env_file.write_text("".join(f"{name}={value}\n" for name, value in env.items() if name != "PATH"))
 
@@ -88,7 +88,7 @@ class Supervised:
 
     @property
     def parent(self) -> int:
-        """The pid of `dispatcher run`. Waits until one runs."""
+        """The pid of `dispatcher run`. Waits until the process runs."""
         return self.pid_of("dispatcher")
 
     def pid_of(self, program: str) -> int:
@@ -113,7 +113,8 @@ def api_port(host: Host, life: int) -> int:
 
 
 def posted(port: int) -> tuple[int, str, bool]:
-    """The API's answer to a posted email: status, id, and whether the answer was replayed."""
+    """The API's answer to a posted email: status, id, and whether the API repeated an earlier answer
+    (`Idempotent-Replayed`)."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     headers = {"Content-Type": "application/json", "Idempotency-Key": "order-17-receipt"}
     email = {"from": "shop@example.com", "to": "ann@example.org", "subject": "Your receipt", "text": "Thank you."}

@@ -18,7 +18,7 @@ from tests.telemetry.otlp import collecting
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 CALLER = "00f067aa0ba902b7"
 MORE_THAN_A_BATCH = 600
-"""Exports start while emails are still being sent."""
+"""So many emails that exports start while emails are still being sent."""
 TRACEPARENT = f"00-{TRACE}-{CALLER}-01"
 
 
@@ -71,7 +71,7 @@ def test_a_collector_that_never_answers_delays_neither_emails_nor_the_exit(host:
         assert collector.bodies
         asked_at = time.monotonic()
         stop(run)
-        # One second of waiting, plus time for a busy machine.
+        # The process waits one second for the collector. The other seconds are for a busy machine.
         assert time.monotonic() - asked_at < 8
 
     books.assert_balanced()

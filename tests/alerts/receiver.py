@@ -8,7 +8,7 @@ import hmac
 import ssl
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -56,8 +56,10 @@ class Receiver(ThreadingHTTPServer):
     """The https server.
 
     Attributes:
-        posted: All requests so far, whatever their answer was.
-        statuses: The HTTP statuses of the next responses; when the list is empty, 204.
+        posted: All requests so far, whatever the response was.
+        statuses: The HTTP statuses of the next responses; when the list is empty, see `status_of`.
+        status_of: Returns the HTTP status for a request; by default 204.
+        retry_after: The header Retry-After of all responses.
         released: While this event is not set, the server does not answer.
     """
 
@@ -70,6 +72,8 @@ class Receiver(ThreadingHTTPServer):
         self.socket = context.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.posted: list[Posted] = []
         self.statuses: list[int] = []
+        self.status_of: Callable[[Posted], int] = lambda _: 204
+        self.retry_after: str | None = None
         self.released = threading.Event()
         self.released.set()
 
@@ -90,10 +94,13 @@ class _Answer(BaseHTTPRequestHandler):
         server = self.server
         body = self.rfile.read(int(self.headers["Content-Length"]))
         headers = {name.lower(): value for name, value in self.headers.items()}
-        server.posted.append(Posted(self.path, headers, body, time.monotonic()))
+        posted = Posted(self.path, headers, body, time.monotonic())
+        server.posted.append(posted)
         server.released.wait(20)
-        status = server.statuses.pop(0) if server.statuses else 204
+        status = server.statuses.pop(0) if server.statuses else server.status_of(posted)
         self.send_response(status)
+        if server.retry_after:
+            self.send_header("Retry-After", server.retry_after)
         if 300 <= status < 400:
             self.send_header("Location", f"https://127.0.0.1:{server.server_port}/elsewhere")
         self.send_header("Content-Length", "0")

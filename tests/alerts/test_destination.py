@@ -1,4 +1,4 @@
-"""Which IP addresses count as public, in any notation."""
+"""Tests which IP addresses count as public, in any notation."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from dispatcher.alerts.destination import is_public
+from dispatcher.transport.destination import is_public
 
 
 @pytest.mark.parametrize(

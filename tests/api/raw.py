@@ -1,4 +1,4 @@
-"""Sends requests over raw sockets that an HTTP client cannot send."""
+"""Sends requests over raw sockets, because an HTTP client cannot send such requests."""
 
 from __future__ import annotations
 

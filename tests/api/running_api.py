@@ -17,6 +17,7 @@ from dispatcher.api.server import listen, serve
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings, load
 from dispatcher.domain.api_key import Secret
+from dispatcher.events.sns import Fetch
 from dispatcher.store.api_keys import insert_key
 from tests.waiting import DEADLINE_SECONDS
 
@@ -50,13 +51,13 @@ class Answer:
 
     @property
     def pointers(self) -> list[str]:
-        """The problem's errors: the JSON pointer, header or parameter of each."""
+        """The place of each error in the problem document: a JSON pointer, a header or a parameter."""
         return [next(iter(error.values())) for error in self.json.get("errors", [])]
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """A running API, and a client of it."""
+    """A running API, and a client of this API."""
 
     port: int
     settings: Settings
@@ -129,16 +130,19 @@ def settings_of(database_url: str, amqp_url: str, topology: Topology, **more: st
 
 
 @asynccontextmanager
-async def running(settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS) -> AsyncIterator[Api]:
+async def running(
+    settings: Settings, *, lock_seconds: float = DEADLINE_SECONDS, fetch: Fetch | None = None
+) -> AsyncIterator[Api]:
     """Runs an API during the block, with timeouts long enough for a busy machine.
 
     Args:
         lock_seconds: How long a request waits for a transaction that has locked the same message key or quota row.
+        fetch: Sends requests to Amazon SNS.
     """
     listener: socket.socket = listen(settings, shares_port=False)
     port: int = listener.getsockname()[1]
     stop = asyncio.Event()
-    work = serve(settings, listener, stop, lock_seconds=lock_seconds, shutdown_seconds=DEADLINE_SECONDS)
+    work = serve(settings, listener, stop, lock_seconds=lock_seconds, shutdown_seconds=DEADLINE_SECONDS, fetch=fetch)
     serving = asyncio.create_task(work)
     client = ClientBuilder().pool_max_idle_per_host(100).build()
     try:

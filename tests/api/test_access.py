@@ -1,4 +1,4 @@
-"""API keys: authentication, scopes, tenants, senders, rates and quotas."""
+"""Tests API keys: authentication, scopes, tenants, senders, rates and quotas."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ async def test_requests_beyond_the_rate_get_429_with_retry_after(api: Api, conne
     token = make_key(connection, requests_per_second=2.0)
 
     first = await api.get("/v1/emails", token=token)
-    # Enough requests that some are refused, even on a slow machine.
+    # There are so many requests that the API refuses some, even on a slow machine.
     others = await asyncio.gather(*(api.get("/v1/emails", token=token) for _ in range(100)))
 
     refused = [answer for answer in others if answer.status == 429]
@@ -176,7 +176,7 @@ async def test_each_email_of_a_batch_counts_toward_the_rate(api: Api, connection
     second = await api.get("/v1/emails", token=token)
 
     assert (first.status, second.code) == (200, "rate-limited")
-    # Exactly 19 seconds if the responses took no time.
+    # `Retry-After` would be exactly 19 seconds if the responses took no time.
     assert int(second.headers["retry-after"]) >= 10
 
 

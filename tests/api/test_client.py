@@ -1,4 +1,4 @@
-"""The Python client returns typed results, and enqueues one email however often requests and responses are lost."""
+"""The Python client returns typed results, and enqueues an email once, however many requests and responses are lost."""
 
 from __future__ import annotations
 

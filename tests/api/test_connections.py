@@ -1,4 +1,4 @@
-"""How fast the API accepts connections, and that it frees the memory of closed connections."""
+"""The API accepts connections fast, and frees the memory of closed connections."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ HEALTH = request("/healthz", method="GET")
 
 
 def connect(api: Api, sent: bytes) -> socket.socket:
-    """Opens a connection and sends bytes. The API accepts it later, because the test runs in the API's event loop."""
+    """Opens a connection and sends bytes. The API accepts the connection later, because the test runs in the API's
+    event loop."""
     client = socket.create_connection(("127.0.0.1", api.port))
     client.send(sent)
     client.setblocking(False)

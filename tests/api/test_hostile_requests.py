@@ -1,5 +1,5 @@
-"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and its memory does
-not grow."""
+"""Hostile requests get a 4xx with the reason. The API stores and repeats no part of such a request, and the API's
+memory does not grow."""
 
 from __future__ import annotations
 

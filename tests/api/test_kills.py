@@ -65,14 +65,14 @@ def request(key: str) -> bytes:
 
 
 def started(host: Host) -> tuple[Program, int]:
-    """Starts an API, and returns it with its port."""
+    """Starts an API; returns its program and its port."""
     api = host.command("api", API_ADDRESS="127.0.0.1:0", API_ALLOW_ANONYMOUS="on", LOG_FORMAT="json")
     (event,) = eventually(lambda: api.events("api.started"), "the API's start")
     return api, int(event["listener"].rpartition(":")[2])
 
 
 async def kill_under_load(host: Host, lives: int) -> Clients:
-    """Starts API processes one after another. Each accepts some emails, and is killed while clients wait for
+    """Starts API processes one after another. Each process accepts some emails, and is killed while clients wait for
     responses."""
     clients = Clients()
     for life in range(lives):
@@ -90,7 +90,7 @@ async def kill_under_load(host: Host, lives: int) -> Clients:
 
 
 def has_open_sessions(host: Host) -> bool:
-    """Whether PostgreSQL still executes statements of the killed API, which it may commit."""
+    """Whether PostgreSQL still executes, and may commit, statements of the killed API."""
     sessions = "select from pg_stat_activity where application_name = 'dispatcher api' and datname = current_database()"
     with psycopg.connect(host.database_url, autocommit=True) as connection:
         return connection.execute(sessions).fetchone() is not None

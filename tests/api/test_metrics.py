@@ -1,4 +1,4 @@
-"""The API's metrics: emails by outcome, refusals by problem code."""
+"""Tests the API's metrics: emails by outcome, refusals by problem code."""
 
 from __future__ import annotations
 

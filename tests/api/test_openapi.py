@@ -165,7 +165,7 @@ async def test_the_docs_page_needs_no_external_resources(api: Api) -> None:
     page = await api.get("/docs")
 
     assert page.headers["content-security-policy"].startswith("default-src 'none'")
-    text = page.body.decode()
+    text = page.body.decode().replace("&quot;https://shop.example.com/", "")  # an example
     assert "<script" not in text
     assert "http://" not in text
     assert "https://" not in text

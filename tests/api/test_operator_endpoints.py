@@ -1,4 +1,4 @@
-"""Operators confirm, release and replay emails over HTTP, within the key's tenant."""
+"""Operators confirm, release and replay emails over HTTP, within the tenant of the API key."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ async def test_another_process_resumes_an_interrupted_replay(
 
 
 async def interrupted_replay(api: Api, path: str) -> Any:
-    """The replay as soon as the API reports it as interrupted: PostgreSQL notices late that the replay's process
-    exited. None before."""
+    """The replay, once the API reports it as interrupted; None before. PostgreSQL notices late that the process of the
+    replay exited."""
     replay = (await api.get(path)).json
     return None if replay["is_active"] else replay
 

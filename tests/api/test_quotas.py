@@ -36,7 +36,7 @@ class Clocks:
         """Advances both clocks.
 
         Args:
-            steady: The seconds for the monotonic clock, if they differ.
+            steady: The seconds for the monotonic clock, if they differ from `seconds`.
         """
         self.connection.execute("update public.clock set shown = shown + %s * interval '1 second'", [seconds])
         self.steady += seconds if steady is None else steady
@@ -145,8 +145,8 @@ async def test_a_day_that_ends_during_a_refill_causes_no_refusal(
     await quotas.reserve(key, 1)
     clocks.advance(10, steady=9.99)
 
-    # The process had reserved a chunk of ten recipients for the old day. The nine unused ones do not count for the new
-    # day.
+    # The process had reserved a chunk of ten recipients for the old day. The nine unused recipients do not count for
+    # the new day.
     assert await quotas.reserve(key, 20) == Reservation(key, TOMORROW)
     assert counted(connection) == [(TODAY, 10), (TOMORROW, 21)]
 

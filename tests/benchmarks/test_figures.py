@@ -1,4 +1,4 @@
-"""The statistics of the benchmarks."""
+"""Tests the statistics of the benchmarks."""
 
 from __future__ import annotations
 

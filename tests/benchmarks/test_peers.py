@@ -1,4 +1,4 @@
-"""The comparison with other systems counts and starts the right things, and each email is sent once."""
+"""The comparison with other systems counts the right emails, starts the right programs, and sends each email once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def shown(table: Table) -> list[str]:
 
 
 def row_of(name: str, lines: list[str]) -> list[str]:
-    """The first word of each cell."""
+    """The row of the case `name`: the first word of each cell."""
     rows = [[(cell.split() or [""])[0] for cell in line.split("│")[1:-1]] for line in lines]
     (row,) = (row for row in rows if row[:1] == [name])
     return row

@@ -51,7 +51,7 @@ def test_an_open_loop_measures_until_the_last_arrival_is_accepted(servers: Serve
     record = json.loads(done.stdout)
     assert (record["books"]["sent"], record["books"]["lost"], record["books"]["duplicates"]) == (400, 0, 0)
     assert record["seconds"] > 2
-    # An idle run would use less CPU.
+    # Without work, the workers would use less CPU.
     assert record["cpu_us"]["worker"] > 50
     assert 0 < record["from_commit_ms"]["p50"] <= record["latency_ms"]["p99"]
 

@@ -21,7 +21,7 @@ def amqp_url(servers: Servers) -> str:
 
 @pytest.fixture
 async def rabbit(amqp_url: str) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the one under test."""
+    """A RabbitMQ client that is separate from the client under test."""
     async with await open_connection(amqp_url, name="test") as connection:
         yield Rabbit(connection)
 

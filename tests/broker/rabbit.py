@@ -54,7 +54,7 @@ class Rabbit:
         self._connection = connection
 
     async def publish(self, queue: str, body: bytes, properties: BasicProperties | None = None) -> None:
-        """Publish any bytes to a queue; they are on the queue when this returns."""
+        """Publish any bytes to a queue. The message is on the queue when this method returns."""
         channel = await self._connection.open_channel()
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         raw = channel.raw
@@ -125,7 +125,7 @@ class Operator:
         self._parts = urlsplit(management_url)
 
     def close_connection(self, name: str) -> bool:
-        """Close the connection of this name by force; False if RabbitMQ does not list it yet."""
+        """Close the connection with this name by force; False if RabbitMQ does not list the connection yet."""
         listed = list(self._connections(name))
         for connection in listed:
             self._request("DELETE", f"/api/connections/{quote(connection, safe='')}")

@@ -1,4 +1,4 @@
-"""Connections to RabbitMQ: errors on opening, how connections end, and messages from other applications."""
+"""Tests connections to RabbitMQ: errors on opening, how connections end, and messages from other applications."""
 
 from __future__ import annotations
 

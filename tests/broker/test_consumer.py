@@ -404,8 +404,8 @@ async def test_cancel_during_a_flood_loses_no_message(
     async def others_are_back() -> bool:
         return (await depths(amqp_url, topology))[topology.queue] == 300 - len(seen)
 
-    # A quorum queue gets at most 32 commands immediately; RabbitMQ defers the rest. So it handles the acks only after
-    # it has requeued the other messages.
+    # A quorum queue gets at most 32 commands immediately; RabbitMQ defers the rest. So RabbitMQ handles the acks only
+    # after it has requeued the other messages.
     await until_answer(others_are_back)
     assert await left_after(worker, rabbit, topology.queue, 300 - len(seen)) == sorted(set(names) - set(seen))
     assert bodies(worker.deliveries) == seen

@@ -1,4 +1,4 @@
-"""`pause` requeues all messages for other consumers until `resume`, at whatever moment a test calls the two."""
+"""`pause` requeues all messages for other consumers until `resume`. Both work at any moment."""
 
 from __future__ import annotations
 

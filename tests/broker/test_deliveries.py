@@ -1,4 +1,4 @@
-"""Our reader reads a delivery in one step, with the same result as pika. All other frames are left to pika."""
+"""Our reader reads a delivery in one step, with the same result as pika. pika reads all other frames."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ from tests.waiting import until_answer
 
 MakePublisher = Callable[..., Publisher]
 DOZENS_OF_CONFIRMS = 2000
-"""Bytes. If only a few messages are unconfirmed, RabbitMQ sends their confirms one by one."""
+"""The size of dozens of confirms, in bytes. RabbitMQ sends confirms one by one if only a few messages are
+unconfirmed."""
 SOON_SECONDS = 1.5
 """The timeout for batches to which RabbitMQ must not answer in time. All other batches have a longer timeout, for a
 busy machine."""
@@ -101,8 +102,8 @@ async def test_a_refused_message_is_not_published(
 async def test_a_channel_on_which_a_queue_refuses_everything_is_replaced(
     amqp_url: str, make_publisher: MakePublisher, topology: Topology, rabbit: Rabbit
 ) -> None:
-    """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept it on a
-    new one."""
+    """After the leader of a quorum queue was killed, RabbitMQ may refuse a message on one channel and accept the
+    message on a new channel."""
     full = f"{topology.queue}.full"
     await rabbit.declare_queue(full, **{"x-max-length": 1, "x-overflow": "reject-publish"})
     await rabbit.bind_queue(full, topology.exchange)

@@ -1,4 +1,4 @@
-"""What `init` creates and prints, and what prevents `run` from starting."""
+"""Tests what `init` creates and prints, and which faults prevent `run` from starting."""
 
 from __future__ import annotations
 

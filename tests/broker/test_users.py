@@ -1,4 +1,4 @@
-"""Each recommended RabbitMQ user has the permissions for its work, and no others."""
+"""Each recommended RabbitMQ user has exactly the permissions for its work."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def accounts(servers: Servers, operator: Operator, topology_names: Topology) -> 
 
 @contextmanager
 def refused() -> Iterator[None]:
-    """Asserts that RabbitMQ refuses the user what the block does."""
+    """Asserts that RabbitMQ refuses the block's action, because the user lacks a permission."""
     with pytest.raises(ChannelClosed) as fault:
         yield
     assert fault.value.code == ACCESS_REFUSED

@@ -19,8 +19,8 @@ BROKEN: Final = (OSError, AssertionError, pika.exceptions.AMQPError, psycopg.Err
 
 
 def short_or_long(stage: StormStage, random: Random) -> float:
-    """A time in seconds: either a moment, or longer than a lease plus the grace period before other hosts recover the
-    lease."""
+    """A time in seconds: either short, or so long that other hosts recover the leases (a lease plus the grace
+    period)."""
     if random.random() < 0.5:
         return random.uniform(0.3, 2.0)
     return stage.lease_seconds * 1.5 + random.uniform(1.0, 4.0)

@@ -1,7 +1,7 @@
 """Three RabbitMQ nodes, and a PostgreSQL primary with a synchronous standby, which a storm may kill and freeze.
 
 For PostgreSQL, `Cluster` is also the HA manager, like Patroni in production. It fences a primary before it promotes the
-standby, rebuilds the old primary as a standby, and makes a standby synchronous once that standby streams. All methods
+standby, rebuilds the old primary as a standby, and makes a standby synchronous once the standby streams. All methods
 block until they are done.
 """
 
@@ -41,7 +41,7 @@ class Cluster:
     Attributes:
         servers: The URLs of all RabbitMQ nodes and PostgreSQL servers.
         primary: The name of the PostgreSQL server that accepts writes.
-        standby: The name of the PostgreSQL server that does not.
+        standby: The name of the PostgreSQL server that replicates the primary.
     """
 
     def __init__(self, processes: Processes, progress: Callable[[str], None]) -> None:
@@ -67,7 +67,7 @@ class Cluster:
             rabbitmq_source=rabbitmq_source,
         )
 
-    # Any server
+    # Methods for any server.
 
     def freeze(self, name: str) -> None:
         """Freeze a server's processes until `thaw`. The server's connections stay open."""
@@ -97,10 +97,10 @@ class Cluster:
         self._await(lambda: name not in self._processes.running(), f"the keeper's record that {name} has ended")
 
     def restart(self, name: str) -> None:
-        """Start a server that was ended, with the data that it had. Does not wait until the server is ready."""
+        """Start an ended server with its old data. Does not wait until the server is ready."""
         self._processes.launch(name, self._plans.pop(name))
 
-    # RabbitMQ
+    # Methods for RabbitMQ.
 
     def leader_of(self, queue: str) -> str:
         """The node that leads a quorum queue."""
@@ -134,10 +134,11 @@ class Cluster:
                 return dict(found)
         return {}
 
-    # PostgreSQL
+    # Methods for PostgreSQL.
 
     def promote(self) -> None:
-        """Promote the standby. The primary must be fenced: it has ended and will not be restarted as a primary."""
+        """Promote the standby. Before the call, the primary must be fenced: it must have ended and must not restart as
+        a primary."""
         assert self.primary not in self._processes.running(), "the primary is not fenced"
         with self._session(self.standby) as session:
             # The new primary has no standby yet. If its settings required one, commits would wait.
@@ -148,7 +149,7 @@ class Cluster:
         self.primary, self.standby = self.standby, self.primary
 
     def rebuild_standby(self) -> None:
-        """Rebuild the standby from the primary, and make commits wait for it."""
+        """Rebuild the standby from the primary, and make commits wait for the standby."""
         self._plans.pop(self.standby, None)
         primary = self._members[self.primary]
         access, _ = postgres.start(self._processes, self._progress, SETTINGS, name=self.standby, primary=primary)
@@ -156,7 +157,7 @@ class Cluster:
         self.trust_standby()
 
     def distrust_standby(self) -> None:
-        """Stop commits from waiting for the standby. Commits that are waiting complete."""
+        """Stop commits from waiting for the standby. Commits that already wait complete now."""
         self._set_synchronous("")
 
     def trust_standby(self) -> None:

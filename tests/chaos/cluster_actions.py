@@ -1,4 +1,4 @@
-"""The adversary's actions on a cluster. Each returns when the cluster is complete again.
+"""The adversary's actions on a cluster. Each action returns when all servers of the cluster run again.
 
 If an HA manager must first detect a fault (an ended primary, a hung standby), the action waits for `NOTICE_SECONDS`. An
 action that breaks RabbitMQ's quorum returns the time at which the quorum was restored; until then no dispatcher can
@@ -21,7 +21,8 @@ FROZEN_SECONDS: Final = 25.0
 heartbeat interval."""
 
 ClusterAction = Callable[[Cluster, str, Random], float | None]
-"""Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if it was not lost."""
+"""Takes the cluster and the send queue. Returns the time at which the quorum was restored; None if the quorum was not
+lost."""
 
 
 def kill_leader(cluster: Cluster, queue: str, random: Random) -> None:
@@ -58,8 +59,8 @@ def freeze_follower(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def _freeze_node(cluster: Cluster, queue: str, name: str) -> None:
-    """Freeze, thaw and restart a node. Meanwhile the other nodes remove the frozen node, which does not notice and
-    stays partitioned until it is restarted."""
+    """Freeze, thaw and restart a node. The other nodes remove the frozen node from the cluster. After the thaw, the
+    node does not notice this and stays partitioned until it is restarted."""
     cluster.freeze(name)
     time.sleep(FROZEN_SECONDS)
     cluster.thaw(name)
@@ -124,7 +125,7 @@ def kill_standby(cluster: Cluster, queue: str, random: Random) -> None:
 
 
 def freeze_standby(cluster: Cluster, queue: str, random: Random) -> None:
-    """Freeze and thaw the standby, otherwise as `kill_standby`."""
+    """Freeze and thaw the standby. Otherwise like `kill_standby`."""
     cluster.freeze(cluster.standby)
     time.sleep(NOTICE_SECONDS)
     cluster.distrust_standby()

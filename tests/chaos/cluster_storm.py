@@ -36,8 +36,8 @@ PAUSE_SECONDS: Final = (4.0, 12.0)
 def cluster_ground(
     plan: StormPlan, place: Path, progress: Callable[[str], None], names: Sequence[str] | None = None
 ) -> Iterator[tuple[Ground, FaultSchedule]]:
-    """Run a cluster for this storm; yields the cluster's servers, and its faults: drawn by the seed, or exactly
-    `names`."""
+    """Run a cluster for this storm. Yields the cluster's servers and the schedule of faults: exactly `names`, or drawn
+    by the seed."""
     topology = Topology("chaos", "chaos.send", "chaos.dlq")
     with private_cluster(place / "servers", progress) as cluster:
         faults = FaultSchedule(

@@ -50,7 +50,7 @@ def stoppable_database_url(stoppable: StoppableServers) -> str:
 
 @pytest.fixture
 def ground(stoppable: StoppableServers, stoppable_database_url: str, topology: Topology) -> Ground:
-    """The servers of a storm that may cut its own connections to RabbitMQ but may not stop RabbitMQ."""
+    """The servers of a storm. The storm may cut its own connections to RabbitMQ but may not stop RabbitMQ."""
     return Ground(stoppable, (POSTGRES,), stoppable_database_url, topology, shares_broker=True)
 
 

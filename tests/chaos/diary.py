@@ -15,7 +15,7 @@ from dispatcher.dev.wire import Disturbance
 
 
 class Diary:
-    """The actions and the processes that they hit. Each action is also written to the file as a line.
+    """The actions, and the processes that the actions hit. Each action is also written to the file as a line.
 
     Attributes:
         actions: The count of each action.

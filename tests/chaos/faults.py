@@ -1,8 +1,9 @@
 """Causes faults of a cluster during a storm, one at a time, and measures the standstill after each fault.
 
-An action blocks until the cluster is complete again, so it runs in its own thread, and the storm's loop only checks
-whether it has finished. A standstill is the longest time without an acceptance by the provider that began after the
-action and before the next action. The producers never stop, so emails are always due.
+An action blocks until all servers of the cluster run again, so the action runs in its own thread. The storm's loop only
+checks whether the action has finished. A standstill is the longest time without an acceptance by the provider. It
+begins after the start of the action and before the start of the next action. The producers never stop, so emails are
+always due.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ClusterFault:
     """An action and its time, in Unix seconds.
 
     Attributes:
-        whole_at: When the cluster was complete again.
+        whole_at: When all servers of the cluster were running again.
         quorum_since: When a lost quorum was restored; None if the quorum was not lost.
     """
 
@@ -49,7 +50,7 @@ class Standstill:
 
     Attributes:
         seconds: The longest time without an acceptance.
-        seconds_after_quorum: The same, but if the quorum was lost, measured from when the quorum was restored.
+        seconds_after_quorum: Like `seconds`, but if the quorum was lost, measured only after the quorum was restored.
     """
 
     fault: ClusterFault
@@ -80,7 +81,7 @@ class FaultSchedule(Outages):
         names: Sequence[str] | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Create the schedule. The first `step` starts it.
+        """Create the schedule. The first `step` starts the schedule.
 
         Args:
             queue: The send queue, whose leader some actions disturb.
@@ -108,7 +109,7 @@ class FaultSchedule(Outages):
 
     @property
     def is_over(self) -> bool:
-        """Whether the cluster is complete."""
+        """Whether no fault is in progress: all servers of the cluster are running again."""
         return self._action is None
 
     @property
@@ -117,12 +118,13 @@ class FaultSchedule(Outages):
         return self.faults[-1].name if self._action else ""
 
     def heal(self) -> None:
-        """Start no more faults. The current fault heals by itself."""
+        """Start no more faults. A fault in progress heals by itself."""
         self._last_at = 0.0
         self.ended_at = time.time()
 
     def step(self) -> None:
-        """Record the end of a finished action, and start a due one; raises the exception of a failed action."""
+        """Record the end of a finished action, and start the next action if it is due. Raises the exception of a failed
+        action."""
         now = time.monotonic()
         if self._next_at is None:
             self._next_at, self._last_at = now + CALM_SECONDS, now + self._seconds - LAST_SECONDS
@@ -163,7 +165,7 @@ def standstills(faults: Sequence[ClusterFault], accepted_at: Sequence[float], en
 
 
 def _longest(accepted_at: Sequence[float], since: float, until: float, ended_at: float) -> float:
-    """The longest time without an acceptance that begins between two times. It may end after them."""
+    """The longest time without an acceptance that begins between `since` and `until`. It may end after `until`."""
     first, last = bisect_right(accepted_at, since), bisect_right(accepted_at, until)
     moments = [since, *accepted_at[first : last + 1]]
     if last == len(accepted_at):

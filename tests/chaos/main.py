@@ -24,6 +24,7 @@ from dispatcher.cli.output import prepare_streams, print_data, print_json, say
 from dispatcher.config import MAX_BUNDLE_EMAILS
 from dispatcher.dev.servers import AMQP_URL, DATABASE_URL, MANAGEMENT_URL, private_servers
 from dispatcher.errors import DispatcherError
+from dispatcher.telemetry.log import configure
 from tests.acceptance.outages import POSTGRES, RABBITMQ, StoppableServers
 from tests.chaos.cluster_storm import (
     DECK,
@@ -95,10 +96,11 @@ def command(
     """Tests the delivery promise: dispatches under load while an adversary causes faults, then checks every email.
 
     The adversary kills, freezes and stops workers, relay, parent, producers and whole hosts. It cuts and black-holes a
-    host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes its clock, deletes
-    ledgers, and injects messages. It makes the provider answer late, refuse, or not answer. All servers are private,
-    and no email leaves the machine. At the end every fault is healed and all work completes. Then an oracle without any
-    code of the product compares the producers' answers, the database, the dead letters and the provider's ledger.
+    host's network, cuts and restarts PostgreSQL and RabbitMQ, hangs PostgreSQL's backends, changes PostgreSQL's clock,
+    deletes ledgers, and injects messages. It makes the provider answer late, refuse, or not answer. All servers are
+    private, and no email leaves the machine. At the end every fault is healed and all work completes. Then an oracle
+    without any code of the product compares the producers' answers, the database, the dead letters and the provider's
+    ledger.
 
     \b
     Examples:
@@ -109,9 +111,9 @@ def command(
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
-    With --cluster it kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one fault at a
-    time, and promotes the standby. It prints the standstill after each fault: the longest time without an acceptance at
-    the provider while emails are due.
+    With --cluster, the adversary kills, freezes and restarts RabbitMQ's nodes and PostgreSQL's primary and standby, one
+    fault at a time, and promotes the standby. The command prints the standstill after each fault: the longest time
+    without an acceptance at the provider while emails are due.
 
     Exit codes: 0 the promise was kept; 1 the promise was broken, a standstill was longer than 15 s, or the dispatcher
     did not start; 75 no verdict, because the test harness failed: try again.
@@ -182,8 +184,8 @@ def _tell_failure(plan: StormPlan, failure: HarnessFailed, as_json: bool) -> int
 
 @contextmanager
 def _place(folder: Path | None) -> Iterator[Path]:
-    """A folder for all files of the storm. It is deleted afterwards, unless `folder` is given or the block moved the
-    files."""
+    """A folder for all files of the storm. The folder is deleted afterwards, unless `folder` is given or the block
+    moved the files."""
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
         yield Path(tempfile.mkdtemp(prefix="storm-", dir=folder)).absolute()
@@ -206,8 +208,8 @@ def _keep(place: Path, why: str) -> None:
 
 @contextmanager
 def _ground(place: Path) -> Iterator[Ground]:
-    """Private servers for this storm, because it cuts and kills servers. Ignores servers that environment variables
-    set."""
+    """Private servers for this storm, because the storm cuts connections and kills servers. Ignores servers that
+    environment variables set."""
     for variable in (DATABASE_URL, AMQP_URL, MANAGEMENT_URL):
         os.environ.pop(variable, None)
     with private_servers(place / "servers", progress=say) as servers:
@@ -232,6 +234,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 def main() -> int:
     """Run the command line; returns the exit code."""
     prepare_streams()
+    configure("error", "json", sys.stderr)  # the reporter uses the product's intake, which logs
     try:
         return int(command.main(prog_name=PROGRAM, standalone_mode=False) or 0)
     except click.Abort:

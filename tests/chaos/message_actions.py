@@ -29,7 +29,7 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
 def inject_duplicates(stage: StormStage, random: Random) -> bool:
     """Publish up to five copies of the messages of some existing emails. Then publish all of these emails as one
     bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on the DLQ, but
-    no email of the bundle does."""
+    the emails of the bundle get no dead letter."""
     statement = "select email_id, message_key from dispatcher.email_log order by email_id desc limit 400"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
@@ -59,7 +59,8 @@ def inject_garbage(stage: StormStage, random: Random) -> bool:
         _bundle([{"email_id": missing, "message_key": "nobody"}] * (MAX_BUNDLE_EMAILS + 1)),
         _bundle([{"email_id": missing, "message_key": "nobody"}] * MAX_BUNDLE_EMAILS),
     )  # fmt: skip
-    # Recorded before publishing: this process may be killed before it receives the broker's confirms.
+    # Record the bodies before publishing them, because this process may be killed before it receives RabbitMQ's
+    # confirms.
     stage.diary.garbage.update(bodies)
     properties = random.choice([None, pika.BasicProperties(headers={"traceparent": 3, "x": {"y": [1]}})])
     with suppress(*BROKEN):

@@ -1,8 +1,8 @@
-"""Dispatchers with one safety mechanism switched off. If a storm does not detect such a mutant, it proves nothing.
+"""Dispatchers with one safety mechanism switched off. A storm that does not detect such a mutant proves nothing.
 
     python -m tests.chaos.mutants NAME      runs `dispatcher run`, patched in this process and thus in its children
 
-This test program applies the patch when it starts. The product contains no such code.
+This test program applies the patch when it starts. The product contains no code for this.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Mutant:
 
     Attributes:
         switch_off: Patches the product in this process.
-        deck: The actions against which the mechanism protects, each with the number of its cards in the deck.
+        deck: The actions against which the mechanism protects, each with its number of cards in the adversary's deck.
         setting: Further settings of the storm that help to detect the mutant.
         expected: The violation that the oracle must report.
     """
@@ -98,7 +98,7 @@ def _with_early_ack() -> None:
 
 
 def _with_trusted_clock() -> None:
-    """The relay trusts PostgreSQL's clock alone for the end of a lease, and does not check a steady clock."""
+    """The relay uses only PostgreSQL's clock for the end of a lease, without checking a steady clock."""
     from dispatcher.recovery.unrenewed import UnrenewedLeases
 
     def has_expired(_: Any, lease: Any, **__: object) -> bool:
@@ -108,8 +108,8 @@ def _with_trusted_clock() -> None:
 
 
 def _without_a_transition() -> None:
-    """An email stays on the wire whatever the provider answers, because the transition that ends this state is
-    removed."""
+    """The transition that ends the state "on the wire" is removed, so an email stays in this state after every
+    answer."""
     from dispatcher.worker.in_flight_email import TRANSITIONS, EmailEvent, EmailState
 
     del cast("dict[tuple[EmailState, EmailEvent], EmailState]", TRANSITIONS)[EmailState.ON_THE_WIRE, EmailEvent.ANSWER]
@@ -140,8 +140,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _without_fencing,
         {"freeze worker": 1},
         "accepted more than once",
-        # Slow sends, so a frozen worker has leased emails that it has not begun to send. Other workers lease these
-        # emails immediately, and are still sending them when the frozen worker wakes.
+        # The provider is slow, so a frozen worker has leased emails that it has not begun to send. Other workers lease
+        # these emails immediately, and are still sending them when the frozen worker wakes.
         {"latency_ms": 1200, "connections": 4, "hosts": 1, "workers": 4, "rate": 10.0, "pause_seconds": (1.2, 2.2)},
     ),
     "early-ack": Mutant(
@@ -155,7 +155,7 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_trusted_clock,
         {"step clock": 1},
         "leases recovered without need",
-        # Slow sends, so at every change of the clock there are leases that can be lost.
+        # The provider is slow, so workers have leases at every change of the clock.
         {"latency_ms": 1200, "rate": 30.0, "pause_seconds": (1.0, 2.0)},
     ),
     "row-dropped": Mutant(

@@ -38,7 +38,7 @@ class Network:
         return self._away
 
     def cut(self, names: Collection[str]) -> None:
-        """Cut the connections to these servers, and refuse new ones, until `heal`."""
+        """Cut the connections to these servers, and refuse new connections, until `heal`."""
         self._away |= frozenset(names)
         self._do(*names, act=_sever)
 

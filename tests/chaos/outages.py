@@ -43,7 +43,7 @@ class Outages:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether RabbitMQ accepts no messages."""
+        """Whether RabbitMQ accepts no messages because of an alarm."""
         return self._alarm_until is not None or self._control is not None
 
     @property
@@ -60,9 +60,9 @@ class Outages:
         return ", ".join([*words, *(["RabbitMQ is alarmed"] if self.is_alarmed else [])])
 
     def stop(self, name: str, number: signal.Signals, seconds: float) -> None:
-        """End a server with a signal, for at least this long."""
+        """End a server with a signal. The server stays down for at least this time."""
         if name == RABBITMQ:
-            self._alarm_until = None  # the alarm is gone after a restart
+            self._alarm_until = None  # a restart clears the alarm
         self._absences[name] = _Absence(self._ground.send(name, number), time.monotonic() + seconds)
 
     def raise_alarm(self, seconds: float) -> None:
@@ -77,7 +77,8 @@ class Outages:
                 if self._ground.answers(name):
                     del self._absences[name]
                 else:
-                    # A server may refuse to start while processes of the killed one still use its memory or its name.
+                    # A server may refuse to start while processes of the killed server still use the shared memory or
+                    # the name.
                     self._launch(name)
             elif time.monotonic() >= absence.back_at:
                 absence.is_launched = self._ground.is_replaced(name, absence.pid) or self._launch(name)

@@ -77,7 +77,7 @@ def _freeze(stage: StormStage, random: Random, role: str) -> bool:
 
 
 def freeze_host(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to all processes of a host. Send SIGCONT after a moment, or after other hosts have recovered the
+    """Send SIGSTOP to all processes of a host. Send SIGCONT shortly after, or only after other hosts have recovered the
     frozen host's leases."""
     host = random.choice(stage.hosts)
     seconds = short_or_long(stage, random)
@@ -125,7 +125,8 @@ def add_worker(stage: StormStage, random: Random) -> bool:
 
 
 def delete_ledger(stage: StormStage, random: Random) -> bool:
-    """Delete the ledger of a running worker. The worker is killed soon after, or later by a different action."""
+    """Delete the ledger of a running worker. This action may kill the worker soon after; otherwise a different action
+    may kill it later."""
     host = random.choice(stage.hosts)
     workers = host.workers()
     seconds = random.choice([0.0, random.uniform(0.0, 2.0), None])

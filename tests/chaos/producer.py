@@ -2,9 +2,9 @@
 
     python -m tests.chaos.producer --name NAME --file FILE --began-at T --rate R --shared-rate R --until T
 
-It enqueues its own emails, and emails with shared keys, which all producers enqueue at the same time. It writes each
-key into FILE before the call, and the answer after the call. After a restart, it repeats the calls that have no answer.
-It ends when every call that was due until `--until` has an answer.
+The producer enqueues its own emails, and emails with shared keys, which all producers enqueue at the same time. It
+writes each key into FILE before the call, and the answer after the call. After a restart, it repeats the calls that
+have no answer. It ends when every call that was due until `--until` has an answer.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LARGE_EVERY: Final = 300
 LARGE_MIB: Final = (1, 4)
 TROUBLED_EVERY: Final = 16
 """One in this many emails goes to a mailbox for which the SMTP double answers 4xx (`dispatcher.dev.smtp_sink`). For
-half of these mailboxes, the double does so only at the first attempt."""
+half of these mailboxes, the double answers 4xx only at the first attempt."""
 TROUBLES: Final = (
     "greylisted-",
     "busy-",
@@ -91,7 +91,7 @@ def _document(line: bytes) -> dict[str, Any]:
 
 
 def email_of(key: str, asker: str) -> Email:
-    """The email of a key. It is the same in every producer, unless the key has different payloads."""
+    """The email of a key. Every producer makes the same email, unless the key is one with different payloads."""
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
@@ -159,7 +159,7 @@ class Producer:
         try:
             answers = self._enqueue([email_of(key, self._name) for key in keys])
         except psycopg.Error as error:
-            # It is unknown whether the commit succeeded. So the producer repeats the call with the same key.
+            # The producer does not know whether the commit succeeded, so it repeats the call with the same key.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
             self._hang_up()
             return
@@ -181,7 +181,7 @@ class Producer:
             self._connection = None
 
     def _note(self, document: dict[str, object]) -> None:
-        # One write. The leading line end terminates a line that was cut off by a kill.
+        # This is a single write. Its leading line end terminates a line that a kill has cut off.
         os.write(self._file, b"\n" + orjson.dumps(document) + b"\n")
 
 

@@ -60,7 +60,7 @@ def cut_sessions(stage: StormStage, random: Random) -> bool:
 
 
 def restart_database(stage: StormStage, random: Random) -> bool:
-    """Shut PostgreSQL down in immediate mode, or send SIGKILL; restart PostgreSQL after a moment."""
+    """Shut PostgreSQL down in immediate mode, or send SIGKILL. PostgreSQL is restarted after a moment."""
     if POSTGRES not in stage.outages.stoppable or stage.outages.is_away(POSTGRES):
         return False
     stage.wake()
@@ -74,7 +74,8 @@ def hang_backend(stage: StormStage, random: Random) -> bool:
 
 
 def hang_backend_of_dead(stage: StormStage, random: Random) -> bool:
-    """Send SIGSTOP to a worker's backend, SIGKILL to that worker, and SIGCONT to the backend after a while."""
+    """Send SIGSTOP to a worker's PostgreSQL backend, SIGKILL to the worker, and SIGCONT to the backend after a
+    while."""
     workers = _workers(stage)
     if not workers:
         return False
@@ -135,7 +136,8 @@ def _session(stage: StormStage) -> psycopg.Connection[tuple[Any, ...]]:
 
 
 def cut_network(*names: str) -> Action:
-    """An action that cuts a host's network for a while: connections to these servers end, and new ones are refused."""
+    """An action that cuts a host's network for a while: connections to these servers end, and new connections are
+    refused."""
     return _away(names, Network.cut)
 
 

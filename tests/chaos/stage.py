@@ -54,7 +54,7 @@ class ProviderDouble(Protocol):
         ...
 
     def behave(self, **behaviour: object) -> None:
-        """Set the double's behaviour from now on. Settings that are not given are reset."""
+        """Set the double's behaviour from now on. Resets all settings that are not given."""
         ...
 
     def kill(self) -> None:
@@ -101,7 +101,7 @@ class StormStage:
         heappush(self.calm, (time.monotonic() + seconds, next(self._numbers), action))
 
     def step(self, *, everything: bool = False) -> None:
-        """Make the calls that are due, and restart the processes and servers that the storm has ended.
+        """Make the calls that are due, and restart the processes and servers that the adversary has ended.
 
         Raises:
             HarnessFailed: a producer or the provider's double has ended.
@@ -111,7 +111,7 @@ class StormStage:
         while self.calm and self.calm[0][0] <= until:
             due.append(heappop(self.calm)[2])
         for action in due:
-            action()  # the call may schedule itself again
+            action()  # the action may call `later` again
         self.outages.step()
         self.producers.restart_killed()
         if (code := self.provider.program.exit_code) is not None:
@@ -144,7 +144,8 @@ class StormStage:
     def hang(self, pid: int, seconds: float) -> None:
         """Freeze a PostgreSQL backend for this long; raises ProcessLookupError if the backend has ended."""
         os.kill(pid, signal.SIGSTOP)
-        # A thread wakes the backend, because the backend may have a lock for which our next statement waits.
+        # A separate thread wakes the backend, because the storm's own thread may be waiting for a lock that the backend
+        # has.
         self._hung[pid] = Timer(seconds, _wake, [pid])
         self._hung[pid].start()
 
@@ -166,8 +167,8 @@ class StormStage:
         if code is None:
             return
         was_stopping = host.is_stopping
-        # Exit 1: a process could not record its results within the drain time and was killed; the next run recovers its
-        # leases. A run that had not installed its handlers yet is ended by the signal itself.
+        # Exit code 1 means that a process could not record its results within the drain time and was killed; the next
+        # run recovers its leases. Exit code -15 means that SIGTERM ended a run that had not yet installed its handlers.
         if code not in ((0, 1, -9, -15) if was_stopping else (-9,)):
             self.diary.note_fault(
                 f"the run of {host.name} ended with {code} {'after SIGTERM' if was_stopping else 'by itself'}"

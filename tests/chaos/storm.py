@@ -168,7 +168,8 @@ def play(plan: StormPlan, ground: Ground, folder: Path, tell: Tell) -> StormOutc
 
 
 def _write_held(path: Path, books: Records) -> None:
-    """Write a file with the reason and all records for each held email, to examine the unexplained ones."""
+    """Write a file with the reason and all records for each held email, for the examination of unexplained held
+    emails."""
     lines = (orjson.dumps(held, option=orjson.OPT_APPEND_NEWLINE) for held in explain_held(books))
     path.write_bytes(b"".join(lines))
 
@@ -195,7 +196,8 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
         producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
         reporter = Reporter(ground.database_url, plan.provider, plan.seed) if plan.events else None
         servers = ground.stoppable.servers
-        # During a memory alarm, the broker does not read from publishers. Our own publishing must not wait that long.
+        # During a memory alarm, RabbitMQ does not read from publishers. The storm's own publishing must not wait for
+        # the end of the alarm.
         patience = "blocked_connection_timeout=5&socket_timeout=5&stack_timeout=5"
         patient = ",".join(f"{url}?{patience}" for url in servers.amqp_url.split(","))
         yield StormStage(
@@ -249,7 +251,8 @@ def _environment(
         "WORKERS": plan.workers,
         "ON_UNCERTAIN": plan.policy,
         "LEASE_SECONDS": plan.lease_seconds,
-        # Longer than a worker or the double may wait for a CPU core. No fault would explain such a timeout.
+        # This is longer than a worker or the double may wait for a CPU core. Otherwise sends would time out without a
+        # fault that explains it.
         "SEND_TIMEOUT_SECONDS": 8,
         "DRAIN_SECONDS": DRAIN_SECONDS,
         "RETRY_BASE_SECONDS": 0.1,
@@ -267,8 +270,8 @@ def _environment(
 
 
 def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
-    """The time in which the adversary works."""
-    # A separate generator, because the number of random numbers that an action draws depends on timing. It must not
+    """Let the adversary work for the duration of the storm."""
+    # The actions draw from a separate generator. How many numbers an action draws depends on timing, and must not
     # change the next cards.
     chance = random.Random(f"the actions of {plan.seed}")
     stage.behave()
@@ -300,7 +303,7 @@ def _rage(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 def drawn(plan: StormPlan) -> Iterator[str]:
     """Yield the cards of a shuffled deck, then of a new shuffled deck, and so on, so that every action is drawn."""
-    deck = plan.deck or {name: times for name, (_, times) in DECK.items()} | (EVENT_CARDS if plan.events else {})
+    deck = plan.deck or {name: times for name, (_, times) in DECK.items()} | (dict(EVENT_CARDS) if plan.events else {})
     shuffler = random.Random(plan.seed)
     cards = [name for name, times in deck.items() for _ in range(times)]
     while True:
@@ -353,7 +356,7 @@ def _rest(plan: StormPlan, stage: StormStage, tell: Tell, queued: Callable[[str]
 
 def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
     """The number of emails that are in no final status or have an unpublished dead letter, plus messages on the queue.
-    A large number, if a restarting server does not answer."""
+    Returns a large number if a restarting server does not answer."""
     with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True) as session:
         row = session.execute(_OPEN).fetchone()
         assert row is not None
@@ -364,8 +367,8 @@ def _unfinished(stage: StormStage, queued: Callable[[str], int]) -> int:
 def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
     """Let further runs process the messages that the previous run returned to the queue when it stopped.
 
-    Even if the queue was empty, a worker may have had messages: second messages of finished emails. The oracle judges
-    messages that remain after some runs.
+    Even if the queue was empty, a worker may have had unacked messages, such as second messages of finished emails. If
+    messages remain after some runs, the oracle judges them.
     """
     for _ in range(MAX_FURTHER_RUNS):
         if not (waiting := stage.rabbit.waiting(stage.topology.queue)):
@@ -373,7 +376,8 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
         tell(f"{waiting} messages were returned; starting another run")
         for host in stage.hosts:
             host.start()
-        # Counts unacked messages, too, because a worker takes a while for a message that points to fifty emails.
+        # This count includes unacked messages, because a worker needs some time for a message that points to fifty
+        # emails.
         _rest(plan, stage, tell, stage.rabbit.unsettled)
         _stop(stage)
 
@@ -397,7 +401,7 @@ def _await(stage: StormStage, condition: Callable[[], bool], what: str | Callabl
 def _stop(stage: StormStage) -> None:
     """Send SIGTERM to every run. Each run must exit with code 0, and every process must end."""
     try:
-        # An action may have stopped a run just before, and its successor must start first.
+        # An action may just have stopped a run. Its successor must start first.
         _await(stage, lambda: all(host.is_up for host in stage.hosts), "the start of every host", START_SECONDS)
     except AssertionError as error:
         stage.diary.note_fault(str(error))

@@ -55,7 +55,7 @@ class Subject:
 
     @property
     def is_running(self) -> bool:
-        """Whether a run exists."""
+        """Whether the latest `dispatcher run` is still running."""
         return self.program.exit_code is None
 
     @property
@@ -83,7 +83,7 @@ class Subject:
             self.program.send(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the parent only; the children end by themselves."""
+        """Send SIGKILL only to the parent. The children detect this and exit."""
         self._diary.kill(self.program.pid)
         self.program.await_exit()
 

@@ -16,7 +16,7 @@ FAULTS = ("kill leading node", "freeze primary", "freeze standby", "freeze leadi
 @pytest.mark.slow
 def test_killed_and_frozen_leaders_stop_sending_for_seconds_only_and_nothing_is_lost_or_repeated() -> None:
     plan = StormPlan(seconds=120, seed=1, rate=50.0, hosts=1, deck=DECK, pause_seconds=PAUSE_SECONDS)
-    # A short path, because the folder contains Erlang's cookie file, whose path must be short.
+    # The path is short, because the folder contains Erlang's cookie file, whose path must be short.
     with tempfile.TemporaryDirectory(prefix="dispatcher-cluster-") as folder:
         with cluster_ground(plan, Path(folder), print, FAULTS) as (ground, faults):
             verdict = play(plan, ground, Path(folder), print).verdict

@@ -23,8 +23,8 @@ which takes up to a third of this time."""
 def test_answers_that_arrive_during_a_postgresql_outage_are_recorded_after_it(
     host: Host, stoppable: StoppableServers, seconds: float
 ) -> None:
-    # The double accepts an email before it delays the answer. So for half a second, each accepted email is neither
-    # answered nor recorded.
+    # The double accepts an email before it delays the answer. So each accepted email stays unanswered and unrecorded
+    # for half a second.
     double = Double(host.folder / "double", "--latency-ms", "500")
     host.recipient = double
     ids = host.enqueue(emails(EMAILS))

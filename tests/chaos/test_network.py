@@ -1,4 +1,4 @@
-"""A host's network is cut, black-holed and healed, in front of a small echo server."""
+"""Tests `Network`, which is cut, black-holed and healed between a client and a small echo server."""
 
 from __future__ import annotations
 

@@ -74,7 +74,8 @@ def test_a_server_stays_down_until_its_planned_time(ground: StoppableServers) ->
 
 
 def test_a_server_that_ends_during_its_start_is_started_again(ground: StoppableServers, tmp_path: Path) -> None:
-    # Like PostgreSQL, which refuses to start while processes of the killed server still use the shared memory.
+    # PostgreSQL refuses to start while processes of the killed server still use the shared memory. This program does
+    # the same.
     refusals = tmp_path / "refusals"
     outages = Outages(ground, (POSTGRES,))
     outages.stop(POSTGRES, signal.SIGKILL, LONG_SECONDS)

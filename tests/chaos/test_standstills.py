@@ -1,4 +1,4 @@
-"""The standstill after each fault, computed from the times of acceptance."""
+"""Tests how the standstill after each fault is computed from the times of acceptance."""
 
 from __future__ import annotations
 

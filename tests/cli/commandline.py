@@ -50,7 +50,7 @@ class CommandResult:
 
 
 def in_process(*arguments: str) -> CommandResult:
-    """Runs a command in the test's process and with its environment, which is faster than a new process."""
+    """Runs a command in the test's process, with the environment of this process. This is faster than a new process."""
     with redirect_stdout(StringIO()) as stdout, redirect_stderr(StringIO()) as stderr:
         code = main(arguments)
     gc.enable()  # short commands disable the garbage collector
@@ -122,8 +122,8 @@ class CommandLine:
             process.communicate(timeout=DEADLINE_SECONDS)
 
     def on_terminal(self, *arguments: str, columns: int = 110) -> CommandResult:
-        """Runs a command until it exits, with stdout and stderr on one terminal. The result's `stdout` has the text of
-        both."""
+        """Runs a command until it exits, with stdout and stderr on one terminal. The result's `stdout` contains all
+        text on the terminal."""
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, pack("HHHH", 40, columns, 0, 0))
         with self.started(*arguments, stdin=theirs, stdout=theirs, stderr=theirs) as process:

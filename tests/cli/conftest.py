@@ -29,7 +29,7 @@ def prepared(bare: CommandLine, servers: Servers, database_url: str, topology: T
 
 @pytest.fixture(scope="session")
 def settled(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> CommandLine:
-    """Like `prepared`, but shared by all tests of the session. Only for tests that change nothing."""
+    """Like `prepared`, but shared by all tests of the session. Use it only in tests that change nothing."""
     name = f"test_{secrets.token_hex(6)}"
     with psycopg.connect(servers.database_url, autocommit=True) as administration:
         administration.execute(sql.SQL("create database {}").format(sql.Identifier(name)))

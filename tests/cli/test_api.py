@@ -33,7 +33,7 @@ def test_it_serves_until_sigterm(
         headers = {"Content-Type": "application/json", "Idempotency-Key": "hello-1"}
         with urlopen(Request(f"http://{started['listener']}/v1/emails", body, headers), timeout=20) as answer:
             assert answer.status == 202
-        # When it stops, the API waits only a few seconds for confirms.
+        # Wait until the message is published, because a stopping API waits only a few seconds for confirms.
         wait_until(lambda: depth(topology, servers) == 1)
         process.send_signal(signal.SIGTERM)
         log, errors = process.communicate(timeout=20)

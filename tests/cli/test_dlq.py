@@ -370,7 +370,7 @@ def test_a_killed_replay_loses_nothing_and_is_resumed(
         process.wait(timeout=DEADLINE_SECONDS)
 
     def interrupted() -> Any:
-        """The replay as soon as it is listed as interrupted: PostgreSQL notices late that the command has died."""
+        """The replay, once it is listed as interrupted. PostgreSQL notices late that the command has died."""
         (replay,) = quick("dlq", "replays", "--json").json["replays"]
         return replay if replay["state"] != "running" else None
 

@@ -23,6 +23,7 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.producers import enqueue
 from tests.broker.rabbit import Operator
 from tests.cli.commandline import DEADLINE_SECONDS, PROGRAM, CommandLine
+from tests.events.requests import SendGridKey
 
 AWAY = "127.0.0.1:1"
 WRONG_LOGIN = re.compile(r"//[^@]*@")
@@ -53,6 +54,7 @@ def test_every_check_passes(settled: CommandLine, servers: Servers) -> None:
             "RabbitMQ topology",
             "RabbitMQ consumer timeout",
             "capabilities",
+            "event sources",
             "provider capture",
         ),
     }
@@ -393,3 +395,18 @@ def test_pending_emails_with_a_header_that_is_not_allowed_are_reported(prepared:
     assert "pending emails will fail; the first: headers.X-MC-Tags controls Mailchimp Transactional" in found["detail"]
     assert "DISPATCHER_ALLOWED_PROVIDER_HEADERS" in found["remedy"]
     assert "pending emails" not in _findings(prepared.having(DISPATCHER_ALLOWED_PROVIDER_HEADERS=header), code=0)
+
+
+def test_doctor_lists_the_sources_of_providers_events(settled: CommandLine) -> None:
+    key = SendGridKey().public
+    configured = settled.having(
+        DISPATCHER_SENDGRID_EVENTS_KEYS=f"{key},{key}",
+        DISPATCHER_SES_EVENTS_TOPICS="arn:aws:sns:eu-west-1:123456789012:ses-events",
+        DISPATCHER_SES_EVENTS_QUEUE_URL="https://sqs.eu-west-1.amazonaws.com/123456789012/ses-events",
+    )
+
+    assert _findings(settled, code=0)["event sources"]["detail"].startswith("none")
+    assert _findings(configured, code=0)["event sources"]["detail"] == (
+        "SendGrid posts to /v1/events/sendgrid (2 keys); SNS posts to /v1/events/ses (1 topic); "
+        "the monitor polls DISPATCHER_SES_EVENTS_QUEUE_URL"
+    )

@@ -1,4 +1,4 @@
-"""Reading a JSON Lines file of emails."""
+"""Tests the reader of JSON Lines files with emails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings from an env file: syntax, precedence, and errors."""
+"""Tests settings from an env file: syntax, precedence, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Warnings for variables with our prefix that are not settings."""
+"""Tests the warnings for variables that have our prefix but are not settings."""
 
 from __future__ import annotations
 

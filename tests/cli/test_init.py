@@ -1,4 +1,4 @@
-"""`dispatcher init`: what it creates, what it does not change, and how it fails."""
+"""`dispatcher init`: what the command creates, what it does not change, and how it fails."""
 
 from __future__ import annotations
 

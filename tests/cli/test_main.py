@@ -1,4 +1,4 @@
-"""Behaviour of all commands: help, usage errors, exit codes, closed pipes."""
+"""Tests the behaviour that all commands share: help, usage errors, exit codes, closed pipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The output of `dispatcher prune`. tests/store/test_retention.py tests which rows it deletes."""
+"""The output of `dispatcher prune`. tests/store/test_retention.py tests which rows the command deletes."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _children(pid: int) -> list[str]:
 def _sockets(pid: int) -> list[str]:
     targets = []
     for path in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the process has closed it since `iterdir`
+        with suppress(FileNotFoundError):  # the process has closed the descriptor since `iterdir`
             targets.append(str(path.readlink()))
     return [target for target in targets if target.startswith("socket:")]
 

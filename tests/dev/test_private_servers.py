@@ -88,8 +88,8 @@ def test_servers_without_an_owner_run_until_stopped_and_keep_data_and_urls(
         assert stop(tmp_path) == ["postgres"]
         assert stop(tmp_path) == []
 
-        # A shell that evaluated the output of `dev up` still has the variable after `dev down`. Its URL is that of the
-        # folder's own server.
+        # A shell that evaluated the output of `dev up` still has DISPATCHER_DATABASE_URL after `dev down`. The variable
+        # contains the URL of the folder's own server.
         monkeypatch.setenv("DISPATCHER_DATABASE_URL", first.database_url)
         second = start(tmp_path, progress=quietly, owner_pid=None)
 
@@ -172,7 +172,8 @@ def test_servers_of_a_killed_owner_do_not_block_the_next_start(tmp_path: Path, b
         killed.kill()
         killed.wait()
 
-        # Starts before the keeper has noticed the owner's exit, for which the keeper checks four times a second.
+        # These servers start before the keeper has noticed the owner's exit. The keeper checks for the exit four times
+        # per second.
         with private_servers(tmp_path) as servers:
             assert status(tmp_path).pids["keeper"]
             assert servers.owned
@@ -207,7 +208,8 @@ def test_servers_are_downloaded_into_an_empty_cache_folder(tmp_path: Path, monke
 
 @contextmanager
 def owner(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Run a process that owns the folder's servers, until the servers are ready. Kill that process after the block."""
+    """Run a process that owns the folder's servers; the block begins when the servers are ready. Kill the process after
+    the block."""
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

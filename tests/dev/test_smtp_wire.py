@@ -22,8 +22,8 @@ async def wire_of(folder: Path, *dialogue: tuple[bytes, bytes | None], behaviour
     """The double's wire record of one connection.
 
     Args:
-        dialogue: Pairs of what to send and which octets to wait for. If these are empty, wait for the connection's end;
-            if None, do not wait.
+        dialogue: Pairs: the octets to send, and the octets to wait for. Empty octets mean: wait until the connection
+            ends. None means: do not wait.
     """
     sink = SmtpSink(folder, behaviour, writes_eml=False, records_wire=True)
     await sink.start()

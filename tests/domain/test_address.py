@@ -1,4 +1,4 @@
-"""Which texts are valid addresses. An error never quotes the address."""
+"""Tests which texts are valid addresses. An error never quotes the address."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When the notices about an alert are sent: the first one, reminders, and the resolution."""
+"""Tests when the notices about an alert are sent: the first notice, reminders, and the resolution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys and their stored hashes."""
+"""Tests API keys and their stored hashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a provider can send an email, within the limits that the provider declares."""
+"""Tests whether a provider can send an email, within the limits that the provider declares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worker decides for each outcome. The table of transitions allows every decision."""
+"""Tests what the worker decides for each outcome. The table of transitions allows every decision."""
 
 from __future__ import annotations
 

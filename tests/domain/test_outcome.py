@@ -1,4 +1,4 @@
-"""What an outcome says about single recipients, and whether it concerns the email or the provider."""
+"""Tests what an outcome says about single recipients, and whether the outcome concerns the email or the provider."""
 
 from __future__ import annotations
 

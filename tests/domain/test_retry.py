@@ -1,4 +1,4 @@
-"""How long a deferred email waits before a retry, and after which retry it fails."""
+"""Tests how long a deferred email waits before a retry, and after which retry the email fails."""
 
 from __future__ import annotations
 

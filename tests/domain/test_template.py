@@ -1,4 +1,4 @@
-"""Emails whose body a provider's template writes."""
+"""Tests emails whose body comes from a provider's template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why an email waits: the first condition that is not met, as a code and a sentence."""
+"""Tests the reason why an email waits: the first condition that is not met, as a code and a sentence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When it is idle or urgent, a batch queue hands over small batches immediately. Under load, it hands over full
+"""When a batch queue is idle or urgent, it hands over small batches immediately. Under load, it hands over full
 batches."""
 
 from __future__ import annotations

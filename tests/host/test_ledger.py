@@ -1,5 +1,5 @@
-"""After its worker has died, the in-flight ledger is correct, or reports an unsent email as on the wire. It never does
-the opposite."""
+"""The in-flight ledger of a dead worker is correct, or reports an unsent email as on the wire. It never reports an
+email on the wire as unsent."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class TestLedgerOfADeadWorker:
 
 
 class TestLedgerOfALiveWorker:
-    """While the worker is alive, the relay may only read its ledger and void its leases."""
+    """While a worker is alive, the relay may only read the worker's ledger and void the worker's leases."""
 
     def test_the_relay_reads_attempts_while_the_worker_is_alive(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path, worker="w", slot="s", slots=3)
@@ -542,7 +542,7 @@ class TestInvalidLedgerFiles:
                 content[answer + 17 : answer + 21] = b"late"
             case "policy":
                 content[wire + 36] = 9
-        begun = 0  # the answer's checksum continues the attempt's
+        begun = 0  # the checksum of the answer continues the checksum of the attempt
         for at, size in ((wire, 61), (answer, 369)):
             begun = crc32(content[at : at + size], begun)
             content[at + size : at + size + 4] = struct.pack("<I", begun)

@@ -41,9 +41,9 @@ class RecordingChannel:
     """A channel that records its notices.
 
     Attributes:
-        failures: The number of next notices that it refuses.
-        accepted: The notices that it accepted.
-        refused: The notices that it refused.
+        failures: How many of the next notices the channel refuses.
+        accepted: The notices that the channel accepted.
+        refused: The notices that the channel refused.
     """
 
     name: str = "channel"

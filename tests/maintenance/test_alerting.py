@@ -54,7 +54,7 @@ def insert_failed(database_url: str, correlation_id: str | None, *, age: timedel
 
 
 async def is_reconnected(*hosts: Host) -> bool:
-    """Checks on each host; returns whether all of them reached PostgreSQL. They then store the notices that they sent
+    """Checks on each host; returns whether all hosts reached PostgreSQL. Each host then stores the notices that it sent
     during the outage."""
     for each in hosts:
         await each.check()
@@ -124,7 +124,7 @@ async def test_ten_hosts_send_one_alert_and_another_takes_over_from_a_dead_one(t
         await first.check()
         await accepts(channels[0], RAISED)
         await announced_in_table(tables_url, 1)
-        # Host b sends nothing: it is not the alerting host, or it finds a's notice in the database.
+        # Host b sends nothing: it is not the alerting host, or it finds the notice of host a in the database.
         async with host(tables_url, depth, channels[1], name="b") as second:
             await second.check()
             assert channels[1].accepted == []

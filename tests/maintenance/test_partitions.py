@@ -1,4 +1,4 @@
-"""The relay's service that creates partitions. tests/store/test_partitions.py tests the partitions."""
+"""Tests the relay's service that creates partitions. tests/store/test_partitions.py tests the partitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor's pruning services. tests/store/test_retention.py tests which rows are deleted."""
+"""Tests the monitor's pruning services. tests/store/test_retention.py tests which rows are deleted."""
 
 from __future__ import annotations
 

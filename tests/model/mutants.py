@@ -1,4 +1,4 @@
-"""Mutants of the protocol. Each mutant lacks one rule, and has just enough faults to show why the rule is needed."""
+"""Mutants of the protocol. Each mutant lacks one rule, and allows just enough faults to show why the rule is needed."""
 
 from __future__ import annotations
 

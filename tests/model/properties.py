@@ -9,7 +9,7 @@ from tests.model.state import Answer, DeadLetter, State, Worker
 
 
 def broken(state: State, rules: Rules) -> str | None:
-    """The guarantee that this state breaks; None if it breaks none."""
+    """The guarantee that this state breaks; None if the state breaks no guarantee."""
     row, accepted = state.row, state.accepted
     allowed = 1 + state.resent
     if any(worker.not_allowed for worker in state.workers):
@@ -43,6 +43,6 @@ def is_final(state: State) -> bool:
 
 
 def _is_announced(state: State) -> bool:
-    """Whether the email will reach a worker even if every process dies, without the recovery of lost messages."""
+    """Whether the email will reach a worker even if every process dies now, and without recovery of lost messages."""
     held = any(worker.has_message for worker in state.workers)
     return state.row.due or state.messages > 0 or held or state.purged or state.row.in_doubt or state.row.proven

@@ -58,19 +58,21 @@ class Rules:
     """The protocol's rules. A mutant switches off one rule.
 
     Attributes:
-        policy: What to do with an email whose outcome is unknown.
+        policy: What happens to an email whose outcome is unknown.
         faults: The faults that may occur.
         ledger: A worker writes its in-flight ledger.
         tokens: A write under a lost lease changes nothing, unless it records an acceptance.
-        ack_after_commit: A message is acked after the commit; otherwise on delivery.
-        slot_before_check: The slot is written before the lease is checked; otherwise after.
-        fenced_settlement: The relay settles a lease only if it is unchanged; otherwise any expired lease of the token.
+        ack_after_commit: The worker acks a message after the commit; otherwise on delivery.
+        slot_before_check: The worker writes the slot before it checks the lease; otherwise after the check.
+        fenced_settlement: The relay settles a lease only if the lease is unchanged; otherwise it settles any expired
+            lease with this token.
         fenced_release: After a lost reply, a lease is released by its token, and the email becomes due again; otherwise
             the lease is released by the worker's name, and the email does not become due.
         voids: The relay voids a live worker's leases before it reads the ledger.
         own_name: The relay records a live worker's attempts under the relay's name; otherwise under the worker's.
         confirms_recovery: If an uncertain attempt is recorded after recovery, the recovery becomes final.
-        fenced_undo: Recovery is undone only if the email has not changed since; otherwise whenever the email is held.
+        fenced_undo: Recovery is undone only if the email has not changed since the recovery; otherwise whenever the
+            email is held.
         keys: There are two providers, and one of them has idempotency keys; otherwise only one, without keys. No key
             expires.
         durable_pins: The next lease returns the pin; otherwise only the worker's memory has it.
@@ -78,7 +80,7 @@ class Rules:
         doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
         proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
-        table: The product's table of email states. A mutant lacks a row.
+        table: The product's table of email states. Some mutants remove a row.
     """
 
     policy: OnUncertain = OnUncertain.HOLD
@@ -140,7 +142,7 @@ def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
         yield from _settlement(state, i, rules)
 
 
-# Common parts of all writes to the row.
+# These functions are the common parts of all writes to the row.
 
 
 def _worker_is(state: State, i: int, **fields: Any) -> State:
@@ -151,13 +153,14 @@ def _worker_is(state: State, i: int, **fields: Any) -> State:
 
 def _row_is(state: State, **fields: Any) -> State:
     row = state.row._replace(**fields)
-    # If a row becomes due after it was published, it stays due. If a row is no longer due, no mark has to be cleared.
+    # If a row becomes due again after it was published, the row stays due. If a row is no longer due, its due mark
+    # needs no clearing.
     marking = state.marking and "due" not in fields
     return state._replace(row=row, marking=marking)
 
 
 def _token_moves(state: State, rules: Rules, owner: int | None = None) -> State:
-    """The row gets a new token, which only `owner` has. All other tokens are old."""
+    """The row gets a new token, which only `owner` has. All other workers' tokens are then old."""
     workers = tuple(
         w._replace(
             owns=i == owner,
@@ -237,7 +240,14 @@ def _recorded(
     pinned: bool = False,
     by_key: bool = False,
 ) -> tuple[State, Transition | None]:
-    """The `record` statement. After a deferral, `owner` retries under its lease."""
+    """Models the `record` statement; returns the next state, and the transition if the status changes.
+
+    Args:
+        owns: The lease token with which the worker records is the row's token.
+        owner: The number of the worker that keeps the lease and retries if the email was deferred; None if no worker
+            can retry.
+        owner_recovered: Recovery took the lease from this worker.
+    """
     row = state.row
     is_in_doubt = pinned or (by_key and answer is Answer.UNCERTAIN)
     if owner_recovered and row.status is Status.HELD and answer is not Answer.ACCEPTED:
@@ -276,7 +286,7 @@ def _undone(state: State) -> State:
     return _released(state)
 
 
-# The relay: publishes due emails and dead letters, recovers expired leases and lost messages.
+# The steps of the relay, which publishes due emails and dead letters, and recovers expired leases and lost messages.
 
 
 def _relay(state: State, rules: Rules) -> Iterator[Change]:
@@ -309,8 +319,8 @@ def _relay(state: State, rules: Rules) -> Iterator[Change]:
 def _judges_in_doubt(state: State, rules: Rules) -> Iterator[Change]:
     """After a promotion that lost commits, the relay resends or holds an email in doubt, depending on the policy.
 
-    It waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still record
-    a result.
+    The relay waits until RabbitMQ has no message for the email and no worker has the email, because a worker may still
+    record a result.
     """
     if state.messages or any(worker.step is not Step.IDLE for worker in state.workers):
         return
@@ -334,7 +344,7 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
-# Each host's relay records the ledgers of that host's live and dead workers, and ends their leases.
+# The relay of each host records the ledgers of the host's live and dead workers, and ends the workers' leases.
 
 
 def _settlement(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -358,8 +368,8 @@ def _settlement_is(state: State, i: int, settlement: LiveSettlement) -> State:
 
 
 def _settles_living(state: State, i: int, rules: Rules) -> Change:
-    """The relay finds an expired lease, voids the worker's leases, reads the ledger, and ends the lease: one step
-    each."""
+    """The relay finds an expired lease, voids the worker's leases, reads the ledger, and ends the lease. Each of these
+    is one step."""
     settlement, worker = state.settlements[i], state.workers[i]
     match settlement.stage:
         case Stage.FOUND:
@@ -389,7 +399,8 @@ def _settled_living(state: State, i: int, settlement: LiveSettlement, rules: Rul
 
 
 def _settles_dead(state: State, i: int, rules: Rules) -> Change:
-    """First PostgreSQL sessions end, then the relay records the ledger, then it releases the remaining leases."""
+    """First the dead worker's PostgreSQL sessions end. Then the relay records the ledger. Then the relay releases the
+    remaining leases."""
     worker = state.workers[i]
     if worker.slot is not Answer.NONE and worker.attempted is Answer.NONE:
         answer = Answer.UNCERTAIN if worker.slot is Answer.ON_THE_WIRE else worker.slot
@@ -410,7 +421,7 @@ def _settles_dead(state: State, i: int, rules: Rules) -> Change:
 
 
 def _is_recovered(state: State, i: int, rules: Rules) -> bool:
-    """Whether the row says that recovery took the lease from this worker."""
+    """Whether, according to the row, recovery took the lease from this worker."""
     row = state.row
     return row.status is Status.HELD and (row.recovered_from == i or not rules.fenced_undo)
 
@@ -419,7 +430,7 @@ def _said(slot: Answer) -> str:
     return "not named" if slot is Answer.NONE else slot.name.lower().replace("_", " ")
 
 
-# Time, RabbitMQ, and operators.
+# The steps of time, RabbitMQ, and operators.
 
 
 def _messages(state: State) -> int:
@@ -473,7 +484,7 @@ def _operators(state: State) -> Iterator[Change]:
         yield Change("an operator replays the email", after, Transition.REPLAY, fault=Fault.OPERATOR)
 
 
-# The worker.
+# The steps of the worker.
 
 
 def _worker(state: State, i: int, rules: Rules) -> Iterator[Change]:
@@ -531,10 +542,10 @@ _RENEWED: Final = frozenset(EmailState) - {
 
 
 def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) -> State:
-    """Applies events to the leased email, as the table of states says.
+    """Applies events to the leased email, as the table of states defines.
 
-    Several events are one step if nothing depends on what happens in between: an email that waits or is stopped only
-    keeps its lease.
+    Several events are one step if nothing depends on what happens in between: while an email waits or is being stopped,
+    the worker only keeps the lease.
     """
     email: EmailState | None = state.workers[i].email
     for event in events:
@@ -545,7 +556,8 @@ def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) 
 
 
 def _ends_early(state: State, i: int, rules: Rules, *before: EmailEvent) -> Iterator[Change]:
-    """The email is stopped, or it cannot be sent now, or the adapter finds that it can never be sent."""
+    """The worker stops the email, the email cannot be sent now, or the adapter finds that the email can never be
+    sent."""
     stopped = (*before, EmailEvent.STOP)
     after = _on(state, i, *stopped, EmailEvent.RELEASE, rules=rules)
     yield Change(f"worker {i}: stops it, and releases it", after)
@@ -646,7 +658,7 @@ def _late_statement(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """From the lease to the first byte: mark the ledger slot, check the lease, send."""
+    """The worker's steps from the lease to the first byte: mark the ledger slot, check the lease, send."""
     worker = state.workers[i]
     is_first = worker.email is EmailState.PREPARING
     event = EmailEvent.MARK if is_first else EmailEvent.SEND
@@ -694,7 +706,7 @@ def _records(state: State, i: int, rules: Rules) -> Iterator[Change]:
     yield Change(f"worker {i}: loses its connection before PostgreSQL records it", unsaid, fault=Fault.REPLY)
     if worker.email is EmailState.IN_DOUBT:
         if worker.attempted is Answer.NONE:
-            # The same state as if the worker had never tried to record.
+            # The state is the same as if the worker had never tried to record.
             again = _worker_is(state, i, email=EmailState.ANSWERED)
             yield Change(f"worker {i}: finds no record of its attempt", again)
         else:
@@ -729,8 +741,8 @@ def _is_retried(worker: Worker) -> bool:
 
 
 def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """The worker clears the slot and acks the message. It retries a deferred email under the lease, or releases the
-    email."""
+    """The steps of a worker that has recorded an answer: it clears the ledger's slot and acks the message. Then it
+    retries a deferred email under the same lease. If the lease was lost, the worker releases the email instead."""
     worker = state.workers[i]
     cleared = _worker_is(state, i, outcome=Answer.NONE, has_message=False, slot=Answer.NONE)
     text = f"worker {i}: clears its slot, acks"

@@ -1,8 +1,8 @@
 """The model's state, one immutable value: an email's row, its messages, two workers with ledgers, the relay's progress.
 
-The model has no numbers that only grow, so the number of states is finite. For a lease token, it stores whether the
-token is still the row's (`owns`); for the time, whether the lease has expired; for a settlement, whether the lease is
-unchanged.
+The model has no numbers that only grow, so the number of states is finite. Instead of a lease token, the model stores
+whether the worker's token is still the row's token (`owns`). Instead of a time, it stores whether the lease has
+expired. For a settlement, it stores whether the lease is unchanged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Step(IntEnum):
 
 
 class Answer(IntEnum):
-    """An answer: in a ledger slot, in an attempt row, or the answer that the provider will give."""
+    """An answer of the provider, in a ledger slot or in an attempt row, or the answer that the provider will give."""
 
     NONE = 0
     ON_THE_WIRE = auto()
@@ -65,7 +65,7 @@ class Stage(IntEnum):
 
 
 class Late(IntEnum):
-    """A statement whose connection was lost, and that PostgreSQL may still execute."""
+    """A statement that PostgreSQL may still execute although the worker has lost the connection."""
 
     NONE = 0
     LEASE = auto()
@@ -88,14 +88,14 @@ class Worker(NamedTuple):
         not_allowed: An event happened for which the table of transitions has no row.
         outcome: The outcome of the current attempt, even before the answer arrives.
         attempt: The number of the current attempt.
-        owns: The worker's lease token equals the row's.
+        owns: The worker's lease token is the row's token.
         confirmed: The lease was confirmed after the relay last voided it. The model has no worker clock, because no
             guarantee depends on it.
         has_message: The worker has a message that is not acked.
         slot: The email's ledger slot.
         attempted: The outcome of this attempt in `email_attempt`, under the worker's name.
         late: A statement that PostgreSQL may still execute.
-        recovered: Recovery took the lease, and the email has not changed since.
+        recovered: Recovery took the lease, and the email has not changed since the recovery.
         pinned: The worker knows that only the provider with idempotency keys may be tried.
         by_key: The current attempt is made at the provider with idempotency keys; also in the ledger slot.
     """
@@ -124,7 +124,7 @@ class LiveSettlement(NamedTuple):
         slot: The ledger slot that the relay read.
         attempt: The number of the attempt in that slot.
         by_key: That attempt was made at the provider with idempotency keys.
-        is_current: The lease still has the token and the end that the relay found.
+        is_current: The lease still has the token and the expiry time that the relay found.
     """
 
     stage: Stage = Stage.NONE
@@ -140,7 +140,7 @@ class Row(NamedTuple):
     Attributes:
         recovered_from: The worker from which recovery took the lease when recovery set the email to `held`. Cleared
             when the email changes.
-        in_doubt: The email was published before a promotion that lost commits, and was not leased since.
+        in_doubt: The email was published before a promotion that lost commits, and was not leased since the promotion.
         pinned: Only the provider with idempotency keys may be tried.
         proven: An event proves that the provider accepted the email, and has not settled it yet.
     """
@@ -220,7 +220,7 @@ def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:
-            return Worker(step, late=worker.late)  # the worker's name finds recovered emails
+            return Worker(step, late=worker.late)  # the row's `recovered_from` still names the worker
         dead = worker._replace(email=EmailState.DONE, outcome=Answer.NONE)
         return dead._replace(owns=worker.owns and is_sending, confirmed=False, pinned=False)
     owns = worker.owns and is_sending

@@ -1,4 +1,5 @@
-"""The protocol keeps its guarantees in every reachable state, and without any one rule it breaks a guarantee."""
+"""The protocol keeps its guarantees in every reachable state. If any single rule is removed, the protocol breaks a
+guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each check of /readyz, computed from the results of the monitor's last polls."""
+"""Tests each check of /readyz, which uses the results of the monitor's last polls."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dispatcher.store.counts import MonitorCounts
 from dispatcher.telemetry.scrape import ProcessCollector
 from tests.telemetry.counting import counting
 
-COUNTS = MonitorCounts({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0)
+COUNTS = MonitorCounts({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0, {})
 SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
 WORKER = ProcessStatus("worker", 0, 1, is_up=True, is_ending=False, failed_boots=0, beats=1)
 QUEUES = {SETTINGS.queue: FoundQueue(3, 2), SETTINGS.dlq: FoundQueue(0, 0)}

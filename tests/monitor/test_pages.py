@@ -1,4 +1,4 @@
-"""The monitor's pages while its servers are healthy or faulty. The servers are real."""
+"""Tests the monitor's pages while real servers are healthy or faulty."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client with which other programs on the host read the monitor's /readyz."""
+"""Tests the client with which other programs on the host read the monitor's /readyz."""
 
 from __future__ import annotations
 

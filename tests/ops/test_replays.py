@@ -151,7 +151,8 @@ async def test_a_stopped_replay_continues_where_it_ended(
 
 
 def stop_after(count: int, url: str, replay_id: int) -> Callable[[UUID, ItemOutcome], None]:
-    """A callback that stops the replay from a separate session after `count` emails, and waits until it has stopped."""
+    """A callback that stops the replay from a separate session after `count` emails, and waits until the replay has
+    stopped."""
     seen: list[UUID] = []
 
     async def stop_it() -> None:

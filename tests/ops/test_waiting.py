@@ -1,4 +1,5 @@
-"""Why an email waits, according to PostgreSQL's real data about workers, relays, providers, locks and leases."""
+"""Tests the reason why an email waits, with PostgreSQL's real data about workers, relays, providers, locks and
+leases."""
 
 from __future__ import annotations
 

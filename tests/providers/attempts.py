@@ -1,4 +1,4 @@
-"""An attempt that passes the adapter's reports to functions of a test."""
+"""Provides an attempt that passes the adapter's reports to functions of a test."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class FakeAttempt(Attempt):
     """Calls a test's functions when the adapter reports its progress.
 
     Attributes:
-        admission: Returns the new deadline; None to keep the deadline.
+        admission: A function that returns the new deadline; None to keep the deadline.
     """
 
     def __init__(

@@ -14,7 +14,7 @@ import uvloop
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """The event loop of the workers."""
+    """Runs the tests in the workers' event loop."""
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -25,8 +25,8 @@ class Authority:
     Attributes:
         ca_file: The authority's certificate, for clients.
         server: The server's side of TLS for `127.0.0.1` and `localhost`.
-        elsewhere: The server's side of TLS, but for a different host name.
-        server_of_tls_1_2: As `server`, but with TLS 1.2 at most.
+        elsewhere: Like `server`, but for a different host name.
+        server_of_tls_1_2: Like `server`, but with TLS 1.2 at most.
     """
 
     ca_file: Path
@@ -37,7 +37,7 @@ class Authority:
 
 @pytest.fixture(scope="session")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    """An authority that only clients with its `ca_file` trust."""
+    """An authority that only clients with this `ca_file` trust."""
     ca = trustme.CA()
     ca_file = tmp_path_factory.mktemp("authority") / "ca.pem"
     ca.cert_pem.write_to_path(ca_file)

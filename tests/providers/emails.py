@@ -49,8 +49,8 @@ async def send(
     """Make one attempt, and assert that the attempt ends in time.
 
     Args:
-        leaves: The deadline must pass after `mark_on_wire`. If it passes before, because the machine is slow, the
-            attempt is repeated with a later deadline.
+        leaves: Whether the deadline must pass after `mark_on_wire`. If the deadline passes earlier, because the machine
+            is slow, the attempt is repeated with a later deadline.
     """
     sending = await _attempt(provider, outgoing, seconds)
     while leaves and not sending.left and seconds < PATIENCE_SECONDS:

@@ -82,10 +82,10 @@ def full_listener() -> Iterator[int]:
 async def proxy(
     answer: bytes, double: HttpDouble | None = None, heads: list[bytes] | None = None
 ) -> AsyncIterator[str]:
-    """Run a proxy that gives this answer to CONNECT, and then relays to the double if there is one; yields its URL.
+    """Run a proxy that gives this answer to CONNECT, and then relays to `double` if given; yields the proxy's URL.
 
     Args:
-        heads: Gets the request heads that the proxy receives.
+        heads: A list to which the proxy adds each request head that it receives.
     """
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,7 +109,8 @@ async def proxy(
 
 @contextmanager
 def unresolved() -> Iterator[threading.Event]:
-    """Within the block, the resolver does not answer until the event is set. A thread's wait cannot be cancelled."""
+    """Within the block, the resolver does not answer until the event is set. The end of the block sets the event,
+    because a waiting thread cannot be cancelled."""
     answer = threading.Event()
     resolve = socket.getaddrinfo
 

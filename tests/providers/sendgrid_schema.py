@@ -1,8 +1,8 @@
-"""The rules of SendGrid's documentation for the body of `POST /v3/mail/send`, for the fields that we send.
+"""Checks the body of `POST /v3/mail/send` by the rules of SendGrid's documentation, for the fields that we send.
 
-A JSON Schema for the structure (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send), and checks for
-the rules that a schema cannot express (…/mail-send/errors). The schema is stricter than the published one, because it
-allows only the fields that we send.
+A JSON Schema describes the structure (https://www.twilio.com/docs/sendgrid/api-reference/mail-send/mail-send).
+Functions check the rules that a schema cannot express (…/mail-send/errors). The schema is stricter than the published
+one, because it allows only the fields that we send.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import jsonschema
 MAILBOX: Final = {
     "type": "object",
     "properties": {
-        # ASCII except for the local part, which the documentation does not restrict.
+        # The address must be ASCII, except for the local part, which the documentation does not restrict.
         "email": {"type": "string", "pattern": r"^[^@\s]+@[A-Za-z0-9.-]+$", "maxLength": 320},
         "name": {"type": "string", "minLength": 1},
     },
@@ -81,7 +81,7 @@ SCHEMA: Final = {
         "headers": {
             "type": "object",
             "propertyNames": {"pattern": r"^[!-9;-~]+$"},
-            # The sender must encode values that are not ASCII.
+            # The client must encode values that are not ASCII.
             "additionalProperties": {"type": "string", "pattern": r"^[ -~]*$"},
         },
         "categories": {

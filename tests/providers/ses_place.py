@@ -1,4 +1,4 @@
-"""The environment of the conformance suite for the ses adapter. It renders received requests as MIME messages."""
+"""The environment of the conformance suite for the ses adapter. Renders received requests as MIME messages."""
 
 from __future__ import annotations
 

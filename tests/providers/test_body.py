@@ -50,7 +50,7 @@ def test_a_large_attachment_is_in_memory_once(rendered: Callable[[OutgoingEmail]
 
 
 class ReadsAtOnce(asyncio.Transport):
-    """A transport to a server that reads as fast as we write; counts the loop iterations between two writes."""
+    """A transport to a server that reads as fast as we write. Counts the loop iterations between two writes."""
 
     def __init__(self, local: socket.socket) -> None:
         super().__init__({"socket": local})

@@ -34,8 +34,8 @@ async def transport(authority: Authority) -> AsyncIterator[HttpTransport]:
 async def test_an_unrequested_response_is_not_taken_for_the_next_calls_response(
     octets: int, transport: HttpTransport
 ) -> None:
-    """The unrequested response begins right after the first response, and ends after the server has read the next
-    request."""
+    """The server begins an unrequested response right after the first response. The server ends this response after it
+    has read the next request."""
     unasked = ACCEPTED % b"unasked"
     connections: list[asyncio.StreamWriter] = []
 
@@ -132,8 +132,8 @@ async def _request(reader: asyncio.StreamReader) -> None:
 
 
 def _closes_with_handshake(context: ssl.SSLContext) -> Serve:
-    """Returns a handler that closes the connection in the same TCP segment that completes the handshake. In TLS 1.2 the
-    server sends this segment."""
+    """Returns a handler that closes the connection in the same TCP segment that completes the handshake. In TLS 1.2,
+    the server sends the last message of the handshake."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

@@ -82,8 +82,8 @@ class Call:
         return self
 
     async def run_past_mark_on_wire(self, seconds: float) -> Call:
-        """Make the call with a deadline that must pass after the body was sent; if it passes earlier, repeat with a
-        later one."""
+        """Make the call with a deadline that must pass after the body was sent. If the deadline passes earlier, repeat
+        the call with a later deadline."""
         while not (await self.run(seconds)).left and seconds < PATIENCE:
             assert isinstance(self.end, RequestNotSent)
             assert self.end.reason is Reason.TIMEOUT_BEFORE_SEND
@@ -203,7 +203,8 @@ async def test_a_large_body_that_the_server_does_not_read_is_a_definite_failure(
 
 
 async def test_a_large_body_is_not_given_up_at_the_previous_calls_deadline(transport: HttpTransport) -> None:
-    """All calls of a connection share one timer, so an earlier call's deadline may pass while the next body is sent."""
+    """All calls of a connection share one timer. So the deadline of the previous call may pass while the next body is
+    sent."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + LATER
 
@@ -558,7 +559,7 @@ def test_a_closed_connection_is_freed_without_the_garbage_collector(
             for number in range(3):
                 call = Call(transport, double.url, str(number))
                 await call.run()
-                call.end = None  # the exception refers to its frames, and these refer to the connection
+                call.end = None  # an exception keeps its frames, and they keep the connection
             await transport.close()
             await until(lambda: not _alive())
 
@@ -575,7 +576,8 @@ def _alive() -> list[object]:
 
 
 class BrokenTransport(asyncio.Transport):
-    """A transport that breaks at the first write, and calls its protocol one loop iteration later, like uvloop's."""
+    """A transport that breaks at the first write. Like uvloop's transport, it calls its protocol one loop iteration
+    later."""
 
     def __init__(self, local: socket.socket) -> None:
         super().__init__({"socket": local})

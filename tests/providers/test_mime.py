@@ -44,7 +44,7 @@ domains = st.sampled_from(
 
 @st.composite
 def addresses(draw: st.DrawFn) -> str:
-    """An address as enqueue accepts it, with or without a name."""
+    """An address that `enqueue` accepts, with or without a name."""
     spec = f"{draw(locals_)}@{draw(domains)}"
     name = draw(st.none() | names)
     if name is None:
@@ -126,7 +126,8 @@ def test_attachments_survive_a_round_trip_octet_for_octet(files: list[tuple[str,
 )
 @settings(max_examples=100)
 def test_the_wire_format_is_valid_and_reproducible(outgoing: OutgoingEmail) -> None:
-    """ASCII, CRLF only, no line above 998 octets, no encoded word on a line above 76; the same bytes twice."""
+    """An email is ASCII with CRLF line ends. Lines have at most 998 octets, and at most 76 if they contain an encoded
+    word. A second rendering gives the same bytes."""
     content = render(outgoing).content
 
     assert content.isascii()

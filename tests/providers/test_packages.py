@@ -43,7 +43,7 @@ def _forget() -> None:
 
 
 def mistake(environ: dict[str, str] | None = None) -> str:
-    """The only configuration error if DISPATCHER_PROVIDERS contains the provider."""
+    """The configuration error, which must be the only one, if DISPATCHER_PROVIDERS contains the provider."""
     (found,) = examine({**NAMED, **(environ or {})}, needs=["providers"])[2]
     return found
 
@@ -109,7 +109,7 @@ def test_an_unknown_provider_name_is_reported_with_the_known_names(tmp_path: Pat
                 "does not follow the provider contract: its `name` is not 'journal'; its `capabilities` are not a "
                 "dispatcher.domain.capabilities.Capabilities; its `settings` are not a subclass of "
                 "dispatcher.config.ProviderSettings; it has no method `open`; it has no method `check`; it has no "
-                "method `close`. Install a release of it for this Email Dispatcher"
+                "method `close`. Install a release of that package that supports this version"
             ),
         ),
     ],

@@ -34,7 +34,7 @@ PAGE: Final = Reply(504, b"<html><title>SendGrid - 504 Gateway Timeout</title></
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table, and one way to cause its situation.
+    """One row of the table in docs/providers.md, and one way to cause the situation of this row.
 
     Attributes:
         row: The table's first column.
@@ -130,7 +130,7 @@ CASES: Final = [
 ]  # fmt: skip
 ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
                     (UNTRUSTED, "ProviderFault")}  # fmt: skip
-"""Rows that need no special server. The names of further tests below show these rows."""
+"""Rows that need no special server. Other tests below cover these rows; their names show which rows."""
 
 
 def _named(case: Case) -> str:

@@ -1,4 +1,4 @@
-"""The API key and the email are never in logs (even at DEBUG) or exceptions, whatever the failure."""
+"""After any failure, the API key and the email are in no log (even at DEBUG) and in no exception."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ECHO = sendgrid_error(400, "ann@example.com <ann@example.com> is not ann%40examp
 
 @pytest.fixture
 def debug_log() -> Iterator[None]:
-    """Our own log at DEBUG."""
+    """Sets our own log to DEBUG for the test."""
     log.configure("debug", "json", worker="test")
     yield
     structlog.reset_defaults()
@@ -70,8 +70,8 @@ async def test_a_failed_connection_reports_nothing_private(tmp_path: Path, caplo
 
 
 async def test_python_sendgrids_own_client_logs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """At DEBUG, SendGrid's client logs the key and the whole email. We do not use it, but an application in our process
-    may."""
+    """At DEBUG, SendGrid's client logs the key and the whole email. We do not use this client, but an application in
+    our process may use it."""
     caplog.set_level(logging.DEBUG)
     async with sendgrid_place(tmp_path) as place:
         client = SendGridAPIClient(KEY, place.double.url)

@@ -48,7 +48,7 @@ async def test_ses_gets_one_post_whatever_the_environment_sets(mode: str, tmp_pa
 
 
 async def test_boto3_by_default_posts_again(tmp_path: Path) -> None:
-    """The reason why we do not send with boto3. The test also shows that the double counts repeated posts."""
+    """This is the reason why we do not send with boto3. The test also shows that the double counts repeated posts."""
     email = {"Content": {"Raw": {"Data": b"x"}}}
     async with ses_place(tmp_path, Behaviour(Fault.CLOSE)) as place:
         with aws_environment():
@@ -156,7 +156,7 @@ async def test_opening_starts_no_thread_and_close_is_idempotent() -> None:
 
 @pytest.fixture
 def debug_log() -> Iterator[None]:
-    """Our own log at DEBUG."""
+    """Sets our own log to DEBUG for the test."""
     log.configure("debug", "json", worker="test")
     yield
     structlog.reset_defaults()
@@ -186,7 +186,7 @@ async def test_nothing_private_is_logged_or_raised(
 
 
 async def test_botocore_at_debug_would_log_the_access_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The reason why we silence botocore's log. The test also shows that the test above would detect a leak."""
+    """This is the reason why we silence botocore's log. It also proves that the test above would detect a leak."""
     async with ses_place(tmp_path) as place:
         for name in ("", "botocore", "urllib3"):
             caplog.set_level(logging.DEBUG, logger=name)

@@ -1,4 +1,5 @@
-"""The ses adapter's outcomes if no connection opens. The posted requests show that no email was sent."""
+"""Tests the ses adapter's outcomes if no connection opens. The server's record of requests shows that no email was
+sent."""
 
 from __future__ import annotations
 

@@ -136,7 +136,8 @@ async def test_a_hanging_credentials_server_delays_no_other_providers_emails(tmp
 
 
 async def test_emails_use_the_old_credentials_during_a_renewal() -> None:
-    """The old credentials are valid for ten more minutes. With botocore alone, callers would then wait for new ones."""
+    """The old credentials are valid for ten more minutes. With botocore alone, callers would wait for new
+    credentials."""
     role = open_role(lasts_seconds=600)
     async with signed_by(role) as (provider, ses):
         await accepted(provider)

@@ -75,7 +75,7 @@ def test_the_profile_is_used(tmp_path: Path, authority: Authority) -> None:
 
 
 def test_resolving_the_endpoint_calls_no_server(tmp_path: Path) -> None:
-    """Neither SES is called, nor the program that the profile sets for credentials."""
+    """The test fails if the adapter calls SES, or runs the program that the profile sets for credentials."""
     ran = tmp_path / "ran"
     profile = tmp_path / "config"
     profile.write_text(f"[default]\ncredential_process = /usr/bin/touch {ran}\n")

@@ -69,7 +69,7 @@ async def test_raw_content_arrives(provider: SesProvider) -> None:
     assert isinstance(sending.outcome, Accepted)
     message = arrived(sending.outcome.provider_message_id)
     assert message.source == "shop@example.org"
-    # moto adds the recipients from the headers.
+    # moto adds the recipients that it finds in the headers.
     assert set(message.destinations) == {"ann@example.com", "eve@example.com"}
     content = parsed(message.raw_data.encode())
     assert content["X-A"] == "Grüße"

@@ -33,7 +33,7 @@ def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Repl
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One row of the table, and one way to cause its situation.
+    """One row of the table in docs/providers.md, and one way to cause the situation of this row.
 
     Attributes:
         row: The table's first column.
@@ -197,7 +197,7 @@ async def test_each_situation_has_the_outcome_of_its_row(case: Case, tmp_path: P
     "case", [case for case in CASES if isinstance(case.act, Fault) and case.act is not Fault.FLOOD], ids=_named
 )
 async def test_the_next_email_is_not_affected(case: Case, tls: bool, tmp_path: Path, authority: Authority) -> None:
-    """With only one connection: whatever happened to an email, the next email gets a usable connection."""
+    """There is only one connection. Whatever happened to an email, the next email gets a usable connection."""
     async with ses_place(
         tmp_path, Behaviour(case.act), tls=authority.server if tls else None, ca_file=authority.ca_file, connections=1
     ) as place:
@@ -306,7 +306,7 @@ def test_every_exception_in_the_model_has_a_verdict() -> None:
 
 
 def test_botocores_throttling_errors_are_ours() -> None:
-    # SES uses LimitExceededException for the account's quota.
+    # SES uses LimitExceededException for the account's quota, not for throttling.
     codes = {*ThrottledRetryableChecker._THROTTLED_ERROR_CODES} - {"LimitExceededException"}
 
     assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}

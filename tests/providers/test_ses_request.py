@@ -1,4 +1,4 @@
-"""The body of SendEmail fits botocore's API model, and has the same octets as botocore's serializer writes."""
+"""The body of SendEmail fits botocore's API model, and has exactly the octets that botocore's serializer writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ses adapter keeps its deadlines, waits, and reuses connections, according to the posted requests."""
+"""The ses adapter keeps its deadlines, waits, and reuses connections, as the server's record of requests shows."""
 
 from __future__ import annotations
 
@@ -81,7 +81,8 @@ async def test_the_deadline_restarts_when_a_connection_is_acquired(tmp_path: Pat
     async with ses_place(tmp_path, Behaviour(latency_seconds=LATER_SECONDS), connections=1) as place:
         first = asyncio.create_task(send(place.provider, an_email()))
         await until(lambda: place.double.begun.total() == 1)
-        # The response comes after this deadline, but before the deadline that counts from the acquired connection.
+        # The response comes after this deadline, but before the later deadline that the attempt gets when the
+        # connection is acquired.
         attempt = FakeAttempt(1, loop.time() + 1.5 * LATER_SECONDS, lambda: None)
         attempt.admission = lambda: loop.time() + PATIENCE_SECONDS
 

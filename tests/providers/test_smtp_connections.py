@@ -1,4 +1,4 @@
-"""The smtp adapter keeps, reuses and closes connections, counted at the server."""
+"""The smtp adapter keeps, reuses and closes connections. The server counts the connections."""
 
 from __future__ import annotations
 
@@ -304,7 +304,7 @@ async def test_a_reply_that_is_unread_in_the_socket_at_the_deadline_counts(tmp_p
 
         def stay_busy() -> None:
             _block_until(lambda: str(email.email_id) in read_ledger(tmp_path / "ledger.jsonl").ids)
-            # uvloop uses the same clock, but with the value of its last iteration.
+            # `loop.time()` would not advance here, because uvloop updates its time only once per iteration.
             _block_until(lambda: time.monotonic() > deadline + 0.1)
 
         outcome = await provider.send(email, FakeAttempt(1, deadline, lambda: _soon(stay_busy)))

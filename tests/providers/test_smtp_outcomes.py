@@ -23,7 +23,7 @@ LARGE: Final = "A line of a long letter.\n" * 40_000
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One way to cause the situation of a row.
+    """One way to cause the situation of a row of the table in docs/providers.md.
 
     Attributes:
         script: What the server does.
@@ -192,7 +192,8 @@ async def test_each_situation_has_the_outcome_of_its_row(
 
 @pytest.mark.parametrize(("expected", "case"), PARAMETERS)
 async def test_the_next_email_is_not_affected(expected: str, case: Case, tmp_path: Path) -> None:
-    """Whatever happened to an email, a connection that is reused must be in step."""
+    """Whatever happened to an email, the next email on the same connection must not read replies to the previous
+    email."""
     async with smtp_place(tmp_path, SmtpBehaviour(script=dict(case.script)), connections=1) as place:
         with contextlib.suppress(ProviderFault):
             await send(place.provider, an_email(to=case.to, text=case.text), seconds=case.seconds)

@@ -1,4 +1,4 @@
-"""Parses single SMTP replies: codes, reasons, queue ids, and replies that arrive in pieces."""
+"""Tests the parser of single SMTP replies: codes, reasons, queue ids, and replies that arrive in pieces."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_only_safe_queue_ids_are_read(text: str, queue_id: str | None) -> None:
         ("4.7.0 Too many concurrent connections", Reason.THROTTLED),
         ("4.5.3 Too many recipients", Reason.SERVER_ERROR),
         ("4.3.1 Insufficient system storage", Reason.SERVER_ERROR),
-        # These replies concern a mailbox, not us. If they paused the provider, all other emails would stop.
+        # These replies concern a mailbox, not the dispatcher. If they paused the provider, all other emails would wait.
         ("4.2.1 The user is receiving mail at a rate that prevents additional messages", Reason.RECIPIENT_DEFERRED),
         ("4.2.2 The mailbox is over its message quota", Reason.RECIPIENT_DEFERRED),
         ("4.7.1 Graylisted, come back", Reason.RECIPIENT_DEFERRED),
@@ -143,7 +143,7 @@ class Wire(asyncio.Transport):
         """Discard the data."""
 
     def abort(self) -> None:
-        """There is no connection."""
+        """Does nothing, because there is no connection."""
 
 
 @contextmanager

@@ -112,7 +112,7 @@ async def test_a_temporary_refusal_of_starttls_is_deferred(tmp_path: Path, autho
 
 
 async def test_an_unencrypted_reply_after_starttls_ends_the_connection(tmp_path: Path, authority: Authority) -> None:
-    """CVE-2011-0411 from the client's side: an attacker on the network sends a reply before TLS starts."""
+    """Tests the client's side of CVE-2011-0411: an attacker on the network sends a reply before TLS starts."""
     injected = "220 go ahead\r\n250-evil.example\r\n250 SIZE 1"
     behaviour = SmtpBehaviour(security="starttls", tls=authority.server, script={Step.STARTTLS: injected})
     async with secured(tmp_path, behaviour, authority.ca_file) as (provider, sink):

@@ -1,4 +1,5 @@
-"""If a server accepts emails but closes before it replies, every email is sent once, and is uncertain."""
+"""If a server accepts an email but closes the connection before it replies, the email is sent once and its outcome is
+uncertain."""
 
 from __future__ import annotations
 

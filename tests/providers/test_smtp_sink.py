@@ -78,7 +78,7 @@ async def test_a_sinks_replies_can_be_scripted(tmp_path: Path) -> None:
 
 
 async def test_bare_line_ends_are_refused(tmp_path: Path) -> None:
-    """If the sink accepted bare line ends, the adapter's tests could not detect them."""
+    """If the sink accepted bare line ends, the adapter's tests could not detect that the adapter sends them."""
     async with smtp_place(tmp_path) as place:
         reader, writer = await asyncio.open_connection("127.0.0.1", place.sink.port)
         writer.write(

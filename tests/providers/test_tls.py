@@ -1,4 +1,5 @@
-"""TLS between our HTTP connection and the socket works however the octets are split and the connection is closed."""
+"""TLS between our HTTP connection and the socket works for any split of the octets and any way to close the
+connection."""
 
 from __future__ import annotations
 
@@ -22,12 +23,12 @@ from tests.waiting import until
 PATIENCE: Final = 20.0
 HEAD: Final = b"HTTP/1.1 200 OK\r\n"
 BODY: Final = b"x" * 60_000
-"""A body of four records, below the limit for a response's body."""
+"""A body of four TLS records, below the limit for a response's body."""
 
 
 @pytest.fixture(params=["TLS 1.3", "TLS 1.2"])
 def server_tls(request: pytest.FixtureRequest, authority: Authority) -> ssl.SSLContext:
-    """The server's side."""
+    """The TLS context of the server."""
     return authority.server if request.param == "TLS 1.3" else authority.server_of_tls_1_2
 
 
@@ -105,7 +106,8 @@ async def _call(port: int, authority: Authority) -> HttpResponse | NoResponse:
 async def _server(
     tls: ssl.SSLContext, answer: bytes, *, cut_into: int, sends_tls_close: bool = True, is_brief: bool = False
 ) -> AsyncIterator[int]:
-    """Run a server that sends one response and closes. It splits its TLS output into pieces of `cut_into` octets."""
+    """Run a server that sends one response and closes the connection. The server splits its TLS output into pieces of
+    `cut_into` octets."""
 
     def serve(listening: socket.socket) -> None:
         plain, _ = listening.accept()

@@ -1,5 +1,5 @@
-"""After a worker was killed, the relay immediately records the answers in its ledger and releases its other leases, and
-does so only once."""
+"""After a worker was killed, the relay immediately records the answers in the worker's ledger and releases the worker's
+other leases. The relay does so only once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dispatcher.recovery.ledgers import LedgerRecovery
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
-from tests.recovery.lost_workers import BEGAN, WORKER, answered, die, on_the_wire, rendering, unsent
+from tests.recovery.lost_workers import BEGAN, WORKER, Step, answered, die, on_the_wire, rendering, unsent
 from tests.recovery.tally import counted
 from tests.store.books import Books, frozen_sessions
 from tests.store.damage import refused
@@ -43,7 +43,8 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions. The test's process opens them, so they can outlive the worker."""
+    """The worker's pool of PostgreSQL sessions. The test's process opens the sessions, so they can outlive the
+    worker."""
     opened = make_pool(tables_url, name=WORKER, size=2)
     await opened.open()
     yield opened
@@ -265,7 +266,7 @@ async def test_a_full_window_in_mixed_states(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:
     leases = await lease(worker, books, 60)
-    steps = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
+    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Rejected(Reason.REFUSED))]
     die(run_dir, [(each, steps[number % 4]) for number, each in enumerate(leases)])
 
     await settlement.run_once()
@@ -278,7 +279,7 @@ async def test_a_second_settlement_of_the_same_ledger_is_harmless(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path, tmp_path: Path
 ) -> None:
     leases = await lease(worker, books, 4)
-    steps = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
+    steps: list[Step] = [unsent, on_the_wire, answered(Accepted()), answered(Deferred(Reason.THROTTLED))]
     die(run_dir, list(zip(leases, steps, strict=True)))
     path = only_file(run_dir)
     kept = tmp_path / "kept"
@@ -703,8 +704,8 @@ async def test_the_ledger_of_a_dead_worker_corrects_the_recovery_by_another_host
         (deferred, Deferred(Reason.THROTTLED)),
         (rejected, Rejected(Reason.REFUSED)),
     ]
-    steps = [(unnamed, unsent), (wire, on_the_wire), *((each, answered(outcome)) for each, outcome in answers)]
-    die(run_dir, steps)
+    steps: list[tuple[Lease, Step]] = [(each, answered(outcome)) for each, outcome in answers]
+    die(run_dir, [(unnamed, unsent), (wire, on_the_wire), *steps])
     await recover_all(tables_url, books)
     assert books.statuses() == {"held": 5}
 

@@ -43,7 +43,7 @@ Look = Callable[..., Coroutine[Any, Any, None]]
 
 @dataclass
 class Relay:
-    """Settles the expired leases of one ledger, with a monotonic clock that it moves itself."""
+    """Settles the expired leases of one ledger, and moves its own monotonic clock."""
 
     pool: Pool
     ledger: Ledger
@@ -51,7 +51,7 @@ class Relay:
     clock: float = 0.0
 
     async def look_for(self, seconds: float = 70.0) -> None:
-        """Runs rounds for this time by its own clock. A lease lasts 60 seconds."""
+        """Runs rounds for this time, by the relay's own clock. A lease lasts 60 seconds."""
         expired = FrozenWorkers(settings(), self.pool, self.report, clock=lambda: self.clock)
         living = living_ledger(self.ledger.path)
         assert living is not None
@@ -64,7 +64,7 @@ class Relay:
 
 @pytest.fixture
 async def worker_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The worker's sessions."""
+    """The worker's pool of PostgreSQL sessions."""
     opened = make_pool(tables_url, name=WORKER, size=1)
     await opened.open()
     yield opened
@@ -87,7 +87,7 @@ def ledger(tmp_path: Path) -> Ledger:
 
 @pytest.fixture
 async def relay_pool(tables_url: str) -> AsyncIterator[Pool]:
-    """The relay's sessions."""
+    """The relay's pool of PostgreSQL sessions."""
     opened = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await opened.open()
     yield opened
@@ -268,7 +268,7 @@ async def test_a_late_acceptance_ends_the_current_lease_of_another_worker(
     await worker.record([result(each, Status.SENT)])
 
     assert books.status(each.email_id) == "sent"
-    # The other worker notices this at its next renewal or record, and overwrites nothing.
+    # The other worker notices the lost lease at its next renewal or record, and overwrites nothing.
     assert await other_store.renew({again.email_id: again.token}, 60) == set()
     assert await other_store.record([result(again, Status.FAILED)]) == set()
     assert books.status(each.email_id) == "sent"

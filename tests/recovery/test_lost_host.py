@@ -63,9 +63,9 @@ async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recov
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
     await until(lambda: books.sessions("dispatcher relay"))
     enqueue(books.connection, email("next"))
-    await rabbit.take_all(
-        topology.queue, 1
-    )  # the relay leads, has run each service once, and observes leases for three quarters of a lease
+    # Once this message arrives, the relay leads and has run each service once. It then observes leases for three
+    # quarters of a lease.
+    await rabbit.take_all(topology.queue, 1)
 
     assert await store.renew({living: leases[living].token}, 60) == {living}
     await until(lambda: books.status(gone) == "held")
@@ -124,6 +124,6 @@ async def test_if_no_relay_reaches_rabbitmq_the_leader_stays_and_recovers(
         await store.lease(books.keys([email_id]), 60)
         books.change(email_id, locked_until=EXPIRED)
 
-        await until(lambda: books.status(email_id) == "held")  # later than the relay would hand over
+        await until(lambda: books.status(email_id) == "held")  # this takes longer than a change of the leader would
 
         assert leader(books) == first

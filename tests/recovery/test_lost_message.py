@@ -34,7 +34,7 @@ async def test_an_email_overtaken_by_later_ones_is_published_again_while_the_que
     books.change(being_sent, published_at=datetime.now(UTC))
     await store.lease(books.keys([being_sent]), 60)
     for email_id in waiting:
-        # Far enough in the future that the relay counts all of these emails as published later, even if the test is
+        # This time is in the future, so the relay counts all of these emails as published later, even if the test is
         # slow.
         books.change(email_id, published_at=datetime.now(UTC) + timedelta(seconds=50))
         await rabbit.publish(topology.queue, pointer.encode(pointer.Pointer(email_id, books.key(email_id))))

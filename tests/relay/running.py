@@ -31,7 +31,7 @@ Start = Callable[..., Awaitable[PublishLoop]]
 
 @pytest.fixture
 async def rabbit(servers: Servers) -> AsyncIterator[Rabbit]:
-    """A RabbitMQ client that is separate from the relay's."""
+    """A RabbitMQ client that is separate from the relay's client."""
     async with await open_connection(servers.amqp_url, name="test") as connection:
         yield Rabbit(connection)
 
@@ -110,5 +110,5 @@ async def next_round(books: Books) -> None:
         seen.update(at for at in looks if at is not None and at > now["instant"])
         return len(seen) >= LOOKS
 
-    # An idle round takes place every quarter of a second, with one query per queue.
+    # An idle relay runs a round every quarter of a second. Each round makes one query per queue.
     await until(have_been_two_rounds)

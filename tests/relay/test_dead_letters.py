@@ -1,4 +1,4 @@
-"""How often the relay queries for due dead letters. The outbox is real; RabbitMQ is not used."""
+"""Tests how often the relay queries for due dead letters. The outbox is real; RabbitMQ is not used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the relay remembers about published emails. The outbox is real; RabbitMQ is not used."""
+"""Tests what the relay remembers about published emails. The outbox is real; RabbitMQ is not used."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Queue:
     """A fake queue that counts messages per email.
 
     Attributes:
-        refuses: The number of next batches that the queue refuses; `breaks`: the number of next batches during which
-            the connection breaks.
+        refuses: How many of the next batches the queue refuses. `breaks`: How many of the next batches break the
+            connection.
     """
 
     def __init__(self) -> None:

@@ -354,7 +354,7 @@ async def test_a_published_email_is_not_published_again_before_it_is_marked(
     first = books.enqueue_one()
     await rabbit.take_all(settings.queue, 1)
 
-    others = [books.enqueue_one() for _ in range(4)]  # even the first round makes one query
+    others = [books.enqueue_one() for _ in range(4)]  # to publish these, the relay makes at least one more query
     messages = await rabbit.take_all(settings.queue, 4)
 
     assert {message.pointer.email_id for message in messages} == set(others)

@@ -1,4 +1,4 @@
-"""Which refusals count against the provider, and which count only against the email."""
+"""Tests which refusals count against the provider, and which count only against the email."""
 
 from __future__ import annotations
 

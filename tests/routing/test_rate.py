@@ -1,4 +1,4 @@
-"""All workers share a ceiling: they take tokens from PostgreSQL, whose clock refills them."""
+"""All workers share a maximum rate: they take tokens from PostgreSQL, which refills the tokens by its own clock."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def test_a_clock_set_back_empties_the_bucket_but_does_not_block_it(
     assert await limit.take()
     connection.execute("update provider_rate set tokens = 0, refilled_at = now() + interval '1 hour'")
 
-    # More tokens than the limit has taken already.
+    # The limit took a chunk of tokens before the clock was set back. This loop uses more tokens than that chunk.
     for _ in range(int(CEILING * CHUNK_SECONDS) + 1):
         assert await asyncio.wait_for(limit.take(), DEADLINE_SECONDS)
 
@@ -224,7 +224,8 @@ class Bucket(ProviderStore):
         return answer
 
     def take(self, emails: int, ceiling: float = CEILING) -> list[float]:
-        """Takes tokens for this number of emails through a rate limit; returns the times of its queries."""
+        """Takes tokens for this number of emails through a rate limit; returns the times of the rate limit's
+        queries."""
 
         async def take() -> None:
             limit = RateLimit(self, "smtp", ceiling)

@@ -1,4 +1,4 @@
-"""Which provider is chosen for the next attempt, and how outcomes change the choice."""
+"""Tests which provider is chosen for the next attempt, and how outcomes change the choice."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ THROTTLED = Deferred(Reason.THROTTLED, "slow down", "429", 90.0)
 
 
 class Scene:
-    """Routes to providers in this order, with one clock."""
+    """Routes to the given providers, in the given order, with one clock."""
 
     def __init__(self, names: str = "abc", **capabilities: Capabilities) -> None:
         self.now = 1000.0

@@ -3,7 +3,7 @@
     python -m tests.steps.frozen --freezes 200 --seed 1
 
 Meanwhile, other workers get the expired leases. After waking, a worker must send no email twice and break no guarantee.
-The relay is frozen, too, after it has read a live worker's ledger and before it releases leases. Only emails that were
+The relay is also frozen, after it has read a live worker's ledger and before it releases leases. Only emails that were
 on the wire at a freeze may be held.
 """
 
@@ -49,7 +49,7 @@ class Waker:
     woken: int = 0
 
     def look(self) -> bool:
-        """Wakes the processes whose time has come; returns True."""
+        """Wakes the processes that are due to wake; always returns True."""
         frozen = self.kill_plan.kills()
         for number in range(len(self._wake_at), len(frozen)):
             self._wake_at[number] = time.monotonic() + self.chance.uniform(SHORTEST_SECONDS, LONGEST_SECONDS)
@@ -89,7 +89,7 @@ def freeze(host: Host, *, freezes: int, seed: int) -> Proof:
     eventually(lambda: count_unfinished(host) == 0, "the end of all emails")
     stop(run)
     proof = Proof(kill_plan.kills(), host.books(enqueued), enqueued, seconds=time.monotonic() - began_at)
-    # Evidence may have shown that a held email was sent, after the email's dead letter was published.
+    # A dead letter may remain if later evidence proved that a held email was sent.
     proof.assert_harmless()
     return proof
 

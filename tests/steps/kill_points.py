@@ -1,9 +1,9 @@
 """Kills or freezes processes at a given step of the protocol, with SIGKILL or SIGSTOP.
 
 `inject_faults` patches this process, in which `dispatcher run` then starts. Each relay and each worker draws a target:
-a step, and how many times to pass that step first. At the target, the process records the step, the step's emails and
-the emails on the wire, and then kills or freezes itself. A woken process draws a new target. The product has no code
-for this.
+a step, and how many times to pass that step first. When the process reaches its target, it records the step, the step's
+emails and the emails on the wire. Then it kills or freezes itself. A woken process draws a new target. The product has
+no code for this.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class KillPlan:
             if number >= int((self.folder / f"{role}.allowed").read_text()):
                 return None
             drawn.write(b".")
-        # Every step once, then every step again in a new random order, and so on.
+        # Draw every step once in a random order, then every step again in a new random order, and so on.
         turn, place = divmod(number, len(steps))
         order = random.Random(f"{self._seed} {role} {turn}").sample(steps, len(steps))
         return order[place], random.Random(f"{self._seed} {role} {number}")
@@ -213,7 +213,7 @@ def _inject_into_ledger(injector: FaultInjector) -> None:
         injector.on_the_wire[slot] = email_id
         injector.reach(Step.BEFORE_BYTE, [email_id])
         if injector.is_due(Step.AFTER_BYTE):
-            # The byte is sent in this iteration of the event loop.
+            # The byte is sent in this iteration of the event loop, so the kill comes in the next one.
             asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_BYTE, [email_id])
         return slot
 
@@ -255,7 +255,7 @@ def _inject_into_store(injector: FaultInjector) -> None:
         ours = await _interrupted(injector, Step.IN_RECORD, emails, lambda: record(self, results, *given, **named))
         injector.reach(Step.AFTER_RECORD, emails)
         if injector.is_due(Step.AFTER_ACK):
-            # The caller acks in the same iteration of the event loop.
+            # The caller acks in this iteration of the event loop, so the kill comes in the next one.
             asyncio.get_running_loop().call_soon(injector.die, Step.AFTER_ACK, emails)
         return ours
 

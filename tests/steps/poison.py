@@ -1,6 +1,7 @@
 """Runs `dispatcher run` with workers that die while they render one email: `python -m tests.steps.poison FILE`.
 
-FILE holds the email's id. The worker dies without a log message, as after a crash in native code or a lack of memory.
+FILE contains the email's id. The worker dies without a log message, as after a crash in native code or a lack of
+memory.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 One `dispatcher run` runs all the time, while its processes are killed again and again (see `kill_points`). In each
 round, emails are enqueued until all kills of the round have happened; some recipients are rejected or greylisted. Then
 the dispatcher finishes all emails, and every email is checked: none is lost or duplicated, and only emails that were on
-the wire at a kill are held. With the policy `resend`, no email is held, and an email arrives again at most once for
-each kill while it was on the wire. A lease lasts 300 s, so no recovery waits for a lease to expire.
+the wire at a kill are held. With the policy `resend`, no email is held. For each kill while an email was on the wire,
+the email may arrive one more time. A lease lasts 300 s, so no recovery waits for a lease to expire.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Proof:
         return set(self.books.by_status.get("held", ())) - self._doubt.keys()
 
     def held_by(self, step: Step) -> int:
-        """The number of held emails for which the last kill, while they were on the wire, was at this step."""
+        """The number of held emails whose last kill on the wire was at this step."""
         return sum(self._doubt.get(email_id) is step for email_id in self.books.by_status.get("held", ()))
 
     def count(self, step: Step) -> int:
@@ -106,8 +106,7 @@ class Proof:
         assert not self.books.misannounced, f"with a dead letter, but alive: {self.books.misannounced}"
 
     def assert_harmless(self) -> None:
-        """As `assert_balanced`, but allows the dead letter of an email for which later evidence showed that it was
-        sent."""
+        """As `assert_balanced`, but allows the dead letter of an email that later evidence proved to be sent."""
         assert not self.excess_duplicates, f"too often: {self.excess_duplicates}"
         replace(self.books, duplicates={}).assert_harmless()
         assert self.policy is OnUncertain.HOLD or not self.books.count("held"), self.books.by_status["held"]
@@ -134,7 +133,8 @@ def prove(
     kill_plan.allow(0, 0)
     host.sink("--latency-ms", "3")
     argv = [sys.executable, "-m", "tests.steps.program", str(folder), str(seed), "SIGKILL"]
-    # With either policy, an uncertain email that has used up its attempts is held.
+    # With either policy, an uncertain email that has used up its attempts is held. So runs with `resend` allow 100
+    # attempts.
     attempts = {"MAX_ATTEMPTS": 100} if policy is OnUncertain.RESEND else {}
     run = host.program(argv, "run", env=host.environment(**SETTINGS, ON_UNCERTAIN=policy.value, **attempts))
     enqueued: set[UUID] = set()
@@ -166,7 +166,7 @@ def _feed(host: Host, kill_plan: KillPlan, kills: int, enqueued: set[UUID], numb
 
 
 def is_fed(host: Host, enqueued: set[UUID], numbers: Iterator[int]) -> bool:
-    """Enqueues more emails if few are unfinished; returns True."""
+    """Enqueues more emails if few emails are unfinished; returns True."""
     if count_unfinished(host) < BACKLOG:
         enqueued.update(host.enqueue(_email(next(numbers)) for _ in range(BATCH)))
     return True
@@ -225,7 +225,8 @@ def table(proof: Proof) -> Table:
 
 @contextmanager
 def own_host(folder: Path) -> Iterator[Host]:
-    """A host with a separate database and queues, on private servers or on those that the environment variables set."""
+    """A host with a separate database and queues, on private servers or on the servers that the environment variables
+    set."""
     name = f"steps_{secrets.token_hex(4)}"
     topology = Topology(exchange=name, queue=f"{name}.send", dlq=f"{name}.dlq", queue_type="quorum")
     with (

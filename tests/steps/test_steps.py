@@ -35,7 +35,7 @@ def test_an_email_that_kills_its_worker_while_rendered_fails_and_stops_no_other(
     host.sink()
     argv = [sys.executable, "-m", "tests.steps.poison", str(host.folder / "poison")]
 
-    # One connection, so that the worker has no other email on the wire when it dies.
+    # The worker has one connection, so no other email is on the wire when the worker dies.
     run = host.program(argv, "run", env=host.environment(METRICS_ADDRESS="off", SMTP_CONNECTIONS=1))
     ids = host.enqueue(emails(200))
 

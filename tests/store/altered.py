@@ -29,8 +29,8 @@ class Mutant:
 
 
 def connection_class(mutant: Mutant | None) -> type[AsyncSession]:
-    """A connection class that executes the mutant instead of the original statement. Without a mutant, it changes
-    nothing."""
+    """A connection class that executes the mutant instead of the original statement. Without a mutant, the class
+    changes no statement."""
     original, altered = mutant.texts if mutant else (b"", b"")
 
     class Altered(psycopg.AsyncConnection[TupleRow]):

@@ -34,7 +34,7 @@ class Books:
     def __init__(self, connection: psycopg.Connection) -> None:
         """
         Args:
-            connection: In autocommit.
+            connection: A connection in autocommit mode.
         """
         self.connection = connection
 
@@ -51,7 +51,7 @@ class Books:
         return str(self.row(email_id)["message_key"])
 
     def keys(self, email_ids: list[UUID]) -> dict[UUID, str]:
-        """Message keys by id, as `LeaseStore.lease` takes them."""
+        """The message key of each email by id, in the form that `LeaseStore.lease` takes."""
         return {row["email_id"]: row["message_key"] for row in self.rows() if row["email_id"] in email_ids}
 
     def row(self, email_id: UUID) -> Row:
@@ -87,7 +87,7 @@ class Books:
         return {row["outcome"]: row["emails"] for row in found}
 
     def completed_at(self, email_id: UUID) -> Any:
-        """When the email's message key was marked as completed; None if it is not."""
+        """When the email's message key was marked as completed; None if the key is not completed."""
         (row,) = self.select("select completed_at from email_idempotency where email_id = %s", email_id)
         return row["completed_at"]
 
@@ -126,8 +126,8 @@ class Books:
         return any(row["wait_event_type"] == "Lock" for row in self.sessions(name))
 
     def terminate(self, name: str, *, waiting: bool = False) -> int:
-        """Terminates the sessions with this `application_name`, or only the ones that wait for a lock; returns their
-        number."""
+        """Terminates the sessions with this `application_name`; with `waiting`, only the sessions that wait for a lock.
+        Returns the number of terminated sessions."""
         found = self.select(
             "select pg_terminate_backend(pid) from pg_stat_activity "
             "where application_name = %s and datname = current_database() "
@@ -145,8 +145,8 @@ class Books:
 
 @contextlib.contextmanager
 def frozen_sessions(books: Books, name: str) -> Iterator[None]:
-    """Freezes PostgreSQL's processes for these sessions during the block. They keep their locks, even if the client
-    disconnects."""
+    """Freezes PostgreSQL's processes for these sessions during the block. The sessions keep their locks, even if the
+    client disconnects."""
     pids = [row["pid"] for row in books.sessions(name)]
     assert pids
     for pid in pids:

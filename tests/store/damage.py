@@ -25,19 +25,19 @@ def damage(connection: psycopg.Connection, table: str) -> Iterator[None]:
     Reading such a value then fails: XX001, "missing chunk number 0 for toast value …".
 
     Args:
-        connection: In autocommit, of a superuser.
+        connection: A superuser's connection, in autocommit mode.
     """
     before = _last_chunk(connection, table)
     yield
     lost = 0
     for oid, name in connection.execute(_TOAST_TABLES.encode(), (table,)).fetchall():
         with connection.transaction():
-            # PostgreSQL allows no writes to a TOAST table.
+            # PostgreSQL allows no writes to a TOAST table, so make it a normal table for now.
             connection.execute("update pg_class set relkind = 'r' where oid = %s", (oid,))
             delete = sql.SQL("delete from pg_toast.{} where chunk_id > %s").format(sql.Identifier(name))
             lost += connection.execute(delete, (before,)).rowcount
             connection.execute("update pg_class set relkind = 't' where oid = %s", (oid,))
-        # Until this statement, a reader still finds the values.
+        # Until this statement removes the values, a reader still finds them.
         connection.execute(sql.SQL("vacuum pg_toast.{}").format(sql.Identifier(name)))
     assert lost > 0, "nothing was stored out of line"
 
@@ -62,7 +62,7 @@ def refused(connection: psycopg.Connection, email_id: UUID, change: str) -> Iter
 
 
 def noise(characters: int) -> str:
-    """A text that hardly compresses."""
+    """A random text, which hardly compresses."""
     return random.Random(1).randbytes(characters // 2).hex()
 
 

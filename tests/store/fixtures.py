@@ -1,7 +1,7 @@
-"""Fixtures around a migrated database that is emptied between tests. This is a hundred times faster than a new clone.
+"""Fixtures with a migrated database that is emptied between tests, which is a hundred times faster than a new clone.
 
-They are for tests that only add rows; tests that change the schema use `database_url` instead. The conftest.py of each
-folder imports the fixtures that its tests need.
+These fixtures are for tests that only add rows. Tests that change the schema use `database_url` instead. The
+conftest.py of each folder imports the fixtures that its tests need.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 _TABLES: Final = """
     select relname from pg_class
     where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
-        and relname not in ('dispatcher_migration', 'dispatcher_database')
+        and relname not in ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed')
 """
 _OTHERS: Final = """
     from pg_stat_activity
@@ -59,16 +59,18 @@ def tables_url(kept_database_url: str) -> Iterator[str]:
         cleaner.execute("set dispatcher.prune_audit = 'on'")
         for (table,) in cleaner.execute(_TABLES).fetchall():
             cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
+        cleaner.execute("update outgoing_feed set is_on = false, wanted_at = 'epoch'")
         yield kept_database_url
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
-        # Terminated sessions end a moment later. Until then, the next test would find their locks and names.
+        # Terminated sessions end a moment later. Wait, because the next test would otherwise find their locks and
+        # names.
         wait_until(lambda: cleaner.execute(f"select {_OTHERS}".encode()).fetchone() is None)
 
 
 @pytest.fixture
 def clock(tables_url: str) -> Iterator[SteeredClock]:
-    """A settable PostgreSQL clock for sessions of `tables_url` that begin later. A test lists it before fixtures that
-    open sessions."""
+    """A settable PostgreSQL clock for sessions of `tables_url` that begin later. A test must list this fixture before
+    fixtures that open sessions."""
     name = urlsplit(tables_url).path.removeprefix("/")
     with psycopg.connect(tables_url, autocommit=True) as administration:
         clock = SteeredClock(tables_url)

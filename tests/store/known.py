@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind
-from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.status import FINISHED, OnUncertain, Status
 from dispatcher.store.leases import MAX_DEAD_LETTER_REPLAYS, DeadLetterVerdict, Lease
 from dispatcher.store.replays import ItemOutcome
 
@@ -20,14 +21,15 @@ class Known:
     """The expected state of one email.
 
     Attributes:
-        expired_at: The end of its lease, if the lease has expired.
-        expiries: The number of different ends that its lease has had. Each statement that moves the end sets a
-            different one.
-        due_since: The step at which it became due to be published; None if it is not due. `dead_letter_since` is the
-            same for its dead letter.
+        expired_at: When the email's lease expired; None if the lease has not expired.
+        expiries: The number of different end times that the email's lease has had. Each statement that moves the end
+            sets a new end time.
+        due_since: The step at which the email became due to be published; None if the email is not due.
+            `dead_letter_since` is the same for the dead letter.
         leases: All leases that the email ever had, each with its worker. Most of these leases are lost.
-        rows: Its attempts: number, outcome and worker.
+        rows: The email's attempts: number, outcome and worker.
         is_suppressed: Whether it failed because all its recipients are suppressed. Then it has no dead letter.
+        announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         reported: The kinds of events that the provider has reported.
         proven_by: The provider whose event waits to settle the email, or has settled it.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
@@ -53,6 +55,7 @@ class Known:
     was_uncertain: bool = False
     leases: list[tuple[str, Lease]] = field(default_factory=list)
     rows: list[tuple[int, str, str]] = field(default_factory=list)
+    announced: list[str] = field(default_factory=list)
     rescue_of: tuple[str | None, int | None, bool] | None = None
     reported: set[EventKind] = field(default_factory=set)
     proven_by: str | None = None
@@ -78,6 +81,8 @@ class Known:
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
         self.is_suppressed = False
+        if status in FINISHED:
+            self.announced.append(status)
 
     def release(self, step: int, *, token_moves: bool) -> None:
         """The worker or the relay releases the lease, and the attempt is not counted."""
@@ -95,7 +100,7 @@ class Known:
     @property
     def rescued_token(self) -> int | None:
         """The token of the lease that recovery took away, if recovery set the email to `held` and the email has not
-        changed since."""
+        changed since the recovery."""
         token = self.rescue_of[1] if self.rescue_of else None
         is_untouched = token is not None and self.token == token + 1 and not self.is_discarded
         return token if self.status is Status.HELD and is_untouched else None
@@ -137,6 +142,8 @@ class Known:
     def report(self, kind: EventKind, provider: str) -> None:
         """A new event of the provider is stored."""
         self.reported.add(kind)
+        if kind.value in tuple(OutgoingKind):
+            self.announced.append(kind)
         if self.status is not Status.SENT:
             self.proven_by = provider
 
@@ -156,6 +163,7 @@ class Known:
             self.due_since = step
         elif self.status is Status.HELD:
             self.status = Status.FAILED
+            self.announced.append(Status.FAILED)
             self.dead_letter_since = None if self.is_discarded else step
 
     def rescue(self, default: OnUncertain, max_attempts: int, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Results as a worker passes them to the store."""
+"""Creates results in the form in which a worker passes them to the store."""
 
 from __future__ import annotations
 

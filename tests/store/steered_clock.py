@@ -1,5 +1,5 @@
-"""A PostgreSQL clock that a test can set. Sessions that connect by its URL use replacements for `now()` and similar
-functions.
+"""A PostgreSQL clock that a test can set. Sessions that connect by the clock's URL use replacements for `now()` and
+similar functions.
 
 The functions are in a separate schema, which the URL puts before pg_catalog in search_path. They add an offset from a
 table to the real time. So one committed update moves the clock, and every session sees the new time in its next
@@ -38,7 +38,7 @@ class SteeredClock:
     """The clock of one database, for sessions that connect by `url`.
 
     Attributes:
-        url: The database's URL; sessions that connect by it use this clock.
+        url: The database's URL; sessions that connect by this URL use this clock.
     """
 
     def __init__(self, database_url: str) -> None:
@@ -49,7 +49,7 @@ class SteeredClock:
             connection.execute(_INSTALL.encode())
 
     def set(self, ahead_seconds: float) -> None:
-        """Sets the clock ahead of the real time; a negative number sets it behind."""
+        """Sets the clock ahead of the real time; a negative number sets the clock behind."""
         statement = f"update {SCHEMA}.clock set ahead = %s * interval '1 second'"  # noqa: S608
         with psycopg.connect(self._database_url, autocommit=True) as connection:
             connection.execute(statement.encode(), [ahead_seconds])

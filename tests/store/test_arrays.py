@@ -1,4 +1,4 @@
-"""PostgreSQL receives each list unchanged, whatever it contains."""
+"""PostgreSQL receives each list unchanged, whatever values the list contains."""
 
 from __future__ import annotations
 

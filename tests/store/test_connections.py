@@ -1,4 +1,4 @@
-"""Session settings, translated errors, and sessions on frozen, restarted or read-only servers."""
+"""Tests session settings, translated errors, and sessions on frozen, restarted or read-only servers."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_commit_waits_for_the_disk_and_every_other_wait_has_a_timeout(ta
 
 
 async def test_a_plan_made_for_few_emails_does_not_scan_the_table(tables_url: str, books: Books) -> None:
-    """PostgreSQL would keep the plan while the table grows to a million emails."""
+    """PostgreSQL would keep a plan with a table scan even while the table grows to a million emails."""
     (email_id, *_) = books.enqueue(20)
     opened = await connect_async(tables_url, name="some name")
     await opened.execute("analyze email_log")
@@ -369,7 +369,7 @@ async def test_a_session_opened_while_the_server_was_read_only_is_not_kept(
                 await opened.execute("delete from email_log")
 
     async with session(pool) as opened:
-        await opened.execute("set default_transaction_read_only = on")  # as if it was the default at connect time
+        await opened.execute("set default_transaction_read_only = on")  # simulates a server whose default is read-only
 
     with pytest.raises(StoreUnavailable, match="read-only"):
         await write()

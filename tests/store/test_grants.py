@@ -44,7 +44,7 @@ def used_by(names: set[str]) -> dict[str, set[str]]:
 
 
 def role_named(name: str, role: str) -> Role:
-    """The grants for this kind of role, given to the role with this name."""
+    """The grants of the kind `role`, for a role with the name `name`."""
     names = {"producer": "app", "dispatcher": "mail", "reader": "oncall", role: name}
     (found,) = [each for each in roles_of(**names) if each.role == role]
     return found

@@ -181,8 +181,8 @@ async def test_an_expired_lease_is_recovered_by_the_emails_policy_or_else_the_ho
     assert (row["status"], row["error_type"], row["locked_by"]) == (status, "outcome_unknown", None)
     assert (row["dead_letter_due_at"] is None, row["publish_due_at"] is None) == (status == "pending", status == "held")
     assert await store.renew({email_id: lease.token}, 60) == set()
-    # The lease's owner returns with a rejection. This is evidence for a held email, but has no effect on an email that
-    # became due again.
+    # The worker that had the lease returns with a rejection. A rejection is evidence for a held email, but has no
+    # effect on an email that became due again.
     assert await store.record([result(lease, Status.FAILED)]) == set()
     assert books.status(email_id) == ("failed" if status == "held" else "pending")
 

@@ -1,6 +1,6 @@
-"""Partition pruning: a statement that takes email ids reads only the partitions of their weeks, whatever its plan.
+"""Partition pruning: with any plan, a statement that takes email ids reads only the partitions of the ids' weeks.
 
-PostgreSQL counts index and table scans by partition, which shows what was read.
+PostgreSQL counts index and table scans by partition. These counts show which partitions were read.
 """
 
 from __future__ import annotations

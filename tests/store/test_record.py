@@ -200,7 +200,8 @@ async def test_the_hourly_counts_equal_the_recorded_results(
     assert (statuses["sent"], statuses["failed"], statuses["held"], statuses["sending"]) == (10, 9, 7, 4)
     counts = count_emails(books.connection)
     assert counts.emails == {**dict.fromkeys(Status, 0), **{Status(name): n for name, n in statuses.items()}}
-    # The transaction reads as of its snapshot. A later transaction sees the other commits.
+    # `count_emails` reads a snapshot in a transaction of its own isolation level. Later transactions use the default
+    # level again.
     with books.connection.transaction():
         assert books.select("show transaction_isolation") == [{"transaction_isolation": "read committed"}]
     assert {row["slot"] for row in books.select("select distinct slot from email_hourly")} == {"slot-1", "slot-2"}

@@ -225,7 +225,7 @@ async def test_content_in_the_default_partition_does_not_wait_for_its_week(books
 
 
 async def test_checking_a_week_may_take_longer_than_the_statement_timeout(books: Books, database_url: str) -> None:
-    """Neither PostgreSQL nor the client cancels the statement."""
+    """Neither PostgreSQL nor the client may cancel the statement."""
     most_seconds = 2.0
     next_week = OLD + timedelta(days=7)
     enqueue_long_ago(books, "sent")
@@ -317,7 +317,8 @@ async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
 
 @pytest.fixture
 def stranger(books: Books) -> Iterator[str]:
-    """A role with all privileges on the tables that does not own them and did not get `topology grants`."""
+    """A role that has all privileges on the tables, but does not own them and did not get the grants of `topology
+    grants`."""
     name = f"stranger_{secrets.token_hex(4)}"
     books.connection.execute(f"create role {name}".encode())
     books.connection.execute(f"grant usage on schema dispatcher to {name}".encode())
@@ -354,7 +355,7 @@ async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
 async def test_an_email_that_is_being_released_keeps_its_content(books: Books, prune: Prune, database_url: str) -> None:
     email_id = enqueue_long_ago(books, "held")
     discard(books, email_id)
-    # Like `held release`: one statement reads the content and makes the email pending.
+    # As in `held release`, one statement reads the content and makes the email pending.
     release = """
         update email_log set status = 'pending'
         where email_id = %s and exists (select from email_content where email_id = %s)
@@ -418,7 +419,8 @@ async def test_audit_records_are_deleted_only_if_configured(books: Books, prune:
 
 @pytest.mark.parametrize("name", ["delete_content", "delete_keys", "measure_latency"])
 async def test_old_rows_are_found_by_the_index_without_reading_others(database_url: str, name: str) -> None:
-    """If the condition's time were volatile, PostgreSQL would compare it with each of a million rows."""
+    """If the time in the condition were volatile, PostgreSQL could use no index, and would compare the time with each
+    of a million rows."""
     async with await connect_async(database_url, name="test") as session:
         cursor = await session.execute(b"explain " + query(name), {"days": 30, "undecided_days": 90, "limit": 100})
         plan = "\n".join(row[0] for row in await cursor.fetchall())

@@ -64,7 +64,7 @@ def use_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[UseSchema]:
 
 @pytest.fixture
 def old_database_url(empty_database_url: str) -> str:
-    """A database with the previous release's tables, which are in the schema `public`."""
+    """A database with the tables of the previous release, in the schema `public`."""
     with psycopg.connect(empty_database_url) as connection:
         connection.execute(all_queries()["create_migration_table"].replace(b"dispatcher.", b""))
         for migration in all_migrations()[:17]:
@@ -165,7 +165,7 @@ def test_the_previous_release_keeps_working_next_to_this_one(old_database_url: s
         for name, text in all_queries().items():
             of_then = text.decode().replace("dispatcher.", "").replace("find_dead_emails", "dead_emails")
             if statement := prepared(name, of_then):
-                with suppress(psycopg.errors.IndeterminateDatatype):  # only the value determines this parameter's type
+                with suppress(psycopg.errors.IndeterminateDatatype):  # the type of this parameter depends on its value
                     connection.execute(statement, prepare=False)
         assert connection.execute("select email_partitions_make(now() + interval '9 weeks', 0)").fetchall()
         assert connection.execute("select email_partition_prune('email_log', now())").fetchall() == []

@@ -1,4 +1,4 @@
-"""A parent with fake roles, run as a program: python -m tests.supervisor.fake_roles FOLDER DRAIN_SECONDS ROLE…
+"""Runs a parent with fake roles: python -m tests.supervisor.fake_roles FOLDER DRAIN_SECONDS ROLE…
 
 A role is NAME=KIND, NAME=KIND:ARGUMENT, or NAME*COUNT=KIND for several processes. Roles named `relay` and `monitor`
 stop last. Roles named `eager…` are restarted without a wait, and roles named `patient…` wait an hour after a failed
@@ -65,13 +65,13 @@ class Patient(Restarts):
 
     @property
     def wait_seconds(self) -> float:
-        """An hour."""
+        """Always an hour, in seconds."""
         return 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class FakeProcess:
-    """Name, argument and diary of a fake process."""
+    """The name, argument and diary of a fake process."""
 
     name: str
     argument: str
@@ -84,12 +84,12 @@ class FakeProcess:
 
 
 def serve(toy: FakeProcess, context: ChildContext) -> int:
-    """Work until stopped, like our real processes."""
+    """Run until stopped, like our real processes."""
 
     async def work() -> None:
         stop = stop_event(context)
-        # Write to the diary before the parent sees that this process is up. Then the parent may stop a predecessor, and
-        # the diary must have the true order.
+        # Write to the diary before the parent sees that this process is up. The parent may then stop the predecessor,
+        # which writes to the diary, too, and the lines must have the true order.
         toy.note("serving")
         context.process_slot.mark_up()
         await stop.wait()
@@ -97,8 +97,8 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
         await asyncio.sleep(float(toy.argument or 0))
 
     asyncio.run(work())
-    # The kernel's SIGTERM may arrive after the lifeline's EOF. The signal must not kill this process before it has
-    # drained.
+    # When the parent dies, the kernel closes the lifeline and sends SIGTERM, which may arrive second. SIGTERM must not
+    # kill this process before the process has drained.
     signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
     return 0
@@ -246,7 +246,7 @@ def role(text: str, folder: Path) -> Role:
 
 
 def waits_of(name: str) -> tuple[Restarts, Restarts]:
-    """How long a role with this name waits before a restart, after an exit and after a failed boot."""
+    """The waits before a restart of a role with this name: after an exit, and after a failed boot."""
     if name.startswith("eager"):
         return Eager(), Eager()
     return Restarts(), Patient() if name.startswith("patient") else BOOTS

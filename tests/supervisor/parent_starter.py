@@ -27,7 +27,7 @@ class ParentStarter:
         by: Sequence[str] = (),
         hang_seconds: float = 0,
     ) -> Program:
-        """Start a parent with these fake roles (see `fake_roles`), optionally on a host that cannot fork at first.
+        """Start a parent with these fake roles (see `fake_roles`). The parent's first `failing_forks` forks fail.
 
         Args:
             by: A command that gets the parent's command line as arguments, and executes it.
@@ -55,7 +55,7 @@ class ParentStarter:
         return [word for _name, _pid, word in self._lines() if word.startswith(prefix)]
 
     def _lines(self) -> list[list[str]]:
-        """The words of each complete line. A process may be writing another line."""
+        """The words of each complete line. The last line may be incomplete, because a process may be writing it."""
         path = self._folder / "diary"
         *lines, _unfinished = path.read_text().split("\n") if path.exists() else [""]
         return [line.split() for line in lines]

@@ -56,7 +56,7 @@ def processes() -> list[Entry]:
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            # The process may exit while this reads its entry.
+            # The process may exit while this loop reads its entry.
             with suppress(OSError):
                 state, parent, _group, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
                 found.append(Entry(int(folder.name), state, int(parent), int(session)))
@@ -81,9 +81,9 @@ class Program:
         """Start the program.
 
         Args:
-            folder: The folder for its output: `name.log` and `name.err`.
+            folder: The folder for the program's output: `name.log` and `name.err`.
             env: The whole environment.
-            stdout: A file or pipe for its log. Then `events` finds nothing.
+            stdout: A file or pipe for the program's log. If given, `events` finds nothing.
         """
         self._log_path = folder / f"{name}.log"
         self._words_path = folder / f"{name}.err"
@@ -142,7 +142,7 @@ class Program:
         return eventually(found, lambda: self._account(f"{count} x {name} {fields}"), seconds=seconds)[-1]
 
     def pid_of(self, role: str) -> int:
-        """The pid of the process that runs this role now. Waits until a process runs it."""
+        """The pid of the process that runs this role now. Waits until there is such a process."""
 
         def running() -> int:
             started = [event["pid"] for event in self.events("process.started", role=role)]
@@ -153,7 +153,7 @@ class Program:
 
     def children(self) -> list[int]:
         """The direct children, including zombies, as the kernel reports them."""
-        # This file, if the kernel has it, is a thousand times faster than reading all processes.
+        # Some kernels do not have this file. Reading it is a thousand times faster than reading all processes.
         with suppress(FileNotFoundError):
             return [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
         return [entry.pid for entry in processes() if entry.parent == self.pid]
@@ -176,7 +176,7 @@ class Program:
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in members:
                 os.kill(pid, number)
-            # A fixed wait is right here, because the test is about the passing of time.
+            # This wait has a fixed length, because the test is about the passing of time.
             time.sleep(seconds if number is signal.SIGSTOP else 0)
 
     def send_all(self, number: signal.Signals) -> None:

@@ -1,4 +1,4 @@
-"""Starts COUNT parents one after another, and stops each with SIGTERM while it forks without pause: python -m
+"""Starts COUNT parents one after another. Each parent forks without pause, and is stopped with SIGTERM: python -m
 tests.supervisor.storm COUNT.
 
 Prints one line of JSON: the count of each exit code. This process forks the parents, because hundreds of new
@@ -29,7 +29,7 @@ HANGS_AFTER_SECONDS = 20
 
 
 def run_parent(folder: Path, sign_of_life: int) -> int:
-    """Run a parent that forks continuously, and that has one child which runs until it is stopped."""
+    """Run a parent that forks continuously. One of its children runs until it is stopped."""
     # If the parent hangs, SIGALRM kills it. Nothing else causes this exit code.
     signal.alarm(HANGS_AFTER_SECONDS)
 

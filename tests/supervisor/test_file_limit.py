@@ -1,4 +1,4 @@
-"""Our processes may open as many files as the system allows."""
+"""Our processes raise their limit of open files to the highest value that the system allows."""
 
 from __future__ import annotations
 

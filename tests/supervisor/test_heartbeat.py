@@ -39,7 +39,7 @@ def test_a_process_whose_loop_hangs_is_aborted_with_a_traceback_and_restarted(
     assert {aborted["pid"], killed["pid"]} <= set(hung)
     assert all(seconds >= HANG_SECONDS for seconds in hung.values())
     eventually(lambda: len(starter.diary("serving")) >= 6)
-    # The parent does not touch a process that sends heartbeats.
+    # The parent does not restart a process that sends heartbeats.
     assert not parent.events("process.exited", role="b")
 
 
@@ -111,7 +111,8 @@ def test_the_public_reason_for_a_failed_boot_contains_nothing_private(
     assert ended["error"].startswith(error)
     assert "private" not in ended["error"]
     assert ("Traceback" in parent.words) is is_our_mistake
-    assert kind in ("unfit:3", "killed") or "private" in parent.words  # only the log has the details
+    # For all other kinds, the log has the private details.
+    assert kind in ("unfit:3", "killed") or "private" in parent.words
 
 
 def test_an_exit_without_a_fault_is_reported_as_stopped(starter: ParentStarter) -> None:

@@ -1,4 +1,4 @@
-"""The parent with fake roles instead of workers, but with real forks and signals."""
+"""Tests the parent with fake roles instead of workers, but with real forks and signals."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_a_role_that_ends_at_once_waits_longer_and_longer(starter: ParentStarter
     parent.await_events("process.started", 5, role="a")
 
     announced = [event["retry_in_seconds"] for event in parent.events("process.exited", role="a")[:4]]
-    # Measured from one start to the next, because the log reports an exit only after the wait has begun.
+    # The test measures from one start to the next, because the log reports an exit only after the wait has begun.
     waited = [seconds_between(*both) for both in pairwise(parent.events("process.started", role="a")[:5])]
     assert announced == [0.0, 0.1, 0.2, 0.4]
     # A busy machine may make the wait longer.
@@ -115,7 +115,7 @@ def test_a_process_that_does_not_drain_in_time_is_killed_and_the_exit_code_shows
     assert parent.await_exit() == 1
     killed = parent.events("process.killed")
     assert [event["role"] for event in killed] == ["a"]
-    # The relay's own time limit starts after that, because the relay settles the killed process's leases.
+    # The relay stops last and has its own time limit, because it settles the leases of the killed process.
     assert [name for name, _ in starter.diary("stopped")] == ["b", "relay"]
     assert not parent.members()
 
@@ -305,7 +305,7 @@ def test_a_hundred_restarts_leak_neither_descriptors_nor_zombies(starter: Parent
 
     assert descriptors(parent.pid) <= before  # `before` may include a process that was starting
     assert len(set(starter.words("descriptors="))) == 1
-    # At most the child that has just exited, and that the parent is about to reap.
+    # The list contains at most the child that has just exited, which the parent will soon reap.
     eventually(lambda: not [entry for entry in processes() if entry.parent == parent.pid and entry.state == "Z"])
     parent.send(signal.SIGTERM)
     assert parent.await_exit() == 0

@@ -1,5 +1,5 @@
-"""The parent replaces processes while others work: after SIGHUP, or at a worker's request. A reload also adds or
-removes workers."""
+"""The parent replaces processes while other processes work: after SIGHUP, or at a worker's request. A reload also adds
+or removes workers."""
 
 from __future__ import annotations
 
@@ -161,8 +161,8 @@ def workers_of(parent: Program) -> list[Event]:
 
 
 def fewest_workers(starter: ParentStarter, *, of: int) -> int:
-    """The lowest number of workers that served at the same time. Counted from the moment when `of` workers served,
-    because a worker may start late."""
+    """The lowest number of workers that served at the same time. The count begins when `of` workers serve, because a
+    worker may start late."""
     serving = 0
     served: list[int] = []
     for name, word in starter.words_in_order():
@@ -173,8 +173,8 @@ def fewest_workers(starter: ParentStarter, *, of: int) -> int:
 
 
 def most_with_one_name(parent: Program) -> int:
-    """The highest number of processes that had the same name at the same time. It must be 1, because a slot is for one
-    process."""
+    """The highest number of processes that had the same name at the same time. This number must be 1, because each name
+    stands for one slot, and a slot is for one process."""
     running: dict[str, int] = {}
     most = 0
     # The sort is stable, so of two events at the same time an exit comes before a start.

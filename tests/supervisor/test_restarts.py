@@ -1,4 +1,4 @@
-"""How long a role waits before a restart."""
+"""Tests how long a role waits before a restart."""
 
 from __future__ import annotations
 

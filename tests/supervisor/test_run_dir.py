@@ -1,4 +1,4 @@
-"""Who may own the run directory: a user who can write ledgers there decides which emails count as sent."""
+"""Tests who may own the run directory. A user who can write ledgers there decides which emails count as sent."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Process:
         return self._process.stdout.readline().strip()
 
     def kill(self) -> None:
-        """Kills it with SIGKILL."""
+        """Kills the process with SIGKILL."""
         self._process.kill()
         self._process.wait()
 
@@ -43,7 +43,7 @@ def counting(folder: Path, slot: str = "w0", *, file_octets: int | None = None) 
     """Runs a process that writes metrics to a folder during the block.
 
     Args:
-        file_octets: The largest file that the process may write, as on a full disk.
+        file_octets: The maximum size of a file that the process may write, in octets. It simulates a full disk.
     """
     limit = [] if file_octets is None else [str(file_octets)]
     command = [sys.executable, "-m", "tests.telemetry.counting", str(folder), slot, *limit]

@@ -1,4 +1,4 @@
-"""Meters that are bound to a dictionary instead of files."""
+"""Tests meters that are bound to a dictionary instead of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When spans are created, and what tracing costs while it is disabled."""
+"""Tests when spans are created, and what tracing costs while it is disabled."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Bench:
         )
         store = ProviderStore(pool, slot=identity.slot)
         listener = BreakerListener(store)
-        # Wide enough, as in production, that one lost bulk call does not pause the provider.
+        # As in production, the window is so wide that one lost bulk call does not pause the provider.
         breakers = partial(listener.new_breaker, window=settings.prefetch)
         routes = Routes(
             [

@@ -26,8 +26,8 @@ class BulkSend:
     """An email, its attempt, and the adapter's reports about it.
 
     Attributes:
-        left: The number of calls of `mark_on_wire`.
-        back: The number of calls of `mark_not_sent`.
+        left: How often the adapter called `mark_on_wire`.
+        back: How often the adapter called `mark_not_sent`.
         refusal: The exception that `mark_on_wire` raises, if any.
     """
 

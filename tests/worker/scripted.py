@@ -20,7 +20,8 @@ class ScriptedProvider:
     """Implements the contract of `providers.contract.Provider`.
 
     Attributes:
-        script: The acts for the next calls with an email, in order. When the list is empty, `always` acts.
+        script: What the provider does in the next calls with an email, in order. When the list is empty, it does
+            `always`.
         calls: The email id of each call, in order.
         accepted: The number of times that each email was accepted. More than one is a duplicate.
         waiting: Emails whose call waits for `let_go`.
@@ -132,7 +133,7 @@ async def throttle_when_let_go(provider: ScriptedProvider, email: OutgoingEmail,
     """Puts the email on the wire, and throttles after `let_go`."""
     attempt.mark_on_wire()
     await provider.wait(email.email_id)
-    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # long enough that one email starts a pause
+    return Deferred(Reason.THROTTLED, "slow down", "429", 1.0)  # one email with this retry time starts a pause
 
 
 async def accept_and_never_answer(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:

@@ -122,7 +122,7 @@ class FakeStore(LeaseStore):
     """Executes the worker's statements on a dictionary.
 
     Attributes:
-        lose: By statement name: the next statements whose reply is lost. True if the statement commits before that.
+        lose: For each statement name, the next calls whose reply is lost. True means that the statement commits first.
         refused: Emails whose results PostgreSQL refuses.
         events: The committed changes, in order.
     """
@@ -349,7 +349,7 @@ class StageBench:
         return provider
 
     def enqueue(self, count: int = 1, *, octets_apart: int = 0) -> list[UUID]:
-        """Adds rows of pending emails."""
+        """Adds rows of pending emails; returns the emails' ids."""
         emails = [an_email(email_id=uuid4()) for _ in range(count)]
         for email in emails:
             self.store.emails[email.email_id] = email
@@ -369,7 +369,7 @@ class StageBench:
             file.write(VOIDED.pack(steady_clock()))
 
     async def turns(self, count: int = 30) -> None:
-        """Runs `count` rounds of the event loop, which is enough until it would have to wait."""
+        """Runs `count` rounds of the event loop. By default, these are enough that only waits remain."""
         for _ in range(count):
             await asyncio.sleep(0)
         if self.running.done():

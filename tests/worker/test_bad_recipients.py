@@ -1,4 +1,4 @@
-"""An SMTP server defers some emails each time, and accepts all others: which emails fail, and which wait.
+"""An SMTP server always defers some emails, and accepts all other emails. Tests which emails fail and which wait.
 
 No relay runs in these tests, so the tests publish released emails again.
 """
@@ -22,7 +22,7 @@ ATTEMPTS = 3
 
 
 async def bad_emails_fail_and_good_emails_are_sent(bench: Bench) -> None:
-    """Keeps enqueueing good emails, and publishes due emails like a relay, until all bad emails are failed. Then
+    """Keeps enqueueing good emails, and publishes due emails like a relay, until all bad emails have failed. Then
     asserts that all good emails are sent."""
 
     async def it_is_so() -> bool:

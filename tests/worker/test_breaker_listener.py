@@ -1,4 +1,4 @@
-"""What a worker logs about its providers."""
+"""Tests what a worker logs about its providers."""
 
 from __future__ import annotations
 

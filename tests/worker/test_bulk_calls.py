@@ -118,7 +118,7 @@ async def test_429_releases_all_emails_of_the_call_without_using_an_attempt(
     await until(lambda: calls(place) > 0)
     await bench.settled({"pending": COUNT})
 
-    await worker.stop()  # a lease statement may have committed after the answer arrived
+    await worker.stop()  # until then, a late lease statement may still commit
     assert bench.books.statuses() == {"pending": COUNT}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
     assert not arrived(place)

@@ -1,4 +1,5 @@
-"""If providers cannot send every email, which provider is tried, which emails wait, and which fail immediately."""
+"""Some providers cannot send every email. Tests which provider the worker tries, which emails wait, and which fail
+immediately."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ async def test_every_statement_and_attempt_is_timed(bench: Bench) -> None:
         await bench.settled({"sent": 1})
         await bench.nothing_left_on_the_queue()
 
-    # Samples of a bucket have one label more, the bound. Leave them out.
+    # Leave out the samples of histogram buckets, which have an additional label for the bound.
     values = {
         name: sum(count for key, count in counts.items() if key[0] == name and len(key) == len(meter.labels) + 2)
         for name, meter in STATEMENTS.items()

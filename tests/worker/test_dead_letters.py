@@ -1,4 +1,5 @@
-"""If an operator moves a dead letter back to the send queue, its email is replayed. Repeated moves do no harm."""
+"""If an operator moves a dead letter back to the send queue, its email is replayed. Repeated moves have no further
+effect."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ async def test_a_dead_letter_moved_back_a_hundred_times_sends_its_email_once(ben
     await bench.deliver([email_id])  # as the relay does
 
     await bench.settled({"sent": 1})
-    # The worker requeues a dead letter after this time if handling another copy had locked the row.
+    # If one copy of a dead letter locks the row, the worker requeues the next copy after this time.
     await asyncio.sleep(REQUEUE_SECONDS)
     await bench.nothing_left_on_the_queue()
     assert bench.provider.accepted == {email_id: 1}

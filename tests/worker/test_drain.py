@@ -167,7 +167,7 @@ async def test_an_adapter_that_answers_after_the_drain_timed_out_does_not_stop_t
     await bench.deliver([slow, other])
     await until(lambda: bench.provider.waiting == {slow, other})
     with psycopg.connect(tables_url) as person:
-        Books(person).lock(other)  # so that the drain ends after the adapter
+        Books(person).lock(other)  # the drain waits for this lock, so the adapter ends first
         worker.begin_to_stop()
         await until(lambda: heard)
         await asyncio.wait({worker.task}, timeout=0.1)
@@ -206,7 +206,7 @@ async def test_an_email_that_the_drain_concluded_goes_to_no_other_provider_after
     await bench.deliver([email_id])
     await until(lambda: first.waiting)
     with psycopg.connect(tables_url) as person:
-        Books(person).lock(email_id)  # so that the drain ends after the provider's answer
+        Books(person).lock(email_id)  # the drain waits for this lock, so the provider answers first
         worker.begin_to_stop()
         await until(lambda: bench.books.waiting_for_a_lock(worker.name))  # the drain records `held`
         first.let_go()
@@ -253,5 +253,5 @@ async def test_a_rabbitmq_that_accepts_connections_and_never_answers_does_not_de
 
         worker.begin_to_stop()
 
-        # Far less than the connect timeout.
+        # The worker stops in far less time than the connect timeout.
         await asyncio.wait_for(worker.task, CONNECT_SECONDS - CANCEL_SECONDS)

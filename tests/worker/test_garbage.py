@@ -1,5 +1,5 @@
-"""Memory of sent emails is freed immediately. Reference cycles would keep it until the garbage collector runs, maybe
-hours later."""
+"""Memory of sent emails is freed immediately. Reference cycles would keep this memory until the garbage collector runs,
+maybe hours later."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ async def test_the_lease_of_an_email_that_waits_for_a_retry_is_renewed_and_outla
 
     await until(is_sent)
     assert not any(seen)
-    assert len(ends) >= 3  # the first end, at least one renewal, and no lease in the end
+    assert len(ends) >= 3  # the first end, at least one later end, and None when no lease is left
     assert bench.books.row(email_id)["lease_token"] == 1
 
 
@@ -129,7 +129,7 @@ async def test_an_email_stopped_before_the_first_step_of_its_task_is_released(
         lost.update(tokens)
         for email_id in tokens:
             provider.carried[email_id].set_result(Deferred(Reason.REFUSED))
-        await asyncio.sleep(0)  # until each answer has a task
+        await asyncio.sleep(0)  # one loop iteration, after which each answer has a task
         return set()
 
     email_ids = bench.books.enqueue(3)

@@ -1,4 +1,4 @@
-"""Duplicate, foreign, late or invalid messages change no email, because its state is in PostgreSQL."""
+"""Duplicate, foreign, late or invalid messages change no email, because the state of each email is in PostgreSQL."""
 
 from __future__ import annotations
 

@@ -34,7 +34,8 @@ async def postgres(tables_url: str) -> AsyncIterator[Proxy]:
 
 
 class TestPostgresqlFailsBetweenAcceptanceAndRecord:
-    """The provider accepted the email. The worker must record that once, and must not send the email again."""
+    """The provider accepted the email. The worker must record the acceptance once, and must not send the email
+    again."""
 
     async def test_its_sessions_are_ended_during_the_record(self, bench: Bench, tables_url: str) -> None:
         bench.provider.always = accept_when_let_go
@@ -157,7 +158,7 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             email_id = await self.interrupted_lease(bench, postgres, person, worker)
             postgres.thaw()
-            # The two statements are the interrupted one, and the one that the worker has sent since.
+            # The interrupted statement and the worker's next statement both wait for the row lock.
             await until(lambda: len(waiting(bench.books, worker)) == 2)
 
         await bench.settled({"sent": 1})
@@ -193,7 +194,7 @@ class TestPostgresqlFailsDuringTheLease:
                 postgres.thaw()
                 await worker.stop()
                 assert bench.books.status(email_id) == "pending"
-        await bench.settled({"sending": 1})  # by the session that was frozen
+        await bench.settled({"sending": 1})  # the thawed session has committed the lease
 
         # The relay releases a dead worker's leases that are not in its ledger (see tests/recovery/test_dead_worker.py).
         assert worker.ledger.exists()
@@ -210,8 +211,8 @@ class TestPostgresqlFailsDuringTheLease:
         with psycopg.connect(tables_url) as person:
             Books(person).lock(cut_off)
             with psycopg.connect(tables_url) as other:
-                # While the worker waits for one lease, its next batch grows: the redelivered message of the email on
-                # the wire, and a message whose lease statement will be interrupted.
+                # While the worker waits for one lease, its next batch grows to two messages: the redelivered message of
+                # the email on the wire, and a message whose lease statement will be interrupted.
                 Books(other).lock(first)
                 await bench.deliver([first])
                 await until(lambda: bench.books.waiting_for_a_lock(worker.name))

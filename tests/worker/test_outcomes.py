@@ -1,4 +1,4 @@
-"""What happens to an email for each outcome of its attempt."""
+"""Tests what happens to an email after each outcome of its attempt."""
 
 from __future__ import annotations
 

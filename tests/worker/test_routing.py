@@ -1,4 +1,4 @@
-"""During failover and pauses, which provider is tried, whether an attempt is used, and where emails wait."""
+"""Tests failover and pauses: which provider is tried, whether an attempt is used, and where emails wait."""
 
 from __future__ import annotations
 
@@ -173,8 +173,8 @@ async def test_nothing_is_sent_during_a_pause_and_everything_after_it(bench: Ben
 
     await bench.settled({"sent": 200})
 
-    # The provider may still refuse emails that were on the wire at the first refusal. After these, no call comes before
-    # the requested time.
+    # The provider may still refuse emails that were on the wire at the first refusal. After these emails, the worker
+    # makes no call before the requested time.
     assert set(provider.refused.values()) == {1}
     assert min(provider.accepted_at) >= provider.until
     assert provider.accepted == dict.fromkeys(email_ids, 1)
@@ -318,7 +318,7 @@ async def test_a_provider_that_is_unavailable_for_minutes_is_paused_and_fails_no
     await bench.enqueue(20)
 
     await until(lambda: state_of(bench) == "paused" and bench.books.statuses() == {"pending": 20})
-    await worker.stop()  # a lease statement may have committed after the answer arrived
+    await worker.stop()  # until then, a late lease statement may still commit
     assert bench.books.statuses() == {"pending": 20}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
 
@@ -353,7 +353,9 @@ async def test_a_low_ceiling_limits_the_number_of_prefetched_bundles(bench: Benc
     await bench.start(ceiling=2.0, LEASE_SECONDS="10", SEND_TIMEOUT_SECONDS="1", BUNDLE_EMAILS="10")
 
     await until(lambda: bench.provider.calls)
-    assert await bench.waiting_messages() == 2  # the prefetch window of ten emails plus 25 % makes two messages
+    # The worker prefetches ten emails plus 25 %, which are 12 emails. With ten emails per message, these are two of the
+    # four messages.
+    assert await bench.waiting_messages() == 2
 
 
 async def test_a_worker_runs_on_if_breaker_states_cannot_be_published(bench: Bench) -> None:

@@ -155,8 +155,8 @@ async def test_culprits_among_a_hundred_are_refused_alone_and_the_others_arrive_
     assert [each.email.to[0] for each in refused] == culprits
     assert sum(isinstance(each.outcome, Accepted) for each in sends) == 100 - len(culprits)
     assert_balanced(place, sends)
-    # If SendGrid's error names the suspects: the first call, one call per suspect, and one call for all other emails.
-    # If not, the sender splits the call into halves.
+    # If SendGrid's error names the suspects, the sender makes the first call, one call per suspect, and one call for
+    # all other emails. Otherwise the sender repeatedly splits the call into halves.
     assert calls(place) == 2 + len(culprits) if names else calls(place) <= 1 + 14 * len(culprits)
 
 

@@ -93,7 +93,7 @@ async def test_each_entrys_status_is_the_outcome_of_its_email(place: SesPlace) -
     }  # fmt: skip
     assert [kind(each) for each in sends] == [expected.get(number, SENT) for number in range(20)]
     assert place.times() == {str(each.email.email_id): 1 for n, each in enumerate(sends) if n not in words}
-    # The breaker counts two throttled entries of one call once.
+    # Two entries of one call were throttled. The breaker counts them as one failure.
     assert [n for n, each in enumerate(sends) if each.attempt.is_already_counted] == [15]
 
 

@@ -105,7 +105,7 @@ class RandomRun:
         self.bench.deliver(*self.pick(number))
 
     def lose(self, what: tuple[str, bool]) -> None:
-        """Loses the reply to the next statement of this name, which commits or not."""
+        """Loses the reply to the next statement of this name. The boolean says whether the statement commits."""
         name, commits = what
         self.store.lose[name].append(commits)
         self.has_lost_leases |= name == "lease"
@@ -175,7 +175,7 @@ class RandomRun:
         assert not bench.pipeline.window.emails
         assert not bench.slots_in_use
         for email_id, row in store.rows.items():
-            # If the reply to a lease statement was lost, the worker may leave the lease to the relay.
+            # If the reply to a lease statement was lost, the worker may leave the lease for the relay to settle.
             assert row.status is not Status.SENDING or self.has_lost_leases, "leased for ever"
             if bench.provider.accepted[email_id]:
                 cut_short = bench.is_cut_short and row.status is Status.HELD

@@ -1,4 +1,4 @@
-"""How many emails a worker may lease in each state of the breaker."""
+"""Tests how many emails a worker may lease in each state of the breaker."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ FIRST_OF_COROUTINE: Final = 16
 
 @contextmanager
 def way() -> Iterator[list[str]]:
-    """Collects the files during the block. A file is added each time another file of the package calls a function in
-    it."""
+    """Collects the files during the block. A file is added each time a different file of the package calls one of its
+    functions."""
     stays: list[str] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:

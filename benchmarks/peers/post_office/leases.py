@@ -1,6 +1,6 @@
 """Adds a lease to django-post_office, as an application can, so that only one worker sends each email.
 
-The first lease of an email inserts the email's row, which later also contains the record of the outcome.
+The first lease of an email inserts a row for the email. The outcome is later recorded in this row.
 """
 
 from __future__ import annotations
@@ -66,6 +66,6 @@ def lease(connection: psycopg.Connection[Any], email_id: str, seconds: float) ->
 
 
 def record(connection: psycopg.Connection[Any], email_id: str, lease_token: int, provider_message_id: str) -> None:
-    """Record that the email was sent, unless another worker has leased the email since."""
+    """Record that the email was sent. Does nothing if another worker has leased the email since."""
     values = {"email_id": email_id, "lease_token": lease_token, "provider_message_id": provider_message_id}
     connection.execute(RECORD, values)

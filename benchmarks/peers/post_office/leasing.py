@@ -13,9 +13,10 @@ SETTINGS = application.settings()
 
 
 class EmailBackend(sendgrid.EmailBackend):
-    """The tuned backend. post_office opens one per thread, and closes it with the batch.
+    """The tuned backend. post_office opens a backend per thread, and closes the backend after the batch.
 
-    Uses a psycopg connection, like the other peers, because it prepares statements; Django's connection does not.
+    Uses a psycopg connection, like the other peers, because psycopg prepares statements and Django's connection does
+    not.
     """
 
     def open(self) -> bool:
@@ -32,7 +33,8 @@ class EmailBackend(sendgrid.EmailBackend):
         super().close()
 
     def _send(self, message: Any) -> bool:
-        """Lease the email, send it, and record the outcome. Does not send an email again; post_office marks it as sent.
+        """Lease the email, send it, and record the outcome. An email that was already sent is not sent again;
+        post_office only marks it as sent.
 
         Raises:
             Busy: Another worker has the lease; post_office retries when that lease is over.

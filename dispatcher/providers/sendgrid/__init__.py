@@ -65,14 +65,14 @@ class SendGridProvider:
     """Sends over SendGrid's API; see `contract.Provider`."""
 
     name = NAME
-    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. Its limit of 1,000 recipients is also
-    # the limit of every Email, so it needs no check here.
+    # https://www.twilio.com/docs/sendgrid/api-reference/mail-send/limitations. SendGrid's limit of 1,000 recipients is
+    # also the limit of every Email, so it needs no check here.
     capabilities = Capabilities(copies=2, templates=True, max_octets=30 * 1024 * 1024)
     settings = SendGridSettings
     limits = LIMITS
 
     def __init__(self, own: SendGridSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Create the adapter without connecting.
+        """Creates the adapter without connecting.
 
         Args:
             connections: The maximum number of concurrent requests.
@@ -131,7 +131,7 @@ class SendGridProvider:
             return error.outcome
 
     async def check(self) -> str:
-        """Check the API key's permissions for `dispatcher doctor`. Sends no email.
+        """Checks the API key's permissions for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: SendGrid cannot be reached, or the key may not send.
@@ -160,7 +160,7 @@ class SendGridProvider:
         return f"SendGrid accepts the API key, and the key may send; {mode}."
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._transport.close()
 
 

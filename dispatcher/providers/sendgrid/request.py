@@ -77,7 +77,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
         return _with_attachments(body, email.attachments) if email.attachments else body
     except orjson.JSONEncodeError as error:
-        # A lone surrogate, or template data that is not JSON. orjson's text contains only types, no values.
+        # The email contains a lone surrogate, or template data that is not JSON. orjson's text contains only types, no
+        # values.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
 
 
@@ -182,7 +183,7 @@ def _add_reply_to(document: Document, texts: Sequence[str]) -> None:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Add the subject and the bodies. A template may replace any of these."""
+    """Adds the subject and the bodies. A template may replace any of these."""
     if email.template_id is not None:
         document["template_id"] = email.template_id
     elif not email.subject:

@@ -114,7 +114,7 @@ class SesProvider:
     limits = LIMITS
 
     def __init__(self, own: SesSettings, *, ca_file: Path | None = None) -> None:
-        """Create the adapter. The first email starts the search for credentials and opens the first connection.
+        """Creates the adapter. The first email starts the search for credentials and opens the first connection.
 
         Args:
             ca_file: Certificates to trust instead of botocore's.
@@ -178,7 +178,7 @@ class SesProvider:
         return bulk_outcomes_of(result, len(parts)) if isinstance(result, HttpResponse) else [result] * len(parts)
 
     async def check(self) -> str:
-        """Report the account's state for `dispatcher doctor`. Sends no email.
+        """Reports the account's state for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: SES cannot be used.
@@ -201,7 +201,7 @@ class SesProvider:
         return self._report(response)
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._transport.close()
 
     async def _post(self, url: str, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:

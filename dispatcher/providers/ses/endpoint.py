@@ -70,7 +70,7 @@ def read_models() -> Any:
     """botocore's loader with all files that a client reads: 10 MB, which all workers share if the files are read before
     the fork."""
     loader = botocore.session.Session().get_component("data_loader")
-    # A different release of botocore may have fewer files, and does not need the missing ones.
+    # A different release of botocore may have fewer files, and does not need the missing files.
     with suppress(DataNotFoundError):
         for name in _MODELS:
             loader.load_service_model(SERVICE, name)
@@ -140,7 +140,7 @@ def _prepared(
             SERVICE,
             region_name=region,
             endpoint_url=endpoint_url,
-            # Dummy credentials, because the search for the account's own credentials may take seconds.
+            # Use dummy credentials, because the search for the account's own credentials may take seconds.
             aws_access_key_id="none",
             aws_secret_access_key="none",  # noqa: S106
             config=Config(parameter_validation=False),

@@ -56,8 +56,7 @@ MAX_DATA_CHARACTERS: Final = 262_144
 MAX_HEADERS: Final = 15
 MAX_HEADER_CHARACTERS: Final = 996
 """The limit for a header's name and value together. MAX_HEADERS and this limit apply to emails with a template and to
-bulk
-entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
+bulk entries: see API_MessageHeader, and MessageHeaderList in boto3's model."""
 MAX_CONTENT_TYPE_CHARACTERS: Final = 78
 """The limit for attachments of an email with a template: AttachmentContentType in boto3's model."""
 EMAIL_ID_TAG: Final = "email_id"
@@ -93,7 +92,7 @@ class SesRequest:
         try:
             encoded = orjson.dumps(self.parameters)
         except orjson.JSONEncodeError as error:
-            # A lone surrogate. orjson's text contains only types, no values.
+            # The email contains a lone surrogate. orjson's text contains only types, no values.
             raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
         if not self.files:
             return encoded
@@ -283,7 +282,7 @@ def _template_attachment(file: OutgoingAttachment, files: list[Base64Content | B
 
 
 def _placeholder_for(file: Base64Content | Base64Body, files: list[Base64Content | Base64Body]) -> str:
-    """Return a placeholder, which `body` replaces with the file's content."""
+    """Returns a placeholder, which `body` replaces with the file's content."""
     files.append(file)
     return _placeholder(len(files) - 1)
 

@@ -45,7 +45,9 @@ _PAUSED: Final = SetupFault("See the SES console and the account's inbox. Sendin
 _CREDENTIALS: Final = SetupFault(
     "Check AWS's credentials: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, profile or role."
 )
-_PERMISSION: Final = SetupFault("Allow these credentials ses:SendEmail (raw and templated too) for this identity.")
+_PERMISSION: Final = SetupFault(
+    "Allow these credentials to call ses:SendEmail for this identity, with raw and templated content too."
+)
 _CLOCK: Final = SetupFault("Correct this host's clock: AWS rejects requests whose time is minutes off.")
 _SET_UP: Final = SetupFault("Check DISPATCHER_SES_CONFIGURATION_SET and the region, AWS_REGION.")
 _ENDPOINT: Final = SetupFault("Check DISPATCHER_SES_ENDPOINT_URL and AWS_REGION: the endpoint is not SES v2.")
@@ -232,7 +234,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault for a failed search: credentials are missing or incomplete, or their server refused the request."""
+    """The fault if no AWS credentials were found: they are missing or incomplete, or their server refused to answer."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )

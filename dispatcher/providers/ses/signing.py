@@ -15,12 +15,9 @@ signature equals botocore's. The signing key depends on the day, the region and 
 from __future__ import annotations
 
 import asyncio
-import functools
 import hmac
-import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final
@@ -32,6 +29,7 @@ from botocore.credentials import ReadOnlyCredentials, RefreshableCredentials
 from botocore.exceptions import NoCredentialsError
 
 from dispatcher.errors import ProviderFault
+from dispatcher.host.daemon_thread import in_daemon_thread
 
 EXPIRY_CHECK_SECONDS: Final = 1.0
 """The interval between two checks of whether the credentials need a renewal."""
@@ -66,7 +64,7 @@ class AwsCredentials:
         return self._frozen
 
     async def wait(self, deadline: float) -> ReadOnlyCredentials:
-        """Return valid credentials once botocore has found or renewed them.
+        """Returns valid credentials once botocore has found or renewed them.
 
         Args:
             deadline: When to stop waiting, in the loop's `time()`.
@@ -83,7 +81,7 @@ class AwsCredentials:
         return found
 
     def _check_expiry(self, now: float) -> None:
-        """Start a renewal if one is due, and drop credentials that are about to expire."""
+        """Starts a renewal if one is due, and drops credentials that are about to expire."""
         if self._pending is None and now >= self._next_renewal_at and self._source.refresh_needed():
             self._next_renewal_at = now + RENEWAL_INTERVAL_SECONDS
             self._start_search()
@@ -91,14 +89,14 @@ class AwsCredentials:
             self._frozen = None
 
     def _start_search(self) -> asyncio.Future[_Found]:
-        """Start a thread that finds or renews the credentials, if none is running. Return the thread's result."""
+        """Starts a thread that finds or renews the credentials, if none is running. Returns the thread's result."""
         if self._pending is None:
-            self._pending = _in_thread(self._find)
+            self._pending = in_daemon_thread(self._find, "aws-credentials")
             self._pending.add_done_callback(self._on_found)
         return self._pending
 
     def _find(self) -> _Found:
-        """Find or renew the credentials. Runs in the thread."""
+        """Finds or renews the credentials. Runs in the thread."""
         source = self._source or self._session.get_credentials()
         if source is None:
             raise NoCredentialsError
@@ -111,27 +109,9 @@ class AwsCredentials:
             self._next_check_at = found.get_loop().time() + EXPIRY_CHECK_SECONDS
 
 
-def _in_thread(find: Callable[[], _Found]) -> asyncio.Future[_Found]:
-    """The function's result, computed in a daemon thread, so that an exiting process does not wait for it."""
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[_Found] = loop.create_future()
-
-    def run() -> None:
-        settle: Callable[[], None]
-        try:
-            settle = functools.partial(found.set_result, find())
-        except Exception as error:  # noqa: BLE001 - passed on to the event loop
-            settle = functools.partial(found.set_exception, error)
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle)
-
-    threading.Thread(target=run, name="aws-credentials", daemon=True).start()
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class _CanonicalForm:
-    """The canonical form of requests to one URL.
+    """The canonical form of requests to one URL (AWS Signature Version 4), without the time and the body's digest.
 
     Attributes:
         before: botocore's canonical request before the time.

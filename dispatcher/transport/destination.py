@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
-
-from dispatcher.alerts.contract import NotDelivered
 
 Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
@@ -23,29 +22,42 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host name and a port to addresses; raises OSError if the name has no address."""
 
 
+class NoAnswer(Exception):
+    """A receiver was not reached, or sent no valid answer in time; a retry may succeed.
+
+    Attributes:
+        reason: The reason, without addresses, secrets or the receiver's own text.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 async def resolve(host: str, port: int) -> Sequence[str]:
     """The addresses from the system's resolver, in its order, each once."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
-async def addresses_of(host: str, port: int, *, allow_private: bool, resolver: Resolve = resolve) -> Sequence[str]:
+async def addresses_of(host: str, port: int, *, private_setting: str | None, resolver: Resolve) -> Sequence[str]:
     """The addresses that a webhook may connect to, in the resolver's order.
 
+    Args:
+        private_setting: The setting that would allow addresses that are not public; None if it is on.
+
     Raises:
-        NotDelivered: The name has no address, or an address is not public and `allow_private` is false.
+        NoAnswer: The name has no address, or an address is not public and not allowed.
     """
     try:
         found = await resolver(host, port)
     except (OSError, UnicodeError) as error:
         words = getattr(error, "strerror", None) or type(error).__name__
-        raise NotDelivered(f"its host name cannot be resolved ({words.lower()})") from error
+        raise NoAnswer(f"its host name cannot be resolved ({words.lower()})") from error
     if not found:
-        raise NotDelivered("its host name has no address")
-    if not allow_private and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
-        raise NotDelivered(
-            "its host has an address that is not public. DISPATCHER_ALERT_WEBHOOK_ALLOW_PRIVATE=on allows it"
-        )
+        raise NoAnswer("its host name has no address")
+    if private_setting is not None and not all(is_public(ip_address(text.partition("%")[0])) for text in found):
+        raise NoAnswer(f"its host has an address that is not public. {private_setting}=on allows it")
     return found
 
 
@@ -58,3 +70,14 @@ def is_public(address: Address) -> bool:
         if address.teredo is not None:
             return False
     return address.is_global and not address.is_multicast and not any(address in network for network in _SPECIAL)
+
+
+def cause_of(error: BaseException) -> str:
+    """Why a connection failed, without the server's own text, which may quote addresses or secrets."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate cannot be trusted: {error.verify_message}"
+    if isinstance(error, socket.gaierror):
+        return "its host name cannot be resolved"
+    if isinstance(error, OSError) and error.errno and error.strerror:
+        return error.strerror.lower()
+    return f"it was not reached ({type(error).__name__})"

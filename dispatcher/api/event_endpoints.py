@@ -1,0 +1,128 @@
+"""The endpoints to which providers post events. A request needs no API key: its signature authenticates it.
+
+All requests share the slots and the memory of one caller, so that forged requests cannot displace the clients that
+enqueue emails. A response never shows whether an email exists. The response is sent after the events are committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.fast_routes import Endpoint
+from dispatcher.api.openapi import RECEIVE_SENDGRID, RECEIVE_SES, Operation
+from dispatcher.api.problems import Problem
+from dispatcher.config import Settings
+from dispatcher.events import sendgrid, ses
+from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
+from dispatcher.events.reports import report_refusal, report_skipped
+from dispatcher.events.sendgrid import SendGridSignature, SendGridVerifier
+from dispatcher.events.sns import Fetch, MessageType, SnsVerifier, fetcher
+from dispatcher.telemetry.log import get_log
+
+MAX_BODY_BYTES: Final = 4 << 20
+"""The largest body. SendGrid posts up to 768 kB, SNS 256 KiB of text in an envelope."""
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """All providers, as a caller of the API."""
+
+    name: str = "provider events"
+
+
+@dataclass(frozen=True, slots=True)
+class EventEndpoints:
+    """Verifies, parses and stores the events that providers post."""
+
+    bodies: BodyReader
+    sink: EventSink
+    sendgrid: SendGridVerifier | None
+    sns: SnsVerifier | None
+
+    @classmethod
+    def of(cls, settings: Settings, bodies: BodyReader, sink: EventSink, fetch: Fetch | None = None) -> EventEndpoints:
+        """The endpoints of the configured providers.
+
+        Args:
+            fetch: Sends requests to Amazon SNS; by default over the network.
+        """
+        keys, topics, seconds = (
+            settings.sendgrid_events_keys,
+            settings.ses_events_topics,
+            settings.events_max_age_seconds,
+        )
+        return cls(
+            bodies,
+            sink,
+            SendGridVerifier(keys, max_age_seconds=seconds) if keys else None,
+            SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch or fetcher(settings.ca_file)) if topics else None,
+        )
+
+    @property
+    def routes(self) -> list[tuple[str, Endpoint, Operation]]:
+        """The path, the endpoint and the documentation of each configured provider."""
+        found: list[tuple[str, Endpoint, Operation]] = []
+        if self.sendgrid is not None:
+            found.append(("/v1/events/sendgrid", self.receive_sendgrid, RECEIVE_SENDGRID))
+        if self.sns is not None:
+            found.append(("/v1/events/ses", self.receive_ses, RECEIVE_SES))
+        return found
+
+    async def receive_sendgrid(self, request: Request) -> Response:
+        """Stores a batch of SendGrid's events."""
+        assert self.sendgrid is not None
+        with _as_problems(sendgrid.NAME):
+            signature = self.sendgrid.check_headers(request.headers)
+            async with self.bodies.read(request, Providers()) as body:
+                parsed = await run_off_loop(len(body), lambda: _verified(self.sendgrid, signature, body))
+                await self._store(sendgrid.NAME, parsed)
+        return Response(status_code=204)
+
+    async def receive_ses(self, request: Request) -> Response:
+        """Stores the events of one SNS message, or confirms the subscription of an allowed topic."""
+        assert self.sns is not None
+        with _as_problems(ses.NAME):
+            async with self.bodies.read(request, Providers()) as body:
+                message = await self.sns.verify(body)
+                match message.type:
+                    case MessageType.NOTIFICATION:
+                        await self._store(ses.NAME, ses.parse_text(message.text))
+                    case MessageType.SUBSCRIPTION:
+                        await self.sns.confirm(message)
+                        get_log().info("events.subscription_confirmed", topic=message.topic)
+                    case MessageType.UNSUBSCRIPTION:
+                        get_log().warning("events.subscription_ended", topic=message.topic)
+        return Response(status_code=204)
+
+    async def _store(self, provider: str, parsed: ParsedEvents) -> None:
+        await self.sink.store(parsed.events)
+        report_skipped(provider, parsed)
+
+
+def _verified(verifier: SendGridVerifier | None, signature: SendGridSignature, body: bytearray) -> ParsedEvents:
+    assert verifier is not None
+    verifier.verify(signature, body)
+    return sendgrid.parse(body)
+
+
+@contextmanager
+def _as_problems(provider: str) -> Iterator[None]:
+    """Turns what a source raises into problems, and counts it."""
+    try:
+        yield
+    except EventsRefused as error:
+        report_refusal(provider, error.refusal)
+        # The body may be unread.
+        raise Problem(error.refusal.value, error.detail, closes=True) from None
+    except EventsUnreadable as error:
+        raise Problem("malformed-json", str(error)) from None
+    except SourceUnavailable as error:
+        get_log().warning("events.source_unavailable", provider=provider, reason=error.message, retry_in_seconds=None)
+        raise Problem("provider-unavailable", "Retry the request.", retry_after=20) from None

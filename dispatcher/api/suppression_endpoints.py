@@ -1,0 +1,171 @@
+"""The endpoints about suppressed recipients: list, add, remove. `ops/suppressions.py` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.access import AccessControl
+from dispatcher.api.body_reader import BodyReader
+from dispatcher.api.operator_endpoints import REASON, TENANT_FIELD, Check, act_of, operator_request
+from dispatcher.api.problems import FieldError, Problem
+from dispatcher.api.status_endpoints import TENANT, Parameter, limit_of, parameters
+from dispatcher.domain.api_key import Scope
+from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.errors import InvalidEmail
+from dispatcher.ops import suppressions
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.suppressions import Suppression, list_suppressions
+
+MAX_RECIPIENTS: Final = 1000
+MAX_STOPPED: Final = 1000
+"""The most ids of stopped emails in a response; `POST /v1/replays` takes as many."""
+MAX_NOTE_CHARACTERS: Final = 500
+DEFAULT_PAGE: Final = 50
+MAX_PAGE: Final = 200
+_LARGEST_ID: Final = 2**63 - 1
+
+
+def _kind(text: str) -> SuppressionReason:
+    try:
+        return SuppressionReason(text)
+    except ValueError:
+        raise ValueError(f"must be one of: {', '.join(SuppressionReason)}") from None
+
+
+def _cursor(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > _LARGEST_ID:
+        raise ValueError("must be the `next` of a previous page")
+    return int(text)
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = {
+    "kind": Parameter(_kind, {"type": "string", "enum": list(SuppressionReason)}, "Only entries of this kind."),
+    "cursor": Parameter(
+        _cursor, {"type": "integer", "minimum": 0, "maximum": _LARGEST_ID}, "The `next` of the previous page."
+    ),
+    "limit": Parameter(
+        limit_of,
+        {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE},
+        "The most entries per page.",
+    ),
+}
+
+
+def _are_texts(value: object) -> bool:
+    return (
+        isinstance(value, list) and 1 <= len(value) <= MAX_RECIPIENTS and all(isinstance(item, str) for item in value)
+    )
+
+
+def _is_note(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NOTE_CHARACTERS and value.isprintable()
+
+
+def _is_instant(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(suppressions.instant(value))
+    except ValueError:
+        return False
+
+
+_REQUIRED: Final = ("reason", "recipients")
+_REMOVAL: Final[Mapping[str, tuple[Check, str]]] = {
+    **REASON,
+    **TENANT_FIELD,
+    "recipients": (_are_texts, f"must be a list of 1 to {MAX_RECIPIENTS:,} addresses or domains"),
+}
+_ADDITION: Final[Mapping[str, tuple[Check, str]]] = {
+    **_REMOVAL,
+    "kind": (lambda value: value in tuple(SuppressionReason), f"must be one of: {', '.join(SuppressionReason)}"),
+    "note": (_is_note, f"must be at most {MAX_NOTE_CHARACTERS} printable characters"),
+    "expires_at": (_is_instant, "must be a time in ISO 8601, such as 2027-01-31T00:00:00Z"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressionEndpoints:
+    """Lists and changes a tenant's suppressed recipients. Addresses are only in bodies, never in paths or queries."""
+
+    access: AccessControl
+    bodies: BodyReader
+    pool: Pool
+
+    async def list(self, request: Request) -> Response:
+        """Returns a page of entries."""
+        async with self.access.admit(request, Scope.OPERATE) as caller:
+            given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
+            limit = given.get("limit", DEFAULT_PAGE)
+            async with session(self.pool) as connection:
+                entries = await list_suppressions(
+                    connection,
+                    caller.tenant(given.get("tenant_id")),
+                    reason=given.get("kind"),
+                    before=given.get("cursor"),
+                    limit=limit,
+                )
+        next_cursor = entries[-1].suppression_id if len(entries) == limit else None
+        return _response({"suppressions": [document(entry) for entry in entries], "next": next_cursor})
+
+    async def add(self, request: Request) -> Response:
+        """Suppresses recipients."""
+        async with (
+            operator_request(self.access, self.bodies, request, _ADDITION, _REQUIRED) as (caller, given),
+            session(self.pool) as connection,
+        ):
+            added = await suppressions.add(
+                connection,
+                caller.tenant(given.get("tenant_id")),
+                _recipients(given["recipients"]),
+                act_of(caller, given["reason"]),
+                reason=SuppressionReason(given.get("kind", SuppressionReason.MANUAL)),
+                note=given.get("note"),
+                expires_at=suppressions.instant(given["expires_at"]) if "expires_at" in given else None,
+            )
+        return _response({"added": added})
+
+    async def remove(self, request: Request) -> Response:
+        """Removes entries, and returns the emails that they had stopped. Sends none of them."""
+        async with (
+            operator_request(self.access, self.bodies, request, _REMOVAL, _REQUIRED) as (caller, given),
+            session(self.pool) as connection,
+        ):
+            tenant, recipients = caller.tenant(given.get("tenant_id")), _recipients(given["recipients"])
+            removed = await suppressions.remove(connection, tenant, recipients, act_of(caller, given["reason"]))
+            stopped = await suppressions.find_stopped(connection, tenant, recipients)
+        return _response(
+            {"removed": removed, "stopped_count": len(stopped), "stopped_email_ids": stopped[:MAX_STOPPED]}
+        )
+
+
+def _recipients(texts: list[str]) -> list[Recipient]:
+    found, errors = [], []
+    for index, text in enumerate(texts):
+        try:
+            found.append(Recipient.parse(text))
+        except InvalidEmail as error:
+            errors.append(FieldError("pointer", f"#/recipients/{index}", error.reason))
+    if errors:
+        raise Problem("invalid-body", errors=errors)
+    return found
+
+
+def document(entry: Suppression) -> dict[str, Any]:
+    """The JSON object of an entry, without the hash."""
+    fields = asdict(entry)
+    del fields["address_hash"]
+    return {
+        "id": fields.pop("suppression_id"),
+        "recipient": fields.pop("masked"),
+        "kind": fields.pop("reason"),
+        **fields,
+    }
+
+
+def _response(value: object) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")

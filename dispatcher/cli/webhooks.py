@@ -1,0 +1,266 @@
+"""`dispatcher webhooks`: adds, lists, tests and removes the URLs that get events about emails."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.table import Table
+from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.outgoing_event import TYPES, OutgoingKind, kind_of
+from dispatcher.errors import InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
+    from dispatcher.store.connections import AsyncSession
+    from dispatcher.store.webhooks import Webhook
+
+_NUMBER: Final = click.argument("number", type=click.IntRange(1, 2**63 - 1))
+_SAVE: Final = "Save this secret now: it is not shown again. The receiver needs it to verify signatures."
+
+
+@click.group("webhooks")
+def command() -> None:
+    """Post events about emails to an application: sent, failed, held, delivered, bounced, complained, suppressed.
+
+    \b
+    Examples:
+      dispatcher webhooks add https://shop.example.com/hooks --tenant shop --events email.sent,email.bounced
+      dispatcher webhooks test 1
+      dispatcher webhooks list
+      dispatcher webhooks replay 1 --since 2h
+
+    Each event is posted at least once, with the same `webhook-id`, and signed according to Standard Webhooks. The
+    monitor of `dispatcher run` delivers. An application can also poll: GET /v1/events. See docs/webhooks.md.
+    """
+
+
+def _kinds(_context: click.Context, _parameter: click.Parameter, text: str) -> list[OutgoingKind]:
+    try:
+        return [kind_of(part.strip()) for part in text.split(",")]
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
+
+
+def _tenant(_context: click.Context, _parameter: click.Parameter, text: str | None) -> str | None:
+    try:
+        return None if text is None else tenant(text)
+    except InvalidEmail as error:
+        raise click.BadParameter(error.reason) from None
+
+
+def _since(context: click.Context, parameter: click.Parameter, text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.now(UTC) - timedelta(seconds=Age().convert(text, parameter, context))
+    if instant.tzinfo is None:
+        raise click.BadParameter("needs a time zone, such as 2026-11-21T10:00:00Z")
+    return instant
+
+
+@command.command("add")
+@click.argument("url")
+@click.option("--tenant", "tenant_id", callback=_tenant, help="The tenant whose events it gets.")
+@click.option("--all-tenants", is_flag=True, help="It gets the events of all tenants.")
+@click.option(
+    "--events",
+    "kinds",
+    callback=_kinds,
+    default=",".join(TYPES),
+    metavar="KINDS",
+    help=f"Comma-separated: {', '.join(TYPES)}.  [default: all]",
+)
+@click.option("--recipients", is_flag=True, help="Include recipients' addresses in the events, while they are kept.")
+@audit_options(is_required=False)
+@json_option()
+def add(
+    url: str,
+    tenant_id: str | None,
+    all_tenants: bool,
+    kinds: list[OutgoingKind],
+    recipients: bool,
+    act: Act | None,
+    as_json: bool,
+) -> int:
+    """Add a webhook and print its secret. It gets the events from now on.
+
+    \b
+    Examples:
+      dispatcher webhooks add https://shop.example.com/hooks --tenant shop
+      dispatcher webhooks add https://ops.example.com/hooks --all-tenants --events email.failed,email.held
+    """
+    from dispatcher.ops import webhooks
+
+    if all_tenants == (tenant_id is not None):
+        raise click.UsageError("Give either --tenant or --all-tenants.")
+    settings = load_settings("database_url")
+    try:
+        checked = webhooks.checked_url(url, allow_private=settings.webhooks_allow_private)
+    except ValueError as error:
+        raise click.UsageError(f"URL {error}.") from None
+    made = run_with_session(
+        "webhooks",
+        lambda session: webhooks.add(
+            session, checked, tenant_id=tenant_id, kinds=kinds, with_recipients=recipients, act=_act(act, "add")
+        ),
+        settings,
+    )
+    if as_json:
+        print_json({"webhook": made.webhook_id, "secret": made.secret})
+    else:
+        print_data(made.secret)
+        say(f"Added webhook {made.webhook_id}. {_SAVE}")
+    return Exit.DONE
+
+
+def _act(act: Act | None, command_name: str) -> Act:
+    from dispatcher.ops.acts import Act as Made
+
+    return act or Made.of(None, f"dispatcher webhooks {command_name}")
+
+
+@command.command("list")
+@click.option("--tenant", "tenant_id", callback=_tenant, help="Only webhooks of this tenant.")
+@json_option()
+def list_(tenant_id: str | None, as_json: bool) -> int:
+    """List the webhooks: state, lag, and what waits. Secrets are never shown.
+
+    \b
+    Examples:
+      dispatcher webhooks list
+      dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
+    """
+    from dispatcher.store.webhooks import list_webhooks
+
+    found = run_with_session("webhooks", partial(list_webhooks, tenant_id=tenant_id))
+    if as_json:
+        print_json([_document(webhook) for webhook in found])
+    elif found:
+        table = Table("webhook", "url", "tenant", "events", "state", "lag", "retries", "given up", "last error")
+        for each in found:
+            kinds = "all" if len(each.kinds) == len(TYPES) else " ".join(each.kinds)
+            state = "failing" if each.state == "active" and each.failing_since else each.state
+            lag = "-" if each.lag_seconds is None else f"{each.lag_seconds:,.0f} s"
+            who = each.tenant_id or "all"
+            table.add(each.webhook_id, each.url, who, kinds, state, lag, each.retries, each.given_up, each.last_error)
+        table.show()
+    else:
+        say("There is no webhook. To add one, see `dispatcher webhooks add --help`.")
+    return Exit.DONE
+
+
+def _document(webhook: Webhook) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    document = asdict(webhook)
+    return {"webhook": document.pop("webhook_id"), **document}
+
+
+@command.command("test")
+@_NUMBER
+@json_option()
+def test(number: int, as_json: bool) -> int:
+    """Post a test event to a webhook, even if the webhook is disabled. Its type is `webhook.test`.
+
+    \b
+    Example:
+      dispatcher webhooks test 1
+    """
+    from dispatcher.ops import webhooks
+
+    settings = load_settings("database_url")
+
+    async def post(session: AsyncSession) -> webhooks.TestResult:
+        return await webhooks.test(session, number, settings)
+
+    result = run_with_session("webhooks", post, settings)
+    if as_json:
+        print_json({"webhook": number, "ok": result.is_accepted, "detail": result.detail})
+    else:
+        say(f"Webhook {number}: {result.detail}.")
+    return Exit.DONE if result.is_accepted else Exit.FAILED
+
+
+@command.command("remove")
+@_NUMBER
+@audit_options(is_required=False)
+def remove(number: int, act: Act | None) -> int:
+    """Remove a webhook. What it has not delivered is dropped.
+
+    \b
+    Example:
+      dispatcher webhooks remove 1
+    """
+    from dispatcher.ops import webhooks
+
+    run_with_session("webhooks", lambda session: webhooks.remove(session, number, _act(act, "remove")))
+    say(f"Removed webhook {number}.")
+    return Exit.DONE
+
+
+@command.command("rotate")
+@_NUMBER
+@audit_options(is_required=False)
+@json_option()
+def rotate(number: int, act: Act | None, as_json: bool) -> int:
+    """Give a webhook a new secret and print it. For 24 hours, events are signed with both secrets.
+
+    \b
+    Example:
+      dispatcher webhooks rotate 1
+    """
+    from dispatcher.ops import webhooks
+
+    secret = run_with_session("webhooks", lambda session: webhooks.rotate(session, number, _act(act, "rotate")))
+    if as_json:
+        print_json({"webhook": number, "secret": secret})
+    else:
+        print_data(secret)
+        say(_SAVE)
+    return Exit.DONE
+
+
+@command.command("enable")
+@_NUMBER
+@audit_options(is_required=False)
+def enable(number: int, act: Act | None) -> int:
+    """Make a webhook active again, and post what waits for it.
+
+    \b
+    Example:
+      dispatcher webhooks enable 1
+    """
+    from dispatcher.ops import webhooks
+
+    run_with_session("webhooks", lambda session: webhooks.enable(session, number, _act(act, "enable")))
+    say(f"Webhook {number} is active.")
+    return Exit.DONE
+
+
+@command.command("replay")
+@_NUMBER
+@click.option("--since", required=True, callback=_since, metavar="AGE|TIME", help="The first event: 2h, 3d, or a time.")
+@audit_options(is_required=False)
+def replay(number: int, since: datetime, act: Act | None) -> int:
+    """Deliver the events since a time again, with the same ids. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.
+
+    \b
+    Examples:
+      dispatcher webhooks replay 1 --since 2h
+      dispatcher webhooks replay 1 --since 2026-11-21T10:00:00Z
+    """
+    from dispatcher.ops import webhooks
+
+    run_with_session("webhooks", lambda session: webhooks.replay(session, number, since, _act(act, "replay")))
+    say(f"Webhook {number} gets the events since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC again.")
+    return Exit.DONE

@@ -1,0 +1,52 @@
+"""The envelope sender of an email, to which servers return bounces: `bounces+<token>@example.com`.
+
+The token is the email's id and an HMAC of the id, in hexadecimal, because some servers change the case of local parts.
+A server learns the token only from the email's envelope. So a message with a valid token proves that the email was
+transmitted. A message without a valid token proves nothing.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Sequence
+from typing import Final
+from uuid import UUID
+
+MAX_MAILBOX_OCTETS: Final = 15
+"""With the longest mailbox name, the local part has the 64 octets that RFC 5321 allows (section 4.5.3.1.1)."""
+_MAC_DIGITS: Final = 16
+"""64 bits. Each guess costs the attacker an email to us, so more bits would gain nothing."""
+
+
+class BounceAddress:
+    """Creates and verifies the envelope senders of one mailbox."""
+
+    def __init__(self, mailbox: str, keys: Sequence[bytes]) -> None:
+        """
+        Args:
+            mailbox: The address without a token, such as `bounces@example.com`.
+            keys: The first key signs new tokens. Tokens of all keys are valid.
+        """
+        local, _, domain = mailbox.rpartition("@")
+        self._before = f"{local}+"
+        self._after = f"@{domain}"
+        self._keys = keys
+        # The domain is not compared, because a server may rewrite it.
+        self._token = re.compile(rf"{re.escape(local.lower())}\+([0-9a-f]{{32}})([0-9a-f]{{{_MAC_DIGITS}}})@")
+
+    def of(self, email_id: UUID) -> str:
+        """The envelope sender of an email. Every attempt gets the same one, unless the key changes."""
+        digits = email_id.hex
+        return f"{self._before}{digits}{_mac(self._keys[0], digits)}{self._after}"
+
+    def find(self, text: str) -> UUID | None:
+        """The id of the first email whose envelope sender is in the text; None if the text has no valid token."""
+        for digits, mac in self._token.findall(text.lower()):
+            if any(hmac.compare_digest(mac, _mac(key, digits)) for key in self._keys):
+                return UUID(digits)
+        return None
+
+
+def _mac(key: bytes, digits: str) -> str:
+    return hmac.digest(key, digits.encode(), "sha256").hex()[:_MAC_DIGITS]

@@ -1,0 +1,100 @@
+"""Events for applications: what became of an email, without its content and its addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+
+class OutgoingKind(StrEnum):
+    """What became of an email; the value of `outgoing_event.kind`."""
+
+    SENT = "sent"
+    """A provider accepted the email."""
+    FAILED = "failed"
+    """The email was rejected, or no attempts are left."""
+    HELD = "held"
+    """It is unknown whether the provider accepted the email."""
+    DELIVERED = "delivered"
+    """The recipient's server took the email."""
+    BOUNCED = "bounced"
+    """The recipient's server refused the email for good."""
+    COMPLAINED = "complained"
+    """The recipient reported the email as spam."""
+    SUPPRESSED = "suppressed"
+    """The email failed because all of its recipients are suppressed."""
+
+    @property
+    def type(self) -> str:
+        """The name of the kind outside, such as `email.sent`."""
+        return f"{TYPE_PREFIX}{self.value}"
+
+
+TYPE_PREFIX: Final = "email."
+TYPES: Final = tuple(kind.type for kind in OutgoingKind)
+
+
+def kind_of(text: str) -> OutgoingKind:
+    """The kind with this name, such as `email.sent` or `sent`.
+
+    Raises:
+        ValueError: There is no such kind.
+    """
+    try:
+        return OutgoingKind(text.removeprefix(TYPE_PREFIX))
+    except ValueError:
+        raise ValueError(f"must be one of: {', '.join(TYPES)}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingEvent:
+    """One event of the feed.
+
+    Attributes:
+        event_id: The same in each delivery. A receiver can use it to drop repetitions.
+        reason: Why the email failed or is held, as `email_log.error_type`.
+        code: The status code of the provider, or of the recipient's server.
+        bounce: How permanent a bounce is.
+        address_hash: Which recipient the event is about; None: all of them, or unknown.
+        happened_at: When it happened, by the provider's clock; None if the event is a change of status.
+        created_at: When the event was added to the feed.
+    """
+
+    event_id: UUID
+    kind: OutgoingKind
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    reason: str | None
+    provider: str | None
+    code: str | None
+    bounce: str | None
+    address_hash: bytes | None
+    happened_at: datetime | None
+    created_at: datetime
+
+    def document(self, recipients: Sequence[str] | None = None) -> dict[str, Any]:
+        """The event as JSON: `type`, `timestamp` and `data`, according to Standard Webhooks.
+
+        Args:
+            recipients: Addresses to include; None to leave them out.
+        """
+        data: dict[str, Any] = {
+            "email_id": str(self.email_id),
+            "tenant_id": self.tenant_id,
+            "message_key": self.message_key,
+            "correlation_id": self.correlation_id,
+            "provider": self.provider,
+            "reason": self.reason,
+            "code": self.code,
+            "bounce": self.bounce,
+            "happened_at": self.happened_at or self.created_at,
+        }
+        if recipients is not None:
+            data["recipients"] = list(recipients)
+        return {"type": self.kind.type, "timestamp": self.created_at, "data": data}

@@ -1,0 +1,77 @@
+"""Webhooks for applications: secrets, signatures (https://www.standardwebhooks.com), and when to try again."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from secrets import token_bytes
+from typing import Final
+
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - a prefix
+_SECRET_OCTETS: Final = 32
+_HOUR: Final = 3600.0
+
+SCHEDULE_SECONDS: Final = (
+    *(5.0, 300.0, 1800.0),
+    *(hours * _HOUR for hours in (2, 5, 10, 14, 20, 24, 27)),
+)
+"""When an event is posted again, in seconds after its first attempt."""
+LONGEST_PROBE_SECONDS: Final = 1800.0
+"""The longest wait between two attempts to reach a receiver that accepts nothing. At most a few events are posted each
+time, and all later events wait for them."""
+JITTER: Final = 0.1
+"""A wait is up to this share longer, so that the events of one outage do not come back at the same instant."""
+LONGEST_RETRY_AFTER_SECONDS: Final = 24 * _HOUR
+
+
+class WebhookState(StrEnum):
+    """Whether a webhook gets events; the value of `webhook.state`."""
+
+    ACTIVE = "active"
+    DISABLED = "disabled"
+    """Its receiver accepted nothing for about 27 hours, or answered 410. An operator may enable it again."""
+
+
+def new_secret() -> str:
+    """A new random secret."""
+    return SECRET_PREFIX + base64.b64encode(token_bytes(_SECRET_OCTETS)).decode()
+
+
+def signature(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> str:
+    """The value of the header `webhook-signature`: a signature with each secret, separated by spaces."""
+    signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
+    keys = (base64.b64decode(secret.removeprefix(SECRET_PREFIX)) for secret in secrets)
+    return " ".join("v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
+
+
+def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime | None:
+    """When to post an event again; None if every attempt was made.
+
+    Args:
+        failed_at: The first failed attempt.
+        draw: A random number from 0 to 1, for the jitter.
+    """
+    elapsed = (now - failed_at).total_seconds()
+    for seconds in SCHEDULE_SECONDS:
+        if seconds > elapsed:
+            return now + timedelta(seconds=(seconds - elapsed) * (1 + JITTER * draw))
+    return None
+
+
+def next_probe(failing_since: datetime, now: datetime, *, retry_after_seconds: float, draw: float) -> datetime | None:
+    """When to post to a receiver again that accepts nothing; None if it has failed for too long.
+
+    Args:
+        failing_since: When the receiver began to fail.
+        retry_after_seconds: How long the receiver asked us to wait.
+        draw: A random number from 0 to 1, for the jitter.
+    """
+    scheduled = next_attempt(failing_since, now, draw=draw)
+    if scheduled is None:
+        return None
+    probe = now + timedelta(seconds=LONGEST_PROBE_SECONDS * (1 + JITTER * draw))
+    asked = now + timedelta(seconds=min(retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS))
+    return max(min(scheduled, probe), asked)

@@ -1,0 +1,139 @@
+"""Reads the mailbox to which servers return bounces, and stores what they report."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.bounce_address import BounceAddress
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.events.bounce_parser import PROVIDER, events_of
+from dispatcher.events.intake import EmailsLocked, EventIntake
+from dispatcher.events.maildir import Maildir, NewMessage
+from dispatcher.store.connections import Pool
+from dispatcher.store.events import find_recipients
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+
+INTERVAL_SECONDS: Final = 10.0
+RETRY_SECONDS: Final = 60.0
+"""The wait after the Maildir could not be used."""
+MAX_MESSAGES: Final = 50
+"""Messages per round. With `maildir.MAX_OCTETS` this bounds the memory of a round."""
+_END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """The events of one message."""
+
+    name: str
+    events: Sequence[ProviderEvent]
+
+
+class BounceMailbox:
+    """A service of each monitor whose host has a mailbox of bounces.
+
+    A message is deleted only after its events are committed. If the process exits between the two, the message is read
+    again, and its events are duplicates.
+    """
+
+    interval_seconds = INTERVAL_SECONDS
+
+    def __init__(self, maildir: Maildir, address: BounceAddress, pool: Pool, intake: EventIntake) -> None:
+        self._maildir = maildir
+        self._address = address
+        self._pool = pool
+        self._intake = intake
+        self._is_failing = False
+
+    async def run_once(self) -> float | None:
+        """Reads up to MAX_MESSAGES messages.
+
+        Raises:
+            StoreUnavailable: The messages stay where they are.
+        """
+        try:
+            count, waiting = await self._round()
+        except OSError as error:
+            if not self._is_failing:
+                get_log().warning(
+                    "bounces.unavailable",
+                    folder=str(self._maildir.folder),
+                    reason=error.strerror,
+                    retry_in_seconds=RETRY_SECONDS,
+                )
+            self._is_failing = True
+            return RETRY_SECONDS
+        self._is_failing = False
+        return 0.0 if count == MAX_MESSAGES and waiting < count else None
+
+    async def _round(self) -> tuple[int, int]:
+        """Reads messages once. Returns their number, and the number of those that wait for a locked email."""
+        messages = await asyncio.to_thread(self._maildir.read_new, MAX_MESSAGES)
+        if not messages:
+            return 0, 0
+        ids = await asyncio.to_thread(lambda: {each.name: self._email_id_in(each) for each in messages})
+        ours = [each for each in messages if ids[each.name] and each.octets]
+        recipients = await find_recipients(self._pool, {found for found in ids.values() if found}) if ours else {}
+        reported = await asyncio.to_thread(_report, ours, ids, recipients)
+        stored = await self._store([each for each in reported if each.events])
+        unreadable = [each.name for each in reported if not each.events]
+        unreadable += [each.name for each in messages if each.octets is None]
+        forged = [each.name for each in messages if each.octets is not None and not ids[each.name]]
+        await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
+        await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
+        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged")
+        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "unreadable")
+        waiting = len(messages) - len(stored) - len(forged) - len(unreadable)
+        get_log().info(
+            "bounces.read", stored=len(stored), waiting=waiting, forged=len(forged), unreadable=len(unreadable)
+        )
+        return len(messages), waiting
+
+    def _email_id_in(self, message: NewMessage) -> UUID | None:
+        """The email to whose envelope sender the message was sent, or whose envelope sender it quotes, as feedback
+        reports do."""
+        octets = message.octets or b""
+        header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
+        return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
+
+    async def _store(self, reported: Sequence[_Reported]) -> Sequence[_Reported]:
+        """Stores the events; returns the messages whose events are committed."""
+        try:
+            await self._intake.store([event for each in reported for event in each.events])
+        except EmailsLocked as locked:
+            return [each for each in reported if each.events[0].email_id not in locked.email_ids]
+        return reported
+
+
+def _report(
+    messages: Iterable[NewMessage], ids: Mapping[str, UUID | None], recipients: Mapping[UUID, Sequence[str]]
+) -> list[_Reported]:
+    """The events of each message; no events if the message cannot be parsed."""
+    reported = []
+    for message in messages:
+        email_id = ids[message.name]
+        assert email_id is not None
+        try:
+            events = events_of(message.octets or b"", email_id, recipients.get(email_id, ()), message.received_at)
+        except Exception:  # noqa: BLE001 - the standard library's parser may raise anything; the others must be read
+            events = []
+        reported.append(_Reported(message.name, events))
+    return reported
+
+
+def _each(dispose: Callable[[str], None], names: Iterable[str]) -> None:
+    """Disposes of each message, even if one fails; then raises the last error."""
+    failed: OSError | None = None
+    for name in names:
+        try:
+            dispose(name)
+        except OSError as error:
+            failed = error
+    if failed:
+        raise failed

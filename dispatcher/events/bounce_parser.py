@@ -1,0 +1,287 @@
+"""Reads what servers return to the envelope sender: delivery status notifications (DSN), feedback reports, and the free
+text of older servers.
+
+    multipart/report with message/delivery-status    RFC 3464: one event for each recipient
+    multipart/report with message/feedback-report    RFC 5965 (ARF): a complaint, an unsubscription, or neither
+    a text from a mail server                        the paragraph about each recipient, if it names one
+    anything else, such as an auto-reply             proof that the provider accepted the email, and no more
+
+The caller has verified that the message belongs to the email (`domain.bounce_address`). But everybody who received the
+email knows its token. So an event names only addresses to which the email was sent, and only such an event is hard.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.message import Message
+from email.parser import BytesParser, HeaderParser
+from email.policy import compat32
+from email.utils import parsedate_to_datetime
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.echo import NAME_CHARACTERS, PRIVATE_WORD
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.scrub import scrub
+from dispatcher.events.bounce_class import AFTER_DATA, ENHANCED, REPLY, classify, is_vague
+from dispatcher.events.bounce_text import (
+    BLANK_LINES,
+    MAX_TEXT_CHARACTERS,
+    about,
+    decoded,
+    explanation,
+    field,
+    is_text,
+    kind_of_notice,
+    place_of,
+)
+from dispatcher.store.address_hashes import normalised
+
+PROVIDER: Final = "smtp"
+MAX_RECIPIENTS: Final = 1000
+"""An email has fewer recipients, so later blocks of a report are not read."""
+_AT_MOST_LATER: Final = timedelta(days=1)
+_AT_MOST_EARLIER: Final = timedelta(days=30)
+"""The time of a notice is believed only if it is near the time at which we received it."""
+
+_ACTIONS: Final = {
+    "delayed": EventKind.DEFERRED,
+    "delivered": EventKind.DELIVERED,
+    "expanded": EventKind.DELIVERED,
+    "relayed": EventKind.ACCEPTED,
+}
+"""By RFC 3464, section 2.3.3; every other action is a failure. A relayed email has left for a server without DSN."""
+_FEEDBACK: Final = {
+    "abuse": EventKind.COMPLAINED,
+    "fraud": EventKind.COMPLAINED,
+    "opt-out": EventKind.UNSUBSCRIBED,
+    "opt-out-list": EventKind.UNSUBSCRIBED,
+    "not-spam": EventKind.DELIVERED,
+}
+"""By RFC 5965, section 7.3, and RFC 6430. Other reports, such as `auth-failure`, come from servers, not recipients."""
+
+_WORD: Final = re.compile(r"[a-z]+")
+_DIAGNOSTIC_TYPE: Final = re.compile(r"^[\w.-]{1,40} ?; ?")
+_STATUS_TYPES: Final = ("message/delivery-status", "message/global-delivery-status")
+Known = tuple[str, ...]
+"""The addresses to which the email was sent, normalised."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Finding:
+    """What a message says about one recipient.
+
+    Attributes:
+        is_sent_to: Whether the email was sent to the address, and the address itself was refused. Otherwise, a server
+            may have forwarded the email, and the address to which it was forwarded was refused.
+        status: The enhanced status code of the notice.
+        words: What the servers said about the recipient.
+        after_data: See `classify`.
+    """
+
+    kind: EventKind
+    recipient: str | None = None
+    is_sent_to: bool = False
+    status: str | None = None
+    words: str = ""
+    after_data: bool = False
+
+
+def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], received_at: datetime) -> list[ProviderEvent]:
+    """The events that a message to the email's envelope sender reports; at least one, because the message proves that
+    the email was accepted.
+
+    Args:
+        octets: The message, or its beginning.
+        recipients: The addresses to which the email was sent; empty if they are unknown.
+        received_at: When the message arrived here, with a time zone.
+
+    Raises:
+        ValueError, RecursionError: The message cannot be parsed.
+    """
+    message = BytesParser(policy=compat32).parsebytes(octets)
+    known = tuple(dict.fromkeys(map(normalised, recipients)))
+    happened_at = _instant(message, received_at)
+    findings = list(_findings(message, known))
+    return [_event(each, email_id, known, happened_at) for each in findings or [_Finding(EventKind.ACCEPTED)]]
+
+
+def _findings(message: Message, known: Known) -> Iterator[_Finding]:
+    parts = list(_parts(message))
+    for part in parts:
+        if part.get_content_type() == "message/feedback-report":
+            yield from _of_feedback(part, known)
+            return
+    text = explanation(parts)
+    blocks = [block for part in parts for block in _status_blocks(part) if _is_of_recipient(block)][:MAX_RECIPIENTS]
+    if blocks:
+        for block in blocks:
+            yield _of_block(block, text, known, is_only=len(blocks) == 1)
+    else:
+        yield from _of_text(message, text, known)
+
+
+def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetime) -> ProviderEvent:
+    bounce = None
+    if finding.kind is EventKind.BOUNCED:
+        bounce = classify(finding.status, finding.words, after_data=finding.after_data)
+        if bounce is Bounce.HARD and not finding.is_sent_to:
+            bounce = Bounce.SOFT
+    return ProviderEvent(
+        email_id=email_id,
+        provider=PROVIDER,
+        kind=finding.kind,
+        happened_at=happened_at,
+        recipient=finding.recipient,
+        bounce=bounce,
+        code=_code(finding),
+        detail=_detail(finding.words, known) or None,
+    )
+
+
+def _code(finding: _Finding) -> str | None:
+    """The most specific code: that of the receiving server, the status of the notice, or an SMTP reply code."""
+    codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
+    replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
+    return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
+
+
+def _detail(words: str, known: Known) -> str:
+    """The server's words, without the addresses, and without the names of the recipients' mailboxes."""
+    scrubbed = scrub(words)
+    folded = scrubbed.lower()
+    for local in (address.partition("@")[0] for address in known):
+        if len(local) >= NAME_CHARACTERS and local in folded:
+            scrubbed = re.sub(rf"(?<!\w){re.escape(local)}(?!\w)", PRIVATE_WORD, scrubbed, flags=re.IGNORECASE)
+    return scrubbed
+
+
+def _instant(message: Message, received_at: datetime) -> datetime:
+    """When the notice was written, by its Date field; if that is missing or not plausible, when we received it."""
+    with suppress(ValueError, TypeError, OverflowError):
+        found = parsedate_to_datetime(field(message, "Date"))
+        found = found if found.tzinfo else found.replace(tzinfo=UTC)
+        if received_at - _AT_MOST_EARLIER <= found <= received_at + _AT_MOST_LATER:
+            return found
+    return received_at
+
+
+def _parts(message: Message) -> Iterator[Message]:
+    """The parts that are not multipart, in order. The returned email is one part and is not searched."""
+    payload = message.get_payload()
+    if message.get_content_maintype() == "multipart" and isinstance(payload, list):
+        for part in payload:
+            if isinstance(part, Message):
+                yield from _parts(part)
+    else:
+        yield message
+
+
+# Delivery status notifications.
+
+
+def _status_blocks(part: Message) -> Iterator[Message]:
+    """The groups of fields of a delivery status; none if the part is not one.
+
+    The library parses `message/delivery-status`. It treats `message/global-delivery-status` (RFC 6533) as an email
+    whose body has all groups but the first, and a status in Base64 as a body. Some gateways turn a status into text.
+    """
+    payload = part.get_payload()
+    if part.get_content_type() in _STATUS_TYPES and isinstance(payload, list):
+        blocks = [block for block in payload if isinstance(block, Message)]
+        yield from blocks
+        for block in blocks:
+            body = block.get_payload()
+            if isinstance(body, str) and body.strip():
+                encoding = field(part, "Content-Transfer-Encoding").lower()
+                yield from _groups(_from_base64(body) if encoding == "base64" else body)
+    elif is_text(part) and "final-recipient:" in (text := decoded(part)).lower():
+        yield from _groups(text)
+
+
+def _groups(text: str) -> Iterator[Message]:
+    for group in BLANK_LINES.split(text.replace("\r\n", "\n")):
+        yield HeaderParser(policy=compat32).parsestr(group)
+
+
+def _from_base64(text: str) -> str:
+    try:
+        return base64.b64decode(text).decode("utf-8", "replace")
+    except binascii.Error:
+        return ""
+
+
+def _is_of_recipient(block: Message) -> bool:
+    return "Action" in block or "Final-Recipient" in block or "Original-Recipient" in block
+
+
+def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Finding:
+    found = ENHANCED.search(field(block, "Status"))
+    status = found[1] if found else None
+    words = _DIAGNOSTIC_TYPE.sub("", field(block, "Diagnostic-Code"))[:MAX_TEXT_CHARACTERS]
+    action = _WORD.match(field(block, "Action").lower())
+    kind = _ACTIONS.get(action[0], EventKind.BOUNCED) if action else _kind_of(status)
+    recipient, is_sent_to = _recipient_of(block, known)
+    if kind is EventKind.BOUNCED and not words and (not status or is_vague(status)):
+        words = about(_address_in(field(block, "Final-Recipient")), text) or (text if is_only else "")
+    return _Finding(kind, recipient, is_sent_to, status, words, bool(AFTER_DATA.search(text)))
+
+
+def _kind_of(status: str | None) -> EventKind:
+    """The kind of a block without an action."""
+    return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
+
+
+def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
+    """The recipient of the email that a block is about, and whether this address itself was refused.
+
+    If the final address is another one than the original address, the email was forwarded.
+    """
+    original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
+    if final in known:
+        return final, original in ("", final)
+    return (original, not final) if original in known else (None, False)
+
+
+def _address_in(value: str) -> str:
+    """The address of a field such as `rfc822; <ann@example.org>`, normalised; empty if there is none."""
+    address = value.rpartition(";")[2].strip("\"' ")
+    return normalised(address) if "@" in address else ""
+
+
+# Feedback reports.
+
+
+def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
+    payload = part.get_payload()
+    report = payload[0] if isinstance(payload, list) and payload else part
+    assert isinstance(report, Message)
+    kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
+    addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
+    # A report often conceals the recipient. Of several recipients, only one has complained, and nothing says which one.
+    found = [each for each in known if each in addresses] or known
+    recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
+    yield _Finding(kind, recipient, is_sent_to=recipient is not None)
+
+
+# Notices without a structure.
+
+
+def _of_text(message: Message, text: str, known: Known) -> Iterator[_Finding]:
+    failed = {_address_in(each) for each in field(message, "X-Failed-Recipients").split(",")} - {""}
+    named = [address for address in known if address in failed or place_of(address, text) >= 0]
+    kind = kind_of_notice(message, text, names_recipient=bool(named))
+    if kind is None:
+        return
+    after_data = bool(AFTER_DATA.search(text))
+    for address in named:
+        reason = about(address, text) or (text if len(named) == 1 else "")
+        yield _Finding(kind, address, is_sent_to=True, words=reason, after_data=after_data)
+    if not named:
+        yield _Finding(kind, words=text)

@@ -1,0 +1,81 @@
+"""Stores the events of concurrent requests together, in one transaction.
+
+Providers post hundreds of small requests per second. A transaction for ten events costs about as much as one for a
+single event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.errors import StoreBusy
+from dispatcher.events.contract import EventSink
+
+MAX_EVENTS: Final = 500
+"""Events per batch, unless a single request has more."""
+
+_Waiting = tuple[Sequence[ProviderEvent], asyncio.Future[None]]
+
+
+class EventBatcher:
+    """An `EventSink` that stores batches, one at a time. The requests that arrive meanwhile form the next batch."""
+
+    def __init__(self, sink: EventSink) -> None:
+        self._sink = sink
+        self._waiting: deque[_Waiting] = deque()
+        self._storing: asyncio.Task[None] | None = None
+
+    async def store(self, events: Sequence[ProviderEvent]) -> None:
+        """See `EventSink.store`."""
+        if not events:
+            return
+        committed = asyncio.get_running_loop().create_future()
+        self._waiting.append((events, committed))
+        if self._storing is None:
+            self._storing = asyncio.create_task(self._store_all())
+        await committed
+
+    async def _store_all(self) -> None:
+        try:
+            while self._waiting:
+                await self._store(self._next())
+        finally:
+            self._storing = None
+
+    def _next(self) -> list[_Waiting]:
+        batch = [self._waiting.popleft()]
+        count = len(batch[0][0])
+        while self._waiting and count + len(self._waiting[0][0]) <= MAX_EVENTS:
+            count += len(self._waiting[0][0])
+            batch.append(self._waiting.popleft())
+        return batch
+
+    async def _store(self, batch: list[_Waiting]) -> None:
+        """Stores a batch, and settles the futures of its requests."""
+        try:
+            await self._sink.store([event for events, _ in batch for event in events])
+        except StoreBusy as error:
+            if len(batch) == 1:
+                _fail(batch, error)
+                return
+            # One email is locked. Only the requests that concern this email must be repeated.
+            for each in batch:
+                await self._store([each])
+        except BaseException as error:
+            _fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            for _, committed in batch:
+                if not committed.done():  # the client has disconnected
+                    committed.set_result(None)
+
+
+def _fail(batch: list[_Waiting], error: BaseException) -> None:
+    for _, committed in batch:
+        if not committed.done():
+            committed.set_exception(error) if isinstance(error, Exception) else committed.cancel()

@@ -1,0 +1,123 @@
+"""Reads fields of providers' events. A field with an odd value becomes None, and no value raises.
+
+Providers copy text from other servers and from recipients into events. So any text may contain NUL characters, lone
+surrogates or megabytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from uuid import UUID
+
+import orjson
+
+from dispatcher.domain.scrub import scrub
+from dispatcher.events.contract import EventsUnreadable
+
+MAX_ADDRESS_CHARACTERS: Final = 400
+"""Longer than any address with a display name that a mail server accepts."""
+MAX_CODE_CHARACTERS: Final = 64
+_MAX_TEXT_CHARACTERS: Final = 4096
+_UUID_CHARACTERS: Final = 36
+_END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400
+_ENHANCED_CODE: Final = re.compile(r"\b[245]\.\d{1,3}\.\d{1,3}\b", re.ASCII)
+_REPLY_CODE: Final = re.compile(r"\b[245]\d\d\b", re.ASCII)
+
+
+def load_json(text: bytes | bytearray | str) -> Any:
+    """Parses JSON; tolerates lone surrogates, control characters and bytes that are not UTF-8.
+
+    orjson refuses the whole text because of one such character in one event. The provider would then repeat the whole
+    request until it discards all of its events.
+
+    Raises:
+        EventsUnreadable: The text is not JSON, or is nested too deep.
+    """
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        tolerated = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    try:
+        # As in orjson, a number beyond 64 bits becomes a float. Python refuses to convert thousands of digits.
+        return json.loads(tolerated, strict=False, parse_int=_whole_number)
+    except (ValueError, RecursionError):
+        raise EventsUnreadable("The request is not JSON, or is nested too deep.") from None
+
+
+def _whole_number(digits: str) -> int | float:
+    return int(digits) if len(digits) < 19 else float(digits)
+
+
+def mapping(value: object) -> Mapping[str, Any]:
+    """The JSON object; empty if the value is not a JSON object."""
+    return value if isinstance(value, dict) else {}
+
+
+def items(value: object) -> list[Any]:
+    """The JSON array; empty if the value is not a JSON array."""
+    return value if isinstance(value, list) else []
+
+
+def text(value: object) -> str | None:
+    """A non-empty string that can be encoded as UTF-8, cut to a few thousand characters; None for anything else."""
+    if not isinstance(value, str) or not value:
+        return None
+    value = value[:_MAX_TEXT_CHARACTERS]
+    return value if value.isascii() else value.encode("utf-8", "replace").decode()
+
+
+def detail(*values: object) -> str | None:
+    """The texts among the values, scrubbed; None if there are none."""
+    return scrub(": ".join(filter(None, map(text, values)))) or None
+
+
+def address(value: object) -> str | None:
+    """An address, perhaps with a display name; None if the value cannot be one."""
+    found = text(value)
+    if found is None or "@" not in found or len(found) > MAX_ADDRESS_CHARACTERS or not found.isprintable():
+        return None
+    return found
+
+
+def email_id(value: object) -> UUID | None:
+    """The id of an email; None if the value cannot be one."""
+    if not isinstance(value, str) or len(value) != _UUID_CHARACTERS:
+        return None
+    try:
+        return UUID(value)
+    except ValueError:
+        return None
+
+
+def code(*values: object) -> str | None:
+    """The first enhanced status code (such as 5.1.1) in the texts, else the first SMTP reply code, else None."""
+    found = [each for each in map(text, values) if each]
+    for form in (_ENHANCED_CODE, _REPLY_CODE):
+        for each in found:
+            if match := form.search(each):
+                return match[0]
+    return None
+
+
+def epoch(value: object) -> datetime | None:
+    """An instant from seconds since 1970; None if the value is not a number or is out of range."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _END_OF_TIME:
+        return None
+    return datetime.fromtimestamp(value, UTC) if math.isfinite(value) else None
+
+
+def instant(value: object) -> datetime | None:
+    """An instant from its ISO 8601 form, in UTC unless it says otherwise; None if the value has another form."""
+    if not isinstance(value, str) or len(value) > MAX_CODE_CHARACTERS:
+        return None
+    try:
+        found = datetime.fromisoformat(value)
+        found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
+        return found if 0 <= found.timestamp() < _END_OF_TIME else None
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,104 @@
+"""A Maildir into which a mail server delivers messages: a folder with `new`, `cur` and `tmp`, one file per message."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+MAX_OCTETS: Final = 256 * 1024
+"""Only this much of a message is read. A bounce has its reason at the beginning, and the returned email at the end."""
+ASIDE: Final = ".Refused"
+"""The folder for messages that are not read, a folder of its own for mail programs (Maildir++)."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewMessage:
+    """A message in the folder `new`.
+
+    Attributes:
+        octets: The beginning of the message; None if the entry is not a regular file.
+        received_at: When the mail server wrote the file.
+    """
+
+    name: str
+    octets: bytes | None
+    received_at: datetime
+
+
+class Maildir:
+    """Reads new messages. A message stays in `new` until the caller disposes of it."""
+
+    def __init__(self, folder: Path, *, keeps: bool) -> None:
+        """
+        Args:
+            keeps: Whether `put_away` moves a message to `cur`; otherwise it deletes the message.
+        """
+        self.folder = folder
+        self._keeps = keeps
+
+    def read_new(self, limit: int) -> list[NewMessage]:
+        """Up to `limit` messages, in any order.
+
+        Raises:
+            OSError: The folder cannot be read.
+        """
+        new = os.open(self.folder / "new", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with os.scandir(new) as entries:
+                names = list(islice((entry.name for entry in entries if not entry.name.startswith(".")), limit))
+            return [message for name in names if (message := _read(new, name))]
+        finally:
+            os.close(new)
+
+    def put_away(self, name: str) -> None:
+        """Deletes a message, or moves it to `cur` with the flag `seen`. Idempotent.
+
+        Raises:
+            OSError: This user may not change the folder.
+        """
+        with suppress(FileNotFoundError):
+            if self._keeps:
+                (self.folder / "new" / name).rename(self.folder / "cur" / f"{name.partition(':')[0]}:2,S")
+            else:
+                (self.folder / "new" / name).unlink()
+
+    def set_aside(self, name: str) -> None:
+        """Moves a message to `.Refused`, for the operator. Idempotent.
+
+        Raises:
+            OSError: This user may not change the folder.
+        """
+        for each in ("", "new", "cur", "tmp"):
+            (self.folder / ASIDE / each).mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            (self.folder / "new" / name).rename(self.folder / ASIDE / "new" / name)
+
+
+def _read(folder: int, name: str) -> NewMessage | None:
+    """One message; None if another process has taken it. Never follows a link, and never waits for a pipe."""
+    try:
+        file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError:  # a link, or a file of another user
+        return NewMessage(name, None, datetime.now(UTC))
+    try:
+        found = os.fstat(file)
+        octets = b"".join(_octets(file)) if stat.S_ISREG(found.st_mode) else None
+        return NewMessage(name, octets, datetime.fromtimestamp(found.st_mtime, UTC))
+    finally:
+        os.close(file)
+
+
+def _octets(file: int) -> Iterator[bytes]:
+    left = MAX_OCTETS
+    while left and (octets := os.read(file, left)):
+        left -= len(octets)
+        yield octets

@@ -1,0 +1,173 @@
+"""SendGrid's event webhook: verifies its signature, and converts its events.
+
+A request has a JSON array of events. SendGrid signs the timestamp header and the raw body with ECDSA (P-256, SHA-256).
+An event of an email from this service has our custom argument `email_id`; other programs may use the same account.
+
+    processed           accepted
+    delivered           delivered
+    deferred            deferred
+    bounce              bounced: blocked if `type` is `blocked`, else hard; soft for a full mailbox or a large message
+    dropped             rejected: SendGrid took the email, then withheld it
+    spamreport          complained
+    unsubscribe         unsubscribed; also group_unsubscribe, with the code `group`
+    open, click         opened, clicked
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Final
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import Prehashed
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.errors import ConfigurationError
+from dispatcher.events import fields
+from dispatcher.events.contract import EventsRefused, ParsedEvents, Refusal, Skipped
+from dispatcher.events.signatures import Freshness, decode
+
+NAME: Final = "sendgrid"
+SIGNATURE_HEADER: Final = "x-twilio-email-event-webhook-signature"
+TIMESTAMP_HEADER: Final = "x-twilio-email-event-webhook-timestamp"
+_TIMESTAMP: Final = re.compile(r"\d{1,12}", re.ASCII)
+_ALGORITHM: Final = ECDSA(Prehashed(SHA256()))
+
+_KINDS: Final[Mapping[object, EventKind]] = {
+    "processed": EventKind.ACCEPTED,
+    "delivered": EventKind.DELIVERED,
+    "deferred": EventKind.DEFERRED,
+    "bounce": EventKind.BOUNCED,
+    "dropped": EventKind.REJECTED,
+    "spamreport": EventKind.COMPLAINED,
+    "unsubscribe": EventKind.UNSUBSCRIBED,
+    "group_unsubscribe": EventKind.UNSUBSCRIBED,
+    "open": EventKind.OPENED,
+    "click": EventKind.CLICKED,
+}
+_IGNORED: Final = frozenset({"group_resubscribe", "account_status_change"})
+_SOFT_CODES: Final = frozenset({"5.2.2", "5.2.3", "5.3.4"})
+"""The mailbox is full, or the message is too large for the mailbox or the server (RFC 3463)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SendGridSignature:
+    """The signature headers of a request, in a valid form, not verified yet."""
+
+    timestamp: bytes
+    signature: bytes
+
+
+class SendGridVerifier:
+    """Verifies that a request was signed with one of several keys, and not too long ago."""
+
+    def __init__(self, keys: Sequence[str], *, max_age_seconds: float, clock: Callable[[], float] = time.time) -> None:
+        """
+        Args:
+            keys: Public keys in base64 (SPKI). During a rotation, the old key and the new key.
+            max_age_seconds: See `Freshness`.
+
+        Raises:
+            ConfigurationError: A key is not a point on the curve.
+        """
+        self._keys = [_key_of(text) for text in keys]
+        self._freshness = Freshness(max_age_seconds, clock)
+
+    def check_headers(self, headers: Mapping[str, str]) -> SendGridSignature:
+        """The request's signature. Call this before the body is read, because a forged request should cost little.
+
+        Raises:
+            EventsRefused: A header is missing or malformed, or the timestamp is too old.
+        """
+        timestamp, encoded = headers.get(TIMESTAMP_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
+        if not timestamp or not encoded:
+            raise EventsRefused(Refusal.SIGNATURE, "The request has no signature. Turn on the signed event webhook.")
+        if not _TIMESTAMP.fullmatch(timestamp):
+            raise EventsRefused(Refusal.SIGNATURE, "The timestamp of the signature is malformed.")
+        self._freshness.check(int(timestamp))
+        return SendGridSignature(timestamp.encode(), decode(encoded))
+
+    def verify(self, given: SendGridSignature, body: bytes | bytearray) -> None:
+        """Returns if one of the keys has signed the body.
+
+        Raises:
+            EventsRefused: No key has.
+        """
+        digest = sha256(given.timestamp)
+        digest.update(body)
+        for key in self._keys:
+            try:
+                key.verify(given.signature, digest.digest(), _ALGORITHM)
+            except InvalidSignature:
+                continue
+            return
+        raise EventsRefused(Refusal.SIGNATURE, "No configured key has signed the request.")
+
+
+def _key_of(text: str) -> EllipticCurvePublicKey:
+    try:
+        key = load_der_public_key(base64.b64decode(text, validate=True))
+    except ValueError as error:
+        raise ConfigurationError(
+            ["DISPATCHER_SENDGRID_EVENTS_KEYS has a key that is not a P-256 public key. Copy it from SendGrid again."]
+        ) from error
+    assert isinstance(key, EllipticCurvePublicKey)  # the setting's parser has checked the key's type
+    return key
+
+
+def parse(body: bytes | bytearray) -> ParsedEvents:
+    """The events of a verified request.
+
+    Raises:
+        EventsUnreadable: The body is not JSON.
+    """
+    found = fields.load_json(body)
+    parsed = ParsedEvents()
+    for each in found if isinstance(found, list) else [found]:
+        parsed.add(_event(each) if isinstance(each, dict) else Skipped.MALFORMED)
+    return parsed
+
+
+def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
+    name = given.get("event")
+    kind = _KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        if not isinstance(name, str):
+            return Skipped.MALFORMED
+        return Skipped.IGNORED if name in _IGNORED else Skipped.UNKNOWN_KIND
+    email_id, happened_at = fields.email_id(given.get("email_id")), fields.epoch(given.get("timestamp"))
+    if email_id is None:  # another program's argument may have the same name
+        return Skipped.FOREIGN
+    if happened_at is None:
+        return Skipped.MALFORMED
+    code = "group" if name == "group_unsubscribe" else fields.code(given.get("status"), given.get("response"))
+    return (
+        ProviderEvent(
+            email_id=email_id,
+            provider=NAME,
+            kind=kind,
+            happened_at=happened_at,
+            recipient=fields.address(given.get("email")),
+            bounce=_bounce(given, code) if kind is EventKind.BOUNCED else None,
+            code=code,
+            detail=fields.detail(given.get("reason"), given.get("response")),
+            distinction=fields.text(given.get("url")) or "",
+        ),
+    )
+
+
+def _bounce(given: Mapping[str, Any], code: str | None) -> Bounce:
+    if given.get("type") == "blocked":  # even with a code of the class 5
+        return Bounce.BLOCKED
+    # Without `type`, the event may be a block. A block must not count as a hard bounce.
+    if given.get("type") != "bounce":
+        return Bounce.SOFT
+    return Bounce.SOFT if code is not None and (code in _SOFT_CODES or code.startswith("4")) else Bounce.HARD

@@ -1,0 +1,227 @@
+"""Converts the events of Amazon SES, whichever way they arrive.
+
+A configuration set publishes events (`eventType`) to SNS or EventBridge. An identity sends feedback notifications
+(`notificationType`) to SNS, in the same form. The tag `email_id` names the email. Feedback notifications have no tags,
+so they cannot be attributed; use a configuration set. A notice about several recipients becomes one event for each.
+
+    Send                accepted
+    Delivery            delivered
+    DeliveryDelay       deferred
+    Bounce              bounced: hard if `bounceType` is Permanent, else soft
+    Complaint           complained; without a recipient if it lists several, because perhaps only one has complained
+    Reject              rejected; also Rendering Failure
+    Subscription        unsubscribed, if the recipient has left all lists
+    Open, Click         opened, clicked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.events import fields
+from dispatcher.events.contract import EventsUnreadable, ParsedEvents, Skipped
+
+NAME: Final = "ses"
+EMAIL_ID_TAG: Final = "email_id"
+
+_NOT_SPAM: Final = "not-spam"
+"""A recipient has moved the email out of the spam folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """One notice about one email.
+
+    Attributes:
+        mail: What SES says about the email.
+        facts: What SES says about the event.
+    """
+
+    mail: Mapping[str, Any]
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipient:
+    """A recipient of a notice, with the recipient's own code and text."""
+
+    address: str | None
+    code: str | None = None
+    detail: str | None = None
+
+
+def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
+    """The events of a message from an SQS queue: SES's notice within SNS's envelope or EventBridge's, or alone.
+
+    Args:
+        topics: Messages in SNS's envelope from other topics are skipped; empty allows every topic.
+    """
+    try:
+        document = fields.mapping(fields.load_json(text))
+    except EventsUnreadable:
+        return _skipped(Skipped.MALFORMED)
+    if document.get("Type") == "Notification" and isinstance(document.get("Message"), str):
+        is_allowed = not topics or document.get("TopicArn") in topics
+        return parse_text(document["Message"]) if is_allowed else _skipped(Skipped.FOREIGN)
+    if "detail-type" in document:
+        return parse(document.get("detail")) if document.get("source") == "aws.ses" else _skipped(Skipped.FOREIGN)
+    return parse(document)
+
+
+def parse_text(text: str) -> ParsedEvents:
+    """The events of a notice. After a topic is set up, SES sends a plain text once, which is ignored."""
+    try:
+        return parse(fields.load_json(text))
+    except EventsUnreadable:
+        return _skipped(Skipped.MALFORMED if text.lstrip().startswith("{") else Skipped.IGNORED)
+
+
+def parse(document: object) -> ParsedEvents:
+    """The events of a notice."""
+    parsed = ParsedEvents()
+    parsed.add(_events(fields.mapping(document)))
+    return parsed
+
+
+def _skipped(why: Skipped) -> ParsedEvents:
+    parsed = ParsedEvents()
+    parsed.add(why)
+    return parsed
+
+
+def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
+    name = document.get("eventType", document.get("notificationType"))
+    if not isinstance(name, str):
+        return Skipped.MALFORMED
+    if name == "AmazonSnsSubscriptionSucceeded":
+        return Skipped.IGNORED
+    if name not in _READERS:
+        return Skipped.UNKNOWN_KIND
+    field, read = _READERS[name]
+    mail = fields.mapping(document.get("mail"))
+    notice = _Notice(mail, fields.mapping(document.get(field)))
+    email_id = _email_id(mail)
+    if email_id is None:
+        return Skipped.FOREIGN
+    # Some kinds have no time of their own. They happen while SES processes the email.
+    happened_at = fields.instant(notice.facts.get("timestamp")) or fields.instant(mail.get("timestamp"))
+    if happened_at is None:
+        return Skipped.MALFORMED
+    return read(notice, partial(ProviderEvent, email_id=email_id, provider=NAME, happened_at=happened_at))
+
+
+def _email_id(mail: Mapping[str, Any]) -> Any:
+    values = fields.mapping(mail.get("tags")).get(EMAIL_ID_TAG)
+    return fields.email_id(values[0] if isinstance(values, list) and len(values) == 1 else values)
+
+
+_Make = Callable[..., ProviderEvent]
+_Read = Callable[[_Notice, _Make], "list[ProviderEvent] | Skipped"]
+
+
+def _delivered(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+    reply = notice.facts.get("smtpResponse")
+    code, detail = fields.code(reply), fields.detail(reply)
+    return [
+        make(kind=EventKind.DELIVERED, recipient=recipient.address, code=code, detail=detail)
+        for recipient in _recipients(notice, "recipients")
+    ]
+
+
+def _deferred(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+    why = notice.facts.get("delayType")
+    return [
+        make(kind=EventKind.DEFERRED, recipient=each.address, code=each.code, detail=fields.detail(why, each.detail))
+        for each in _recipients(notice, "delayedRecipients")
+    ]
+
+
+def _bounced(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+    kind, cause = notice.facts.get("bounceType"), notice.facts.get("bounceSubType")
+    # Transient may be an absence note, and Undetermined may be anything. Neither may suppress an address.
+    bounce = Bounce.HARD if kind == "Permanent" else Bounce.SOFT
+    return [
+        make(
+            kind=EventKind.BOUNCED,
+            bounce=bounce,
+            recipient=each.address,
+            code=each.code,
+            detail=fields.detail(kind, cause, each.detail),
+        )
+        for each in _recipients(notice, "bouncedRecipients")
+    ]
+
+
+def _complained(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped:
+    if notice.facts.get("complaintFeedbackType") == _NOT_SPAM:
+        return Skipped.IGNORED
+    recipients = _recipients(notice, "complainedRecipients")
+    detail = fields.detail(notice.facts.get("complaintFeedbackType"), notice.facts.get("complaintSubType"))
+    recipient = recipients[0].address if len(recipients) == 1 else None
+    return [make(kind=EventKind.COMPLAINED, recipient=recipient, detail=detail)]
+
+
+def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped:
+    if fields.mapping(notice.facts.get("newTopicPreferences")).get("unsubscribeAll") is not True:
+        return Skipped.IGNORED
+    return [make(kind=EventKind.UNSUBSCRIBED, recipient=_only_destination(notice))]
+
+
+def _of_destinations(kind: EventKind, *texts: str) -> _Read:
+    """Reads a kind that concerns the whole email: one event for each recipient."""
+
+    def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+        detail = fields.detail(*(notice.facts.get(text) for text in texts))
+        found = [fields.address(each) for each in fields.items(notice.mail.get("destination"))] or [None]
+        return [make(kind=kind, recipient=address, detail=detail) for address in found]
+
+    return read
+
+
+def _of_reader(kind: EventKind) -> _Read:
+    """Reads a kind that one unnamed recipient caused."""
+
+    def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
+        link = fields.text(notice.facts.get("link")) or ""
+        return [make(kind=kind, recipient=_only_destination(notice), distinction=link)]
+
+    return read
+
+
+_READERS: Final[Mapping[str, tuple[str, _Read]]] = {
+    "Send": ("send", _of_destinations(EventKind.ACCEPTED)),
+    "Delivery": ("delivery", _delivered),
+    "DeliveryDelay": ("deliveryDelay", _deferred),
+    "Bounce": ("bounce", _bounced),
+    "Complaint": ("complaint", _complained),
+    "Reject": ("reject", _of_destinations(EventKind.REJECTED, "reason")),
+    "Rendering Failure": ("failure", _of_destinations(EventKind.REJECTED, "templateName", "errorMessage")),
+    "Subscription": ("subscription", _unsubscribed),
+    "Open": ("open", _of_reader(EventKind.OPENED)),
+    "Click": ("click", _of_reader(EventKind.CLICKED)),
+}
+"""For each kind of notice, the field with the facts, and the function that converts them."""
+
+
+def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
+    """The recipients of a notice, each an object or an address; at least one, perhaps without an address."""
+    found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
+    return found or [_Recipient(_only_destination(notice))]
+
+
+def _recipient(given: object) -> _Recipient:
+    if not isinstance(given, dict):
+        return _Recipient(fields.address(given))
+    diagnosis = given.get("diagnosticCode")
+    return _Recipient(
+        fields.address(given.get("emailAddress")), fields.code(given.get("status"), diagnosis), fields.text(diagnosis)
+    )
+
+
+def _only_destination(notice: _Notice) -> str | None:
+    destinations = fields.items(notice.mail.get("destination"))
+    return fields.address(destinations[0]) if len(destinations) == 1 else None

@@ -1,0 +1,250 @@
+"""Messages that Amazon SNS posts: verifies the signature, and confirms subscriptions.
+
+A valid signature shows only that AWS signed the message. Everybody can create a topic and subscribe our URL to it. So a
+message counts only if its topic is on the list of allowed topics; this is checked before any request to AWS. The
+message names the URL of the certificate. Only URLs of SNS itself are allowed, because S3 buckets have similar names.
+
+https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import orjson
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.hashes import SHA1, SHA256
+
+from dispatcher.events import fields
+from dispatcher.events.contract import EventsRefused, EventsUnreadable, Refusal, SourceUnavailable
+from dispatcher.events.signatures import Freshness, decode
+from dispatcher.transport.call import NoFreeConnection
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_proxy import proxy_for
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+from dispatcher.version import VERSION
+
+FETCH_SECONDS: Final = 8.0
+"""SNS waits 15 s for our response."""
+MAX_CERTIFICATES: Final = 16
+FETCH_INTERVAL_SECONDS: Final = 1.0
+"""The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
+send many requests to AWS, for certificates that do not exist."""
+_CERTIFICATE_URL: Final = re.compile(
+    r"https://sns\.[a-z]{2}(?:-[a-z]{2,12}){1,2}-\d\.amazonaws\.com(?:\.cn)?/SimpleNotificationService-[A-Za-z0-9]{1,64}\.pem",
+    re.ASCII,
+)
+_HASHES: Final[Mapping[str, SHA1 | SHA256]] = {"1": SHA1(), "2": SHA256()}  # noqa: S303 - SNS's default
+_MAX_TOKEN_CHARACTERS: Final = 1024
+_NO_SUCH_FILE: Final = frozenset({403, 404})
+
+Fetch = Callable[[str], Awaitable[HttpResponse]]
+"""Sends a GET request. Raises SourceUnavailable if there is no response."""
+
+
+class MessageType(StrEnum):
+    """What an SNS message is for."""
+
+    NOTIFICATION = "Notification"
+    SUBSCRIPTION = "SubscriptionConfirmation"
+    UNSUBSCRIPTION = "UnsubscribeConfirmation"
+
+
+@dataclass(frozen=True, slots=True)
+class SnsMessage:
+    """A verified message.
+
+    Attributes:
+        text: What the publisher sent.
+        token: Confirms a subscription; None for a notification.
+    """
+
+    type: MessageType
+    topic: str
+    text: str
+    token: str | None
+
+
+def fetcher(ca_file: Path | None) -> Fetch:
+    """A function that sends a GET request to AWS. It follows no redirect.
+
+    Args:
+        ca_file: Certificates to trust in addition to the system's.
+    """
+
+    async def fetch(url: str) -> HttpResponse:
+        transport = HttpTransport(connections=1, ca_file=ca_file, proxy=proxy_for(url))
+        deadline = asyncio.get_running_loop().time() + FETCH_SECONDS
+        try:
+            return await transport.get(url, {"User-Agent": f"EmailDispatcher/{VERSION}"}, deadline)
+        except (NoFreeConnection, RequestNotSent, NoResponse) as error:
+            raise SourceUnavailable(f"Amazon SNS does not respond: {error}.") from error
+        finally:
+            await transport.close()
+
+    return fetch
+
+
+class SnsVerifier:
+    """Verifies messages, and confirms subscriptions to allowed topics."""
+
+    def __init__(
+        self,
+        topics: Collection[str],
+        *,
+        max_age_seconds: float,
+        fetch: Fetch,
+        clock: Callable[[], float] = time.time,
+        fetch_interval_seconds: float = FETCH_INTERVAL_SECONDS,
+    ) -> None:
+        """
+        Args:
+            topics: The ARNs of the allowed topics.
+            max_age_seconds: See `Freshness`.
+            fetch_interval_seconds: See FETCH_INTERVAL_SECONDS.
+        """
+        self._topics = frozenset(topics)
+        self._freshness = Freshness(max_age_seconds, clock)
+        self._fetch = fetch
+        self._certificates = _Certificates(fetch, clock, fetch_interval_seconds)
+
+    async def verify(self, body: bytes | bytearray) -> SnsMessage:
+        """The verified message in a request body.
+
+        Raises:
+            EventsUnreadable: The body is not JSON.
+            EventsRefused: The message is not genuine, or its topic is not allowed.
+            SourceUnavailable: The certificate cannot be fetched now.
+        """
+        given = _envelope(body)
+        kind, topic = MessageType(given["Type"]), given["TopicArn"]
+        if topic not in self._topics:
+            raise EventsRefused(Refusal.TOPIC, "Add the topic's ARN to DISPATCHER_SES_EVENTS_TOPICS, or unsubscribe.")
+        if not _CERTIFICATE_URL.fullmatch(given["SigningCertURL"]):
+            raise EventsRefused(Refusal.SIGNATURE, "The certificate's URL is not a URL of Amazon SNS.")
+        signed_at = fields.instant(given["Timestamp"])
+        if signed_at is None:
+            raise EventsRefused(Refusal.SIGNATURE, "The message has no valid timestamp.")
+        self._freshness.check(signed_at.timestamp())
+        signature = decode(given["Signature"])
+        key = await self._certificates.key_of(given["SigningCertURL"])
+        try:
+            key.verify(signature, _signed_text(kind, given), PKCS1v15(), _HASHES[given["SignatureVersion"]])
+        except InvalidSignature:
+            raise EventsRefused(Refusal.SIGNATURE, "The signature does not match the message.") from None
+        return SnsMessage(kind, topic, given["Message"], given.get("Token"))
+
+    async def confirm(self, message: SnsMessage) -> None:
+        """Confirms a subscription, by a call to SNS in the topic's region. Idempotent.
+
+        The URL in the message is not used: this process should only send requests to URLs that it builds.
+
+        Raises:
+            SourceUnavailable: SNS does not respond, or refuses.
+        """
+        token = message.token or ""
+        if not 0 < len(token) <= _MAX_TOKEN_CHARACTERS:
+            raise EventsRefused(Refusal.SIGNATURE, "The message has no token.")
+        query = {"Action": "ConfirmSubscription", "Version": "2010-03-31", "TopicArn": message.topic, "Token": token}
+        response = await self._fetch(f"{endpoint_of(message.topic)}/?{urlencode(query)}")
+        if response.status != 200:
+            raise SourceUnavailable(f"Amazon SNS refused to confirm a subscription with status {response.status}.")
+
+
+def endpoint_of(topic: str) -> str:
+    """The URL of SNS in a topic's region."""
+    _, partition, _, region, *_ = topic.split(":")  # the setting's parser has checked the allowed topics
+    return f"https://sns.{region}.amazonaws.com{'.cn' if partition == 'aws-cn' else ''}"
+
+
+def _envelope(body: bytes | bytearray) -> dict[str, Any]:
+    """The message with all required fields, none of them verified."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise EventsUnreadable("The request is not JSON.") from None
+    required = ["Type", "TopicArn", "SigningCertURL", "Timestamp", "Signature", "SignatureVersion", "Message"]
+    required += ["MessageId"]
+    if not isinstance(given, dict) or given.get("Type") not in tuple(MessageType):
+        raise EventsRefused(Refusal.SIGNATURE, "The request is not an SNS message. Turn off raw message delivery.")
+    if given["Type"] != MessageType.NOTIFICATION:
+        required += ["Token", "SubscribeURL"]
+    if not all(isinstance(given.get(name), str) for name in required) or given["SignatureVersion"] not in _HASHES:
+        raise EventsRefused(Refusal.SIGNATURE, "The message lacks a field that the signature needs.")
+    return given
+
+
+def _signed_text(kind: MessageType, given: Mapping[str, Any]) -> bytes:
+    names = ["Message", "MessageId", "Timestamp", "TopicArn", "Type"]
+    if kind is not MessageType.NOTIFICATION:
+        names += ["SubscribeURL", "Token"]
+    elif isinstance(given.get("Subject"), str):
+        names += ["Subject"]
+    return "".join(f"{name}\n{given[name]}\n" for name in sorted(names)).encode()
+
+
+class _Certificates:
+    """The keys of SNS's certificates, by URL. Each is fetched once; a few are kept."""
+
+    def __init__(self, fetch: Fetch, clock: Callable[[], float], interval_seconds: float) -> None:
+        self._fetch = fetch
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._known: dict[str, tuple[RSAPublicKey, datetime]] = {}
+        self._lock = asyncio.Lock()
+        self._fetched_at = float("-inf")
+
+    async def key_of(self, url: str) -> RSAPublicKey:
+        """The key of a certificate.
+
+        Raises:
+            EventsRefused: The certificate does not exist, or is not valid now.
+            SourceUnavailable: It cannot be fetched now.
+        """
+        if (known := self._usable(url)) is not None:
+            return known
+        async with self._lock:
+            if (known := self._usable(url)) is not None:  # another request has fetched it
+                return known
+            if time.monotonic() < self._fetched_at + self._interval_seconds:
+                raise SourceUnavailable("Another certificate of Amazon SNS was fetched a moment ago.")
+            self._fetched_at = time.monotonic()
+            response = await self._fetch(url)
+            if response.status in _NO_SUCH_FILE:
+                raise EventsRefused(Refusal.SIGNATURE, "The certificate does not exist.")
+            if response.status != 200:
+                raise SourceUnavailable(f"Amazon SNS returned no certificate, but status {response.status}.")
+            self._add(url, response.body)
+        if (known := self._usable(url)) is None:
+            raise EventsRefused(Refusal.SIGNATURE, "The certificate has expired, or is not valid yet.")
+        return known
+
+    def _usable(self, url: str) -> RSAPublicKey | None:
+        key, until = self._known.get(url, (None, None))
+        return key if until is not None and self._clock() < until.timestamp() else None
+
+    def _add(self, url: str, pem: bytes) -> None:
+        try:
+            certificate = x509.load_pem_x509_certificate(pem)
+            key = certificate.public_key()
+        except ValueError as error:
+            raise SourceUnavailable("Amazon SNS returned a file that is not a certificate.") from error
+        if not isinstance(key, RSAPublicKey):
+            raise EventsRefused(Refusal.SIGNATURE, "The certificate has no RSA key.")
+        if self._clock() < certificate.not_valid_before_utc.timestamp():
+            return
+        while len(self._known) >= MAX_CERTIFICATES:
+            del self._known[next(iter(self._known))]  # the oldest
+        self._known[url] = key, certificate.not_valid_after_utc.astimezone(UTC)

@@ -1,0 +1,213 @@
+"""Receives the events of Amazon SES from an SQS queue, for hosts that no provider can reach.
+
+SES publishes to SNS or to EventBridge, and one of them writes to the queue. Every host may poll the queue: SQS gives
+each message to one poller, and a message that is received again changes nothing. So this needs no leader.
+
+A message is deleted after its events are committed. While PostgreSQL is unavailable, a poller keeps the messages that
+it has and receives no more: SQS counts receptions, and would soon move the messages to the queue's dead-letter queue.
+
+The queue's access policy decides who may write to the queue. Signatures of SNS are not verified here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+from dispatcher.config import Settings
+from dispatcher.domain.backoff import Backoff
+from dispatcher.errors import StoreBusy, StoreUnavailable
+from dispatcher.events import ses
+from dispatcher.events.contract import EventSink, ParsedEvents, SourceUnavailable
+from dispatcher.events.event_batcher import EventBatcher
+from dispatcher.events.intake import EventIntake
+from dispatcher.events.reports import report_skipped
+from dispatcher.host.daemon_thread import in_daemon_thread
+from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
+from dispatcher.telemetry.log import get_log
+
+POLLERS: Final = 4
+"""Concurrent pollers per host. One poller receives ten messages per call, so it is limited by the round trip to SQS."""
+WAIT_SECONDS: Final = 20
+"""How long SQS waits for a message; the most that SQS allows."""
+MAX_MESSAGES: Final = 10
+"""Messages per call; the most that SQS allows."""
+SESSIONS: Final = 2
+_CALL_SECONDS: Final = 10
+FIRST_WAIT_SECONDS: Final = 1.0
+_LONGEST_WAIT_SECONDS: Final = 60.0
+_REGION: Final = re.compile(r"(?:^|\.)(?:sqs\.)?([a-z]{2}(?:-[a-z]+){1,2}-\d)\.", re.ASCII)
+
+T = TypeVar("T")
+Message = Mapping[str, Any]
+
+
+class Queue:
+    """An SQS queue. Its methods block."""
+
+    def __init__(self, url: str, *, ca_file: Path | None = None, wait_seconds: int = WAIT_SECONDS) -> None:
+        """Opens no connection yet. The first call loads boto3, which searches for credentials."""
+        self._url = url
+        self._ca_file = ca_file
+        self._wait_seconds = wait_seconds
+        self._client: Any = None
+
+    def receive(self) -> Sequence[Message]:
+        """Up to MAX_MESSAGES messages; waits for the first one.
+
+        Raises:
+            SourceUnavailable: SQS cannot be reached, or refuses the call.
+        """
+        call = partial(
+            self._opened().receive_message, MaxNumberOfMessages=MAX_MESSAGES, WaitTimeSeconds=self._wait_seconds
+        )
+        found: Sequence[Message] = self._answer(call).get("Messages", [])
+        return found
+
+    def delete(self, messages: Sequence[Message]) -> None:
+        """Deletes messages.
+
+        Raises:
+            SourceUnavailable: As for `receive`. The messages will be received again.
+        """
+        entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(messages)]
+        self._answer(partial(self._opened().delete_message_batch, Entries=entries))
+
+    def _opened(self) -> Any:
+        if self._client is None:
+            self._client = self._answer_of(self._open)
+        return self._client
+
+    def _open(self) -> Any:
+        import boto3.session  # takes 200 ms and 20 MB, and most installations do not poll a queue
+        from botocore.config import Config
+
+        for name in ("botocore", "urllib3"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # at DEBUG, they write messages and signatures
+        parts = urlsplit(self._url)
+        region = _REGION.search(parts.hostname or "")
+        timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)
+        return boto3.session.Session().client(
+            "sqs",
+            region_name=region[1] if region else None,
+            endpoint_url=f"{parts.scheme}://{parts.netloc}",
+            verify=None if self._ca_file is None else str(self._ca_file),
+            config=timeouts,
+        )
+
+    def _answer(self, call: Callable[..., Mapping[str, Any]]) -> Mapping[str, Any]:
+        return self._answer_of(partial(call, QueueUrl=self._url))
+
+    def _answer_of(self, call: Callable[[], T]) -> T:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return call()
+        except ClientError as error:
+            words = error.response.get("Error", {}).get("Code", "no code")
+            raise SourceUnavailable(f"Amazon SQS refuses the call: {words}.") from error
+        except (BotoCoreError, ValueError) as error:
+            raise SourceUnavailable(f"Amazon SQS cannot be used: {type(error).__name__}.") from error
+
+
+class QueuePoller:
+    """Moves events from a queue to a sink."""
+
+    def __init__(
+        self,
+        queue: Queue,
+        sink: EventSink,
+        *,
+        topics: Collection[str] = (),
+        first_wait_seconds: float = FIRST_WAIT_SECONDS,
+    ) -> None:
+        """
+        Args:
+            topics: See `ses.events_of_message`.
+            first_wait_seconds: The wait before a failed call is repeated. It doubles with each failure.
+        """
+        self._queue = queue
+        self._sink = sink
+        self._topics = frozenset(topics)
+        self._first_wait_seconds = first_wait_seconds
+        self._backoff = self._new_backoff()
+
+    async def run(self) -> None:
+        """Polls until cancelled."""
+        while True:
+            try:
+                await self.run_once()
+            except SourceUnavailable as error:
+                seconds = self._backoff.next_wait(lambda: 1.0)
+                reason = error.message
+                get_log().warning(
+                    "events.source_unavailable", provider=ses.NAME, reason=reason, retry_in_seconds=seconds
+                )
+                await asyncio.sleep(seconds)
+            else:
+                self._backoff.reset()
+
+    async def run_once(self) -> None:
+        """Receives messages once, stores their events, and deletes the messages.
+
+        Raises:
+            SourceUnavailable: SQS cannot be used now.
+        """
+        messages = await in_daemon_thread(self._queue.receive, "sqs")
+        if not messages:
+            return
+        parsed = [ses.events_of_message(each["Body"], self._topics) for each in messages]
+        done = [each for each, is_stored in zip(messages, await self._store_all(parsed), strict=True) if is_stored]
+        if done:
+            await in_daemon_thread(partial(self._queue.delete, done), "sqs")
+        for each in parsed:
+            report_skipped(ses.NAME, each)
+
+    async def _store_all(self, parsed: Sequence[ParsedEvents]) -> list[bool]:
+        """Whether each message's events are stored. Waits while PostgreSQL is unavailable."""
+        backoff = self._new_backoff()
+        while True:
+            try:
+                return await asyncio.gather(*map(self._store, parsed))
+            except StoreUnavailable as error:
+                seconds = backoff.next_wait(lambda: 1.0)
+                get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
+                await asyncio.sleep(seconds)
+
+    def _new_backoff(self) -> Backoff:
+        return Backoff(base_seconds=self._first_wait_seconds, cap_seconds=_LONGEST_WAIT_SECONDS)
+
+    async def _store(self, parsed: ParsedEvents) -> bool:
+        try:
+            await self._sink.store(parsed.events)
+        except StoreBusy:
+            return False  # another transaction has locked the email: SQS delivers the message again
+        return True
+
+
+class QueuePolling:
+    """The pollers of one host."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    async def run(self) -> None:
+        """Polls until cancelled."""
+        settings = self._settings
+        name = "dispatcher events"
+        pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
+        await pool.open()
+        try:
+            batcher = EventBatcher(EventIntake(pool))
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(POLLERS):
+                    queue = Queue(settings.ses_events_queue_url, ca_file=settings.ca_file)
+                    tasks.create_task(QueuePoller(queue, batcher, topics=settings.ses_events_topics).run())
+        finally:
+            await pool.close()

@@ -1,0 +1,371 @@
+"""Delivers the feed's events to webhooks. One monitor of the database does this, and each webhook has its own rounds.
+
+A round posts a batch of events, several at the same time, and then saves what happened in one commit. If the process
+dies before that commit, the next round posts the batch again: every event arrives at least once, always with the same
+id. A slow or failing receiver delays only its own webhook.
+
+    a receiver that …                                    and then
+    accepts an event                                     the cursor goes on; an event that it refused gets a row and is
+                                                         retried by the schedule, while later events are delivered
+    is not reached, or answers 429, 502, 503 or 504,     the cursor stays, and the receiver is tried again after a wait,
+    or refuses everything                                with few events; after about 27 hours, the webhook is disabled
+    answers 410                                          the webhook is disabled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Final
+from uuid import UUID
+
+import orjson
+
+from dispatcher.domain.outgoing_event import OutgoingEvent
+from dispatcher.domain.scrub import scrub
+from dispatcher.domain.webhook import WebhookState, next_attempt, next_probe
+from dispatcher.errors import StoreUnavailable
+from dispatcher.store.address_hashes import AddressHasher
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.events import find_recipients
+from dispatcher.store.named_locks import acquire
+from dispatcher.store.outgoing_events import Position, read_slice
+from dispatcher.store.webhooks import (
+    MAX_RETRIES,
+    Deliveries,
+    DueWebhook,
+    RefusedEvent,
+    adapt_restored_feed,
+    find_due_retries,
+    find_due_webhooks,
+    save_deliveries,
+)
+from dispatcher.telemetry import metrics
+from dispatcher.telemetry.log import get_log
+from dispatcher.transport.destination import NoAnswer
+from dispatcher.transport.signed_post import SignedPoster
+
+LOCK_NAME: Final = "webhooks"
+PRIVATE_SETTING: Final = "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"
+POLL_SECONDS: Final = 1.0
+STANDBY_SECONDS: Final = 5.0
+IDLE_SECONDS: Final = 60.0
+"""PostgreSQL ends a session that is idle for longer, so that another host can deliver if this host is frozen."""
+POST_SECONDS: Final = 15.0
+BATCH_EVENTS: Final = 100
+CONCURRENT_POSTS: Final = 8
+"""The most concurrent posts to one receiver. Halved when the receiver asks us to slow down; then grows by one with each
+round."""
+REFUSALS_IN_A_ROW: Final = 10
+"""If a receiver refuses this many events of a round and accepts none, it counts as failing."""
+SLOW_DOWN_SECONDS: Final = 5.0
+_BUSY: Final = frozenset({429, 502, 503, 504})
+_GONE: Final = 410
+
+
+class Verdict(Enum):
+    """What a receiver did with one event."""
+
+    DELIVERED = "delivered"
+    REFUSED = "refused"
+    UNAVAILABLE = "unavailable"
+    """It was not reached, or asked us to come back later."""
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One event of a round.
+
+    Attributes:
+        position: Its place in the feed; None if this is a retry of a refused event.
+        failed_at: The first attempt; None if this is the first.
+    """
+
+    event: OutgoingEvent
+    position: Position | None = None
+    failed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What happened to one event of a round."""
+
+    attempt: Attempt
+    verdict: Verdict
+    error: str | None = None
+    retry_after_seconds: float = 0.0
+
+
+class WebhookDelivery:
+    """A task of each monitor. Only the monitor with the named lock delivers."""
+
+    def __init__(
+        self,
+        database_url: str,
+        *,
+        allow_private: bool,
+        context: ssl.SSLContext,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        poll_seconds: float = POLL_SECONDS,
+        post_seconds: float = POST_SECONDS,
+    ) -> None:
+        """Opens no connection yet.
+
+        Args:
+            allow_private: Whether webhooks may have addresses that are not public.
+            context: See `signed_post.trusting_context`.
+            now: The clock of the schedule.
+            post_seconds: The longest time for one post.
+        """
+        self._database_url = database_url
+        self._private_setting = None if allow_private else PRIVATE_SETTING
+        self._context = context
+        self._now = now
+        self._poll_seconds = poll_seconds
+        self._post_seconds = post_seconds
+        self._rounds: dict[int, asyncio.Task[None]] = {}
+        self._concurrency: dict[int, int] = {}
+        self._hasher: AddressHasher | None = None
+        self._wake = asyncio.Event()
+        self._log = get_log()
+
+    async def run(self) -> None:
+        """Delivers, or waits as a standby, until cancelled. Reconnects to PostgreSQL after outages."""
+        while True:
+            try:
+                async with await connect_async(self._database_url, name="dispatcher webhooks") as session:
+                    while not await acquire(session, LOCK_NAME, idle_seconds=IDLE_SECONDS):  # noqa: ASYNC110
+                        await asyncio.sleep(STANDBY_SECONDS)  # PostgreSQL does not notify when a lock is released
+                    await self._lead(session)
+            except StoreUnavailable as error:
+                self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=STANDBY_SECONDS)
+            await asyncio.sleep(STANDBY_SECONDS)
+
+    async def _lead(self, session: AsyncSession) -> None:
+        """Starts rounds until the session ends. The cursors are written in the session that has the lock."""
+        try:
+            if await adapt_restored_feed(session):
+                self._log.warning("webhook.feed_restored")
+            while True:
+                self._wake.clear()
+                await self.start_rounds(session)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_seconds):
+                        await self._wake.wait()
+        finally:
+            await self.stop()
+
+    async def start_rounds(self, session: AsyncSession) -> list[asyncio.Task[None]]:
+        """Starts a round for each webhook that has something to deliver and no round in progress."""
+        started = []
+        for webhook in await find_due_webhooks(session, now=self._now(), busy=list(self._rounds)):
+            task = asyncio.create_task(self._run_round(session, webhook))
+            self._rounds[webhook.webhook_id] = task
+            started.append(task)
+        return started
+
+    async def stop(self) -> None:
+        """Cancels the rounds in progress. Their events are delivered again."""
+        running = list(self._rounds.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    async def _run_round(self, session: AsyncSession, webhook: DueWebhook) -> None:
+        try:
+            await self._round(session, webhook)
+            self._wake.set()
+        except StoreUnavailable:
+            return  # nothing was saved; `_lead` gets the same error, and reconnects
+        except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
+            where = f"webhook {webhook.webhook_id}"
+            self._log.error("error.unexpected", where=where, error=type(error).__name__)
+            await asyncio.sleep(STANDBY_SECONDS)
+        finally:
+            del self._rounds[webhook.webhook_id]
+
+    async def _round(self, session: AsyncSession, webhook: DueWebhook) -> None:
+        is_failing = webhook.failing_since is not None
+        limit = REFUSALS_IN_A_ROW if is_failing else BATCH_EVENTS
+        retries = await find_due_retries(session, webhook.webhook_id, now=self._now(), limit=limit)
+        part = await read_slice(session, webhook.position, tenant=webhook.tenant_id, kinds=webhook.kinds, limit=limit)
+        attempts = [Attempt(event, failed_at=failed_at) for failed_at, event in retries]
+        attempts += [Attempt(event, position) for position, event in part.events]
+        poster = SignedPoster(
+            webhook.url, private_setting=self._private_setting, context=self._context, total_seconds=self._post_seconds
+        )
+        bodies = await self._bodies(session, webhook, [attempt.event for attempt in attempts])
+        concurrency = 1 if is_failing else self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)
+        results = await _post_all(poster, webhook.secrets, attempts, bodies, concurrency)
+        deliveries = settle(webhook, attempts, results, end=part.end, now=self._now(), draw=random.random)
+        if await save_deliveries(session, webhook, deliveries):
+            self._report(webhook, results, deliveries)
+
+    async def _bodies(
+        self, session: AsyncSession, webhook: DueWebhook, events: Sequence[OutgoingEvent]
+    ) -> dict[UUID, bytes]:
+        """The body of each event, by its id."""
+        found = await find_recipients(session, {e.email_id for e in events}) if webhook.with_recipients else {}
+        if found and self._hasher is None:
+            self._hasher = await AddressHasher.open(session)
+        bodies = {}
+        for event in events:
+            recipients = found.get(event.email_id)
+            if recipients is not None and event.address_hash is not None and self._hasher is not None:
+                recipients = [each for each in recipients if self._hasher.hash(each) == event.address_hash]
+            bodies[event.event_id] = orjson.dumps(event.document(recipients), option=orjson.OPT_UTC_Z)
+        return bodies
+
+    def _report(self, webhook: DueWebhook, results: Sequence[Result], deliveries: Deliveries) -> None:
+        number = str(webhook.webhook_id)
+        delivered = sum(result.verdict is Verdict.DELIVERED for result in results)
+        metrics.WEBHOOK_EVENTS.add(delivered, number, "delivered")
+        metrics.WEBHOOK_EVENTS.add(len(results) - delivered, number, "failed")
+        slower = any(result.verdict is Verdict.UNAVAILABLE for result in results)
+        before = self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)
+        self._concurrency[webhook.webhook_id] = max(1, before // 2) if slower else min(before + 1, CONCURRENT_POSTS)
+        fields = {"webhook": webhook.webhook_id, "reason": deliveries.last_error}
+        if deliveries.state is WebhookState.DISABLED:
+            self._log.error("webhook.disabled", **fields)
+        elif deliveries.failing_since and webhook.failing_since is None:
+            self._log.warning("webhook.failing", **fields)
+        elif webhook.failing_since and deliveries.failing_since is None:
+            self._log.info("webhook.recovered", webhook=webhook.webhook_id)
+        for each in deliveries.refused:
+            if each.due_at is None:
+                self._log.warning(
+                    "webhook.event_given_up",
+                    webhook=webhook.webhook_id,
+                    event_id=str(each.event_id),
+                    reason=each.error,
+                )
+
+
+async def _post_all(
+    poster: SignedPoster,
+    secrets: list[str],
+    attempts: Sequence[Attempt],
+    bodies: dict[UUID, bytes],
+    concurrency: int,
+) -> list[Result]:
+    """Posts events, several at the same time, until all are posted or the receiver fails.
+
+    Returns the results of the first events, in order. Events of the same email are posted one after another.
+    """
+    results: dict[int, Result] = {}
+    latest: dict[UUID, asyncio.Future[None]] = {}
+    waiting: Iterator[tuple[int, Attempt]] = iter(enumerate(attempts))
+
+    def must_stop() -> bool:
+        found = results.values()
+        if any(result.verdict in (Verdict.UNAVAILABLE, Verdict.GONE) for result in found):
+            return True
+        return len(found) >= REFUSALS_IN_A_ROW and all(result.verdict is Verdict.REFUSED for result in found)
+
+    async def post_next() -> None:
+        while not must_stop() and (item := next(waiting, None)) is not None:
+            index, attempt = item
+            before = latest.get(attempt.event.email_id)
+            done = latest[attempt.event.email_id] = asyncio.get_running_loop().create_future()
+            try:
+                if before is not None:
+                    await before
+                results[index] = await _post(poster, secrets, attempt, bodies[attempt.event.event_id])
+            finally:
+                done.set_result(None)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(min(concurrency, len(attempts))):
+            group.create_task(post_next())
+    return [results[index] for index in sorted(results)]
+
+
+async def _post(poster: SignedPoster, secrets: list[str], attempt: Attempt, body: bytes) -> Result:
+    try:
+        answer = await poster.post(str(attempt.event.event_id), secrets, body)
+    except NoAnswer as error:
+        return Result(attempt, Verdict.UNAVAILABLE, scrub(error.reason))
+    words = f"it answered {answer.status}"
+    if answer.is_success:
+        return Result(attempt, Verdict.DELIVERED)
+    if answer.status == _GONE:
+        return Result(attempt, Verdict.GONE, words)
+    if answer.status in _BUSY:
+        return Result(attempt, Verdict.UNAVAILABLE, words, answer.retry_after_seconds)
+    return Result(attempt, Verdict.REFUSED, words)
+
+
+def settle(
+    webhook: DueWebhook,
+    attempts: Sequence[Attempt],
+    results: Sequence[Result],
+    *,
+    end: Position,
+    now: datetime,
+    draw: Callable[[], float],
+) -> Deliveries:
+    """What to save after a round.
+
+    Args:
+        attempts: The events of the round; `results` are those of the first of them.
+        end: The last event of the feed that was read for the round, wanted or not.
+        draw: Returns a random number from 0 to 1.
+    """
+    delivered = [result.attempt for result in results if result.verdict is Verdict.DELIVERED]
+    failed = [result for result in results if result.verdict is not Verdict.DELIVERED]
+    delivered_at = now if delivered else webhook.delivered_at
+    has_room = webhook.retries + len(failed) <= MAX_RETRIES
+    only_refused = all(result.verdict is Verdict.REFUSED for result in failed)
+    is_working = has_room and (bool(delivered) or (only_refused and len(failed) < REFUSALS_IN_A_ROW))
+    last_error = failed[-1].error if failed else None
+    retry_after = max((result.retry_after_seconds for result in failed), default=0.0)
+    refused = [_refused(result, now, draw()) for result in failed if is_working or result.attempt.failed_at]
+    state, next_at, failing_since = WebhookState.ACTIVE, now, webhook.failing_since
+    if delivered and is_working:
+        failing_since = None
+    if not is_working:
+        failing_since = failing_since or now
+        probe = next_probe(failing_since, now, retry_after_seconds=retry_after, draw=draw())
+        state, next_at = (WebhookState.DISABLED, now) if probe is None else (state, probe)
+    elif not only_refused:
+        next_at = now + timedelta(seconds=max(SLOW_DOWN_SECONDS, retry_after))
+    if any(result.verdict is Verdict.GONE for result in failed):
+        state = WebhookState.DISABLED
+    if any(each.due_at is None and (delivered_at or each.failed_at) <= each.failed_at for each in refused):
+        # The receiver has accepted nothing since it refused this event for the first time, about 27 hours ago.
+        state = WebhookState.DISABLED
+    return Deliveries(
+        position=_handled(webhook.position, attempts, results, end, is_working=is_working),
+        state=state,
+        failing_since=failing_since,
+        next_attempt_at=next_at,
+        last_error=last_error,
+        delivered_at=delivered_at,
+        delivered_ids=[attempt.event.event_id for attempt in delivered],
+        refused=refused,
+    )
+
+
+def _refused(result: Result, now: datetime, draw: float) -> RefusedEvent:
+    failed_at = result.attempt.failed_at or now
+    return RefusedEvent(
+        result.attempt.event.event_id, failed_at, next_attempt(failed_at, now, draw=draw), result.error or ""
+    )
+
+
+def _handled(
+    position: Position, attempts: Sequence[Attempt], results: Sequence[Result], end: Position, *, is_working: bool
+) -> Position:
+    """The new cursor. If the receiver works, refused events have rows, so the cursor passes them."""
+    for result in results:
+        if result.verdict is not Verdict.DELIVERED and not is_working and result.attempt.position is not None:
+            return position
+        position = result.attempt.position or position
+    return end if len(results) == len(attempts) else position

@@ -1,0 +1,185 @@
+"""Suppressed recipients, for operators: add, remove, import and export, and find the emails that were not sent."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.scrub import scrub
+from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.errors import InvalidEmail
+from dispatcher.ops.acts import Act
+from dispatcher.store import suppressions
+from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.suppressions import Entry, Suppression, hash_of
+
+BATCH: Final = 1000
+COLUMNS: Final = ("recipient", "kind", "note", "expires_at", "created_at", "source_email_id", "is_domain", "hash")
+"""The columns of an export. An import reads `recipient`, `kind`, `note`, `expires_at`, `is_domain` and `hash`."""
+_NAMES: Final = ("recipient", "address", "email", "domain")
+"""The names that an imported column of addresses and domains may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a line of an import was refused, without its text.
+
+    Attributes:
+        line: The line's number, from 1.
+    """
+
+    line: int
+    reason: str
+
+
+async def add(
+    session: AsyncSession,
+    tenant_id: str,
+    recipients: Iterable[Recipient],
+    act: Act,
+    *,
+    reason: SuppressionReason = SuppressionReason.MANUAL,
+    note: str | None = None,
+    expires_at: datetime | None = None,
+) -> int:
+    """Suppresses recipients. Returns how many entries are new or changed. Idempotent.
+
+    Args:
+        note: For operators; scrubbed of addresses.
+        expires_at: None: never.
+    """
+    hasher = await AddressHasher.open(session)
+    kept = scrub(note) or None if note else None
+    return await add_entries(
+        session, tenant_id, [Entry.of(each, hasher, reason, kept, expires_at) for each in recipients], act
+    )
+
+
+async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[Entry], act: Act) -> int:
+    """As `add`, for entries."""
+    unique = list({entry.address_hash: entry for entry in entries}.values())
+    added = 0
+    for start in range(0, len(unique), BATCH):
+        part = unique[start : start + BATCH]
+        added += await suppressions.insert_suppressions(session, tenant_id, part, actor=act.actor, reason=act.reason)
+    return added
+
+
+async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient], act: Act) -> int:
+    """Removes entries. Returns how many there were. The next email goes to the recipients again. Idempotent."""
+    hasher = await AddressHasher.open(session)
+    hashes = [hash_of(each, hasher) for each in recipients]
+    return await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason)
+
+
+async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
+    """The entries that suppress an address, of the address and of its domain; for a domain, only its own."""
+    hasher = await AddressHasher.open(session)
+    hashes = [hash_of(recipient, hasher), hasher.hash_domain(recipient.text)]
+    return await suppressions.list_suppressions(session, tenant_id, address_hashes=hashes, limit=len(hashes))
+
+
+async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppression]:
+    """All entries of a tenant, newest first."""
+    before: int | None = None
+    while page := await suppressions.list_suppressions(session, tenant_id, before=before, limit=BATCH):
+        for entry in page:
+            yield entry
+        before = page[-1].suppression_id
+
+
+async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
+    """The failed emails to these recipients that were not sent because all their recipients were suppressed.
+
+    Oldest first. Each can be replayed. An email that was sent without one of these recipients is not among them.
+    """
+    hasher = await AddressHasher.open(session)
+    wanted = {hash_of(each, hasher) for each in recipients}
+    found: list[UUID] = []
+    after: UUID | None = None
+    while page := await suppressions.list_stopped(session, tenant_id, after=after, limit=BATCH):
+        for email_id, addresses in page:
+            hashes = {each for text in addresses for each in (hasher.hash(text), hasher.hash_domain(text))}
+            if not wanted.isdisjoint(hashes):
+                found.append(email_id)
+        after = page[-1][0]
+    return found
+
+
+def read_entries(
+    lines: Iterable[str], hasher: AddressHasher, *, reason: SuppressionReason = SuppressionReason.MANUAL
+) -> Iterator[Entry | Refusal]:
+    """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines and repeated headings.
+
+    Args:
+        reason: For lines that do not say why.
+    """
+    reader = csv.reader(lines)
+    names: list[str] | None = None
+    for cells in reader:
+        if not any(cell.strip() for cell in cells):
+            continue
+        lowered = [cell.strip().lower().lstrip("\ufeff") for cell in cells]
+        if names is None:
+            names = lowered if not {*_NAMES, "hash"}.isdisjoint(lowered) else ["recipient"]
+            if names is lowered:
+                continue
+        try:
+            yield _entry(dict(zip(names, cells, strict=False)), hasher, reason)
+        except InvalidEmail as error:
+            yield Refusal(reader.line_num, f"{error.field} {error.reason}")
+        except ValueError as error:
+            yield Refusal(reader.line_num, str(error))
+
+
+def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReason) -> Entry:
+    given = {name: cell.strip() for name, cell in cells.items() if cell.strip()}
+    if "kind" in given:
+        try:
+            reason = SuppressionReason(given["kind"])
+        except ValueError:
+            raise ValueError(f"kind must be one of: {', '.join(SuppressionReason)}") from None
+    note = scrub(given["note"]) or None if "note" in given else None
+    expires_at = instant(given["expires_at"]) if "expires_at" in given else None
+    text = next((given[name] for name in _NAMES if name in given), "")
+    if "hash" in given:
+        return Entry(
+            _hash(given["hash"]), given.get("is_domain") == "true", scrub_masked(text), reason, note, expires_at
+        )
+    return Entry.of(Recipient.parse(text), hasher, reason, note, expires_at)
+
+
+def _hash(text: str) -> bytes:
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    if len(found) != HASH_OCTETS:
+        raise ValueError(f"hash must be {2 * HASH_OCTETS} hexadecimal digits, as in an export of this database")
+    return found
+
+
+def scrub_masked(text: str) -> str:
+    """A masked recipient from an export. If somebody has put a whole address there, it is masked."""
+    try:
+        return text if "•" in text else Recipient.parse(text).masked
+    except InvalidEmail:
+        return "•••"
+
+
+def instant(text: str) -> datetime:
+    """A time in ISO 8601, by default in UTC.
+
+    Raises:
+        ValueError: The text is not such a time.
+    """
+    try:
+        found = datetime.fromisoformat(text.upper())
+    except ValueError:
+        raise ValueError("expires_at must be a time in ISO 8601, such as 2027-01-31T00:00:00Z") from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)

@@ -1,0 +1,186 @@
+"""What operators do with webhooks, for the command line and the HTTP API. Every change is audited."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Final
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+import orjson
+
+from dispatcher.config import Settings, values
+from dispatcher.config.values import LOOPBACKS
+from dispatcher.domain.outgoing_event import OutgoingKind
+from dispatcher.domain.webhook import new_secret
+from dispatcher.errors import DispatcherError
+from dispatcher.events.webhook_delivery import POST_SECONDS, PRIVATE_SETTING
+from dispatcher.ops.acts import Act
+from dispatcher.store import webhooks as store
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import audit
+from dispatcher.store.statements import Source
+from dispatcher.store.webhooks import MAX_WEBHOOKS
+from dispatcher.transport.destination import NoAnswer
+from dispatcher.transport.signed_post import SignedPoster, trusting_context
+
+MAX_URL_CHARACTERS: Final = 2000
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+"""Ids of events cannot represent earlier instants."""
+
+
+class UnknownWebhook(DispatcherError):
+    """There is no webhook with this number."""
+
+
+class TooManyWebhooks(DispatcherError):
+    """The database already has as many webhooks as it may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewWebhook:
+    """A webhook that was just added.
+
+    Attributes:
+        secret: The key of its signatures. It is not shown again.
+    """
+
+    webhook_id: int
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class TestResult:
+    """What a receiver did with a test event.
+
+    Attributes:
+        detail: The answer, or why there is none.
+    """
+
+    __test__ = False  # pytest would collect a class with this name
+
+    is_accepted: bool
+    detail: str
+
+
+def checked_url(text: str, *, allow_private: bool) -> str:
+    """The URL, if events may be posted to it.
+
+    Args:
+        allow_private: DISPATCHER_WEBHOOKS_ALLOW_PRIVATE, which also allows http URLs of the loopback.
+
+    Raises:
+        ValueError: The URL is not allowed. The message is a predicate, and does not contain the URL.
+    """
+    if len(text) > MAX_URL_CHARACTERS:
+        raise ValueError(f"must have at most {MAX_URL_CHARACTERS:,} characters")
+    parts = urlsplit(text)
+    if allow_private and parts.scheme == "http" and parts.hostname in LOOPBACKS:
+        values.webhook_url(f"https{text[len('http') :]}")
+        return text
+    return values.webhook_url(text)
+
+
+async def add(
+    session: AsyncSession,
+    url: str,
+    *,
+    tenant_id: str | None,
+    kinds: Collection[OutgoingKind],
+    with_recipients: bool,
+    act: Act,
+) -> NewWebhook:
+    """Adds a webhook, which gets all events from now on.
+
+    Args:
+        url: A URL that `checked_url` returned.
+        tenant_id: The tenant whose events it gets; None for all tenants.
+
+    Raises:
+        TooManyWebhooks: The database has `MAX_WEBHOOKS`.
+    """
+    secret = new_secret()
+    webhook_id = await store.insert_webhook(
+        session, url=url, tenant_id=tenant_id, kinds=kinds, secret=secret, with_recipients=with_recipients
+    )
+    if webhook_id is None:
+        raise TooManyWebhooks(f"There are already {MAX_WEBHOOKS} webhooks.", remedy="Remove one, or poll the events.")
+    await _audit(session, "webhook_add", webhook_id, act)
+    return NewWebhook(webhook_id, secret)
+
+
+async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
+    """Removes a webhook and everything that it still had to deliver.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    _require(webhook_id, exists=await store.delete_webhook(session, webhook_id))
+    await _audit(session, "webhook_remove", webhook_id, act)
+
+
+async def rotate(session: AsyncSession, webhook_id: int, act: Act) -> str:
+    """Gives a webhook a new secret and returns it. For a day, events are signed with both secrets.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    secret = new_secret()
+    _require(webhook_id, exists=await store.rotate_webhook(session, webhook_id, secret))
+    await _audit(session, "webhook_rotate", webhook_id, act)
+    return secret
+
+
+async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
+    """Makes a webhook active, and posts what it waits for now. Idempotent.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    _require(webhook_id, exists=await store.enable_webhook(session, webhook_id))
+    await _audit(session, "webhook_enable", webhook_id, act)
+
+
+async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: Act) -> None:
+    """Delivers the events since an instant again, with the same ids.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    _require(webhook_id, exists=await store.rewind_webhook(session, webhook_id, max(since, _EPOCH)))
+    await _audit(session, "webhook_replay", webhook_id, act)
+
+
+async def test(source: Source, webhook_id: int, settings: Settings) -> TestResult:
+    """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+        ConfigurationError: The CA file is not usable.
+    """
+    target = await store.find_target(source, webhook_id)
+    _require(webhook_id, exists=target is not None)
+    assert target is not None
+    poster = SignedPoster(
+        target[0],
+        private_setting=None if settings.webhooks_allow_private else PRIVATE_SETTING,
+        context=trusting_context(settings.ca_file),
+        total_seconds=POST_SECONDS,
+    )
+    event = {"type": "webhook.test", "timestamp": datetime.now(UTC), "data": {"webhook": webhook_id}}
+    try:
+        answer = await poster.post(str(uuid4()), target[1], orjson.dumps(event, option=orjson.OPT_UTC_Z))
+    except NoAnswer as error:
+        return TestResult(is_accepted=False, detail=error.reason)
+    return TestResult(answer.is_success, f"it answered {answer.status}")
+
+
+def _require(webhook_id: int, *, exists: bool) -> None:
+    if not exists:
+        raise UnknownWebhook(f"There is no webhook {webhook_id}.", remedy="`dispatcher webhooks list` lists them.")
+
+
+async def _audit(session: AsyncSession, action: str, webhook_id: int, act: Act) -> None:
+    await audit(session, action, actor=act.actor, reason=act.reason, detail={"webhook": webhook_id})

@@ -1,0 +1,185 @@
+"""The feed of events for applications. The statements that change emails write it; see `outgoing_event`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, Self
+
+from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.store.statements import Row, Source, fetch
+
+ALL_KINDS: Final = frozenset(OutgoingKind)
+MAX_SLICE_EVENTS: Final = 1000
+"""The most events that one statement reads."""
+MAX_SLICES: Final = 20
+"""The most statements for one page, if nearly all events of the feed belong to other tenants."""
+REWIND: Final = timedelta(hours=1)
+"""After a restore or a promotion, a reader gets the events again that are up to this much older than its cursor."""
+_CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
+
+
+class Position(NamedTuple):
+    """A place in the feed: all events before and at it were handled.
+
+    Attributes:
+        made_in: The id of the transaction that made the event.
+        number: The event's number; ascending within the transaction.
+    """
+
+    made_in: int
+    number: int
+
+
+BEGINNING: Final = Position(0, 0)
+
+
+class FoundEvent(NamedTuple):
+    """An event of the feed, and its place."""
+
+    position: Position
+    event: OutgoingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of the feed.
+
+    Attributes:
+        events: Those that the reader wants.
+        end: The place of the last event that was read, wanted or not.
+        is_last: Whether no further event can be read now.
+    """
+
+    events: list[FoundEvent]
+    end: Position
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """A reader's place in the feed, which the reader keeps as a text that it need not understand.
+
+    Transaction ids are used again after a restore, and after a promotion that lost commits. So the cursor also says
+    where and when it was made; see `resume`.
+
+    Attributes:
+        timeline: The timeline of PostgreSQL.
+        at: When the last event was added to the feed; or when the cursor was made, if there was no event.
+    """
+
+    timeline: int
+    position: Position
+    at: datetime
+
+    def text(self) -> str:
+        """The cursor as an opaque text; see `parse`."""
+        parts = (self.timeline, *self.position, int(self.at.timestamp() * 1000))
+        return base64.urlsafe_b64encode(".".join(map(str, parts)).encode()).decode().rstrip("=")
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The cursor with this text.
+
+        Raises:
+            ValueError: The text is not a cursor.
+        """
+        try:
+            decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (ValueError, binascii.Error):
+            decoded = b""
+        found = _CURSOR.fullmatch(decoded)
+        if found is None:
+            raise ValueError("must be a cursor from an earlier response")
+        timeline, made_in, number, milliseconds = map(int, found.groups())
+        return cls(timeline, Position(made_in, number), datetime.fromtimestamp(milliseconds / 1000, UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class EventPage:
+    """Events for a reader that polls.
+
+    Attributes:
+        events: Each event with the cursor after it.
+        next: The cursor of the next page.
+        has_more: Whether the next page may have events now.
+    """
+
+    events: list[tuple[OutgoingEvent, str]]
+    next: str
+    has_more: bool
+
+
+async def read_slice(
+    source: Source, after: Position, *, tenant: str | None, kinds: Collection[OutgoingKind], limit: int
+) -> Slice:
+    """Reads up to `limit` events of the feed after a place, and returns those of a tenant and of some kinds.
+
+    Misses no event of a transaction that commits late, because it stops before the oldest open transaction.
+
+    Args:
+        tenant: None for all tenants.
+    """
+    parameters = {
+        "made_in": str(after.made_in),
+        "position": after.number,
+        "tenant_id": tenant,
+        "kinds": sorted(map(str, kinds)),
+        "limit": limit,
+    }
+    rows = await fetch(source, "read_feed", parameters)
+    if not rows:
+        return Slice([], after, is_last=True)
+    found = [FoundEvent(Position(row[0], row[1]), event_of(row[4:])) for row in rows if row[2]]
+    return Slice(found, Position(rows[-1][0], rows[-1][1]), is_last=rows[0][3] < limit)
+
+
+async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit: int) -> EventPage:
+    """Reads a page of a tenant's events. The first call also makes statements write the feed.
+
+    Args:
+        cursor: Where the last page ended; None for the oldest events.
+        limit: The most events.
+    """
+    await fetch(source, "want_feed")
+    ((timeline, next_transaction),) = await fetch(source, "find_timeline")
+    position = await _resume(source, cursor, timeline, next_transaction)
+    events: list[FoundEvent] = []
+    is_last = False
+    for _ in range(MAX_SLICES):
+        part = await read_slice(source, position, tenant=tenant, kinds=ALL_KINDS, limit=MAX_SLICE_EVENTS)
+        events += part.events
+        position, is_last = part.end, part.is_last
+        if is_last or len(events) >= limit:
+            break
+    if len(events) > limit:
+        events, is_last = events[:limit], False
+    if len(events) == limit:
+        position = events[-1].position
+    at = cursor.at if cursor else datetime.now(UTC)
+    paired = [(found.event, Cursor(timeline, found.position, found.event.created_at).text()) for found in events]
+    end = Cursor(timeline, position, events[-1].event.created_at if events else at)
+    return EventPage(paired, end.text(), has_more=not is_last)
+
+
+async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
+    """Where to go on. If the cursor is from before a restore or a promotion, somewhat earlier than it says."""
+    if cursor is None:
+        return BEGINNING
+    if cursor.timeline == timeline and cursor.position.made_in <= next_transaction:
+        return cursor.position
+    ((made_in,),) = await fetch(source, "find_feed_since", {"since": max(_EPOCH, cursor.at - REWIND)})
+    return BEGINNING if made_in is None else Position(made_in, 0)
+
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+def event_of(row: Sequence[object] | Row) -> OutgoingEvent:
+    """The event with these columns of `outgoing_event`: all from `event_id` on."""
+    event_id, kind, *rest = row
+    return OutgoingEvent(event_id, OutgoingKind(str(kind)), *rest)  # type: ignore[arg-type]

@@ -1,0 +1,259 @@
+"""Webhooks, and the results of deliveries to them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from dispatcher.domain.outgoing_event import OutgoingEvent, OutgoingKind
+from dispatcher.domain.webhook import WebhookState
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.outgoing_events import Position, event_of
+from dispatcher.store.statements import Source, fetch
+
+MAX_WEBHOOKS: Final = 100
+"""The most webhooks of a database. Each may use several connections at the same time."""
+MAX_RETRIES: Final = 1000
+"""The most events of one webhook that wait for a retry. If a receiver refuses more, all later events wait for it."""
+PREVIOUS_SECRET_HOURS: Final = 24
+"""After a rotation, deliveries are also signed with the previous secret for this time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """A webhook, as operators see it.
+
+    Attributes:
+        tenant_id: The tenant whose events it gets; None for all tenants.
+        with_recipients: Whether its events contain addresses.
+        failing_since: When its receiver began to accept no event; None if it accepts events.
+        next_attempt_at: No event is posted before this instant.
+        lag_seconds: The age of the oldest event that was not handled; None if there is none.
+        retries: Refused events that wait for another attempt.
+        given_up: Events that the receiver refused at every attempt, while it accepted others.
+    """
+
+    webhook_id: int
+    url: str
+    tenant_id: str | None
+    kinds: Sequence[str]
+    with_recipients: bool
+    state: WebhookState
+    failing_since: datetime | None
+    next_attempt_at: datetime
+    last_error: str | None
+    delivered_at: datetime | None
+    created_at: datetime
+    lag_seconds: float | None
+    retries: int
+    given_up: int
+
+
+@dataclass(frozen=True, slots=True)
+class DueWebhook:
+    """A webhook that has something to deliver.
+
+    Attributes:
+        secrets: The newest first; after a rotation also the previous one.
+        position: The last event of the feed that was handled.
+        revision: See `save_deliveries`.
+        retries: How many refused events wait for another attempt, counted up to `MAX_RETRIES`.
+    """
+
+    webhook_id: int
+    url: str = field(repr=False)
+    tenant_id: str | None
+    kinds: frozenset[OutgoingKind]
+    with_recipients: bool
+    secrets: list[str] = field(repr=False)
+    position: Position
+    revision: int
+    failing_since: datetime | None
+    delivered_at: datetime | None
+    retries: int
+
+
+class DueRetry(NamedTuple):
+    """A refused event whose next attempt is due.
+
+    Attributes:
+        failed_at: The first attempt.
+    """
+
+    failed_at: datetime
+    event: OutgoingEvent
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedEvent:
+    """An event that a receiver refused.
+
+    Attributes:
+        failed_at: The first attempt.
+        due_at: The next attempt; None if every attempt was made.
+    """
+
+    event_id: UUID
+    failed_at: datetime
+    due_at: datetime | None
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Deliveries:
+    """The results of one round of deliveries to a webhook.
+
+    Attributes:
+        position: The webhook's new cursor.
+    """
+
+    position: Position
+    state: WebhookState
+    failing_since: datetime | None
+    next_attempt_at: datetime
+    last_error: str | None
+    delivered_at: datetime | None
+    delivered_ids: Sequence[UUID]
+    refused: Sequence[RefusedEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class DisabledWebhook:
+    """A webhook that was disabled because its receiver fails."""
+
+    webhook_id: int
+    tenant_id: str | None
+    last_error: str | None
+
+
+async def insert_webhook(
+    source: Source,
+    *,
+    url: str,
+    tenant_id: str | None,
+    kinds: Collection[OutgoingKind],
+    secret: str,
+    with_recipients: bool,
+) -> int | None:
+    """Adds a webhook, which gets all events from now on. Returns its id; None if there are already `MAX_WEBHOOKS`."""
+    parameters = {
+        "url": url,
+        "tenant_id": tenant_id,
+        "kinds": sorted(map(str, kinds)),
+        "secret": secret,
+        "with_recipients": with_recipients,
+        "most_webhooks": MAX_WEBHOOKS,
+    }
+    rows = await fetch(source, "insert_webhook", parameters)
+    return int(rows[0][0]) if rows else None
+
+
+async def list_webhooks(
+    source: Source, *, tenant_id: str | None = None, webhook_id: int | None = None
+) -> list[Webhook]:
+    """The webhooks, oldest first: of one tenant, or of all tenants, and at most the one with this id."""
+    parameters = {"tenant_id": tenant_id, "webhook_id": webhook_id}
+    return await fetch(source, "list_webhooks", parameters, into=Webhook)
+
+
+async def find_target(source: Source, webhook_id: int) -> tuple[str, list[str]] | None:
+    """The URL and the secrets of a webhook, the newest secret first; None if it does not exist."""
+    rows = await fetch(source, "find_webhook_target", {"webhook_id": webhook_id})
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+async def delete_webhook(source: Source, webhook_id: int) -> bool:
+    """Removes a webhook. Returns whether it existed."""
+    return bool(await fetch(source, "delete_webhook", {"webhook_id": webhook_id}))
+
+
+async def rotate_webhook(source: Source, webhook_id: int, secret: str) -> bool:
+    """Gives a webhook a new secret; the previous one stays valid for a day. Returns whether the webhook exists."""
+    parameters = {"webhook_id": webhook_id, "secret": secret, "hours": PREVIOUS_SECRET_HOURS}
+    return bool(await fetch(source, "rotate_webhook", parameters))
+
+
+async def enable_webhook(source: Source, webhook_id: int) -> bool:
+    """Makes a webhook active, and posts refused events again now. Returns whether it exists."""
+    return bool(await fetch(source, "enable_webhook", {"webhook_id": webhook_id}))
+
+
+async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool:
+    """Delivers the events since an instant again. Returns whether the webhook exists."""
+    return bool(await fetch(source, "rewind_webhook", {"webhook_id": webhook_id, "since": since}))
+
+
+async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[int]) -> list[DueWebhook]:
+    """The webhooks that have something to deliver, without those in `busy`."""
+    parameters = {"now": now, "busy": list(busy), "most_retries": MAX_RETRIES}
+    return [
+        DueWebhook(
+            webhook_id, url, tenant_id, _kinds(kinds), with_recipients, secrets, Position(made_in, number), *rest
+        )
+        for webhook_id, url, tenant_id, kinds, with_recipients, secrets, made_in, number, *rest in await fetch(
+            source, "find_due_webhooks", parameters
+        )
+    ]
+
+
+def _kinds(texts: Sequence[str]) -> frozenset[OutgoingKind]:
+    # A later release may have added a webhook for kinds that this release does not have.
+    return frozenset(kind for kind in OutgoingKind if kind.value in texts)
+
+
+async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, limit: int) -> list[DueRetry]:
+    """Refused events whose next attempt is due, the longest due first."""
+    rows = await fetch(source, "find_due_retries", {"webhook_id": webhook_id, "now": now, "limit": limit})
+    return [DueRetry(row[0], event_of(row[1:])) for row in rows]
+
+
+async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:
+    """Saves the results of a round. Returns False if an operator has changed or removed the webhook meanwhile.
+
+    Nothing is saved then, and the events are delivered again.
+    """
+    refused = results.refused
+    parameters: dict[str, Any] = {
+        "webhook_id": webhook.webhook_id,
+        "revision": webhook.revision,
+        "made_in": str(results.position.made_in),
+        "position": results.position.number,
+        "state": str(results.state),
+        "failing_since": results.failing_since,
+        "next_attempt_at": results.next_attempt_at,
+        "last_error": results.last_error,
+        "delivered_at": results.delivered_at,
+        "delivered_ids": list(results.delivered_ids),
+        "refused_ids": [each.event_id for each in refused],
+        "failed_ats": [each.failed_at for each in refused],
+        "due_ats": [each.due_at for each in refused],
+        "errors": [each.error for each in refused],
+    }
+    return bool(await fetch(source, "save_deliveries", parameters))
+
+
+async def list_disabled(source: Source) -> list[DisabledWebhook]:
+    """The webhooks that were disabled because their receivers fail."""
+    return await fetch(source, "list_disabled_webhooks", into=DisabledWebhook)
+
+
+async def measure_lag(source: Source) -> dict[int, float]:
+    """How many seconds the oldest event that was not handled has waited, by active webhook."""
+    return dict(await fetch(source, "measure_webhook_lag"))
+
+
+async def adapt_restored_feed(session: AsyncSession) -> bool:
+    """Makes a feed readable that comes from a dump of another server. Returns whether it did.
+
+    Transaction ids of the other server may be above the next id of this server. The events would then stay invisible,
+    and the webhooks' cursors would skip new events.
+    """
+    async with session.transaction():
+        if not await fetch(session, "find_restored_feed"):
+            return False
+        await fetch(session, "begin_restored_cursors")
+        await fetch(session, "begin_restored_feed")
+        return True

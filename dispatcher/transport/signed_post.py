@@ -1,0 +1,175 @@
+"""Posts JSON to a URL that an operator or an application has chosen, signed according to Standard Webhooks.
+
+Alerts and webhooks use it. It follows no redirect, uses no proxy, and connects only to addresses that it has checked
+(see `destination`). It does not read the body of a response, and at most 16 KiB of its headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import h11
+
+from dispatcher.domain.webhook import signature
+from dispatcher.errors import ConfigurationError
+from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of, resolve
+from dispatcher.transport.tls import client_context
+from dispatcher.version import VERSION
+
+CONNECT_SECONDS: Final = 4.0
+_PORTS: Final = {"https": 443, "http": 80}
+_MAX_HEAD_OCTETS: Final = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class PostAnswer:
+    """A receiver's answer.
+
+    Attributes:
+        retry_after_seconds: How long the receiver asks us to wait; 0 if it does not ask.
+    """
+
+    status: int
+    retry_after_seconds: float = 0.0
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the receiver accepted the post."""
+        return 200 <= self.status < 300
+
+
+def trusting_context(ca_file: Path | None) -> ssl.SSLContext:
+    """A TLS context for posts, which trusts the system's certificates, and those in a file.
+
+    Raises:
+        ConfigurationError: The CA file is not usable.
+    """
+    context = client_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(cafile=str(ca_file))
+        except OSError as error:
+            words = f"DISPATCHER_CA_FILE ({ca_file}) contains no readable PEM certificate."
+            raise ConfigurationError([words]) from error
+    return context
+
+
+class SignedPoster:
+    """Posts to one URL."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        private_setting: str | None,
+        context: ssl.SSLContext,
+        total_seconds: float,
+        resolver: Resolve = resolve,
+    ) -> None:
+        """Opens no connection yet.
+
+        Args:
+            private_setting: The setting that would allow addresses that are not public; None if it is on. Only then,
+                the URL may be an http URL of the loopback.
+            total_seconds: The longest time for a post, including the time to connect.
+        """
+        self._url = urlsplit(url)
+        self._host = self._url.hostname or ""
+        self._port = self._url.port or _PORTS.get(self._url.scheme, 0)
+        self._private_setting = private_setting
+        self._context = context
+        self._resolver = resolver
+        self._total_seconds = total_seconds
+
+    async def post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
+        """Posts a body, and returns the answer, whatever its status.
+
+        Args:
+            message_id: The `webhook-id`, the same for each attempt.
+            secrets: One signature is made with each.
+
+        Raises:
+            NoAnswer: The receiver was not reached, or sent no valid answer in time.
+        """
+        try:
+            async with asyncio.timeout(self._total_seconds):
+                return await self._post(message_id, secrets, body)
+        except TimeoutError:
+            raise NoAnswer(f"no answer within {self._total_seconds:g} s") from None
+
+    async def _post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
+        """Posts to the first address that answers."""
+        found = await addresses_of(
+            self._host, self._port, private_setting=self._private_setting, resolver=self._resolver
+        )
+        if self._url.scheme != "https" and not (
+            self._private_setting is None and all(ip_address(text.partition("%")[0]).is_loopback for text in found)
+        ):
+            raise NoAnswer("its URL must begin with https://")
+        request = self._request(message_id, secrets, body)
+        fault: OSError | h11.RemoteProtocolError = OSError()
+        for address in found:
+            try:
+                return await self._exchange(address, request, body)
+            except (OSError, h11.RemoteProtocolError) as error:
+                fault = error  # for example, an IPv6 address on a host without IPv6
+        raise NoAnswer(f"no answer: {cause_of(fault)}") from fault
+
+    async def _exchange(self, address: str, request: h11.Request, body: bytes) -> PostAnswer:
+        is_https = self._url.scheme == "https"
+        async with asyncio.timeout(min(CONNECT_SECONDS, self._total_seconds)):
+            reader, writer = await asyncio.open_connection(
+                address,
+                self._port,
+                ssl=self._context if is_https else None,
+                server_hostname=self._host if is_https else None,
+            )
+        try:
+            connection = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_OCTETS)
+            events = (request, h11.Data(data=body), h11.EndOfMessage())
+            writer.write(b"".join(connection.send(event) or b"" for event in events))
+            # The response's body is not needed, so it is not read.
+            while not isinstance(event := connection.next_event(), h11.Response):
+                if event is h11.NEED_DATA:
+                    connection.receive_data(await reader.read(4096))
+                elif isinstance(event, h11.ConnectionClosed):
+                    raise ConnectionResetError("it closed the connection")
+            return PostAnswer(event.status_code, _retry_after(event))
+        finally:
+            writer.transport.abort()
+
+    def _request(self, message_id: str, secrets: list[str], body: bytes) -> h11.Request:
+        now = int(time.time())
+        headers = [
+            ("host", self._url.netloc),
+            ("connection", "close"),
+            ("content-type", "application/json"),
+            ("content-length", str(len(body))),
+            ("user-agent", f"EmailDispatcher/{VERSION}"),
+            ("webhook-id", message_id),
+            ("webhook-timestamp", str(now)),
+            ("webhook-signature", signature(secrets, message_id, now, body)),
+        ]
+        target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
+        return h11.Request(method="POST", target=target, headers=headers)
+
+
+def _retry_after(response: h11.Response) -> float:
+    """The seconds of the header Retry-After, which has a number or a date (RFC 9110, section 10.2.3); otherwise 0."""
+    text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return float(text)
+    try:
+        at = parsedate_to_datetime(text)
+    except ValueError:
+        return 0.0
+    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

@@ -1,0 +1,77 @@
+-- name: read_feed
+-- Events after a cursor, in the order of the feed: those that are wanted, and in any case the last event that was read.
+-- Reads at most `limit` events, and returns how many. Stops before the oldest transaction that is still open, because
+-- that transaction may yet commit events that belong here.
+select
+    made_in::text::bigint, position, is_wanted, total, event_id, kind, email_id, tenant_id, message_key, correlation_id,
+    reason, provider, code, bounce, address_hash, happened_at, created_at
+from (
+    select
+        made_in, position, event_id, kind, email_id, tenant_id, message_key, correlation_id, reason, provider, code,
+        bounce, address_hash, happened_at, created_at,
+        kind = any(%(kinds)s::text[]) and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s) as is_wanted,
+        count(*) over () as total,
+        row_number() over (order by made_in, position) as number
+    from (
+        select
+            made_in, position, event_id, kind, email_id, tenant_id, message_key, correlation_id, reason, provider, code,
+            bounce, address_hash, happened_at, created_at
+        from dispatcher.outgoing_event
+        where (made_in, position) > (%(made_in)s::text::xid8, %(position)s::bigint)
+            and made_in < pg_snapshot_xmin(pg_current_snapshot())
+        order by made_in, position
+        limit %(limit)s
+    ) as slice
+) as numbered
+where is_wanted
+    or number = total
+order by made_in, position;
+
+-- name: want_feed
+-- Records that an application polls, so that statements write the feed. Changes the row at most once an hour. No row:
+-- nothing had to be changed.
+update dispatcher.outgoing_feed
+set is_on = true, wanted_at = clock_timestamp()
+where not is_on
+    or wanted_at < clock_timestamp() - interval '1 hour'
+returning is_on;
+
+-- name: find_timeline
+-- The timeline of PostgreSQL, and the id of the next transaction. Cursors of another timeline, or of a later
+-- transaction, are from before a restore or a promotion.
+select
+    ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
+    pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
+
+-- name: find_feed_since
+-- Where the feed must be read from to get every event since an instant. Null: there is no such event.
+select min(made_in::text::bigint)
+from dispatcher.outgoing_event
+where event_id >= dispatcher.email_id_lowest_at(%(since)s);
+
+-- name: delete_outgoing_events
+-- Deletes up to `limit` events older than `days`, with their deliveries that wait. Returns a row per event.
+with old as (
+    select event_id
+    from dispatcher.outgoing_event
+    where event_id < dispatcher.email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
+    order by event_id
+    limit %(limit)s
+),
+retries as (
+    delete from dispatcher.webhook_retry
+    where event_id in (select event_id from old)
+)
+delete from dispatcher.outgoing_event
+where event_id = any(array(select event_id from old))
+returning event_id;
+
+-- name: stop_unwanted_feed
+-- Stops writing the feed if there is no webhook, and no application has polled for `days`. A row: it was stopped. If a
+-- webhook is added at the same time, one of the two statements waits for the other; wanted_at then has changed.
+update dispatcher.outgoing_feed
+set is_on = false
+where is_on
+    and wanted_at < clock_timestamp() - %(days)s * interval '1 day'
+    and not exists (select from dispatcher.webhook)
+returning is_on;

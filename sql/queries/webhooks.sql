@@ -1,0 +1,229 @@
+-- name: insert_webhook
+-- Adds a webhook, which gets the events from now on, and makes statements write the feed. No row: there are already
+-- most_webhooks.
+with wanted as (
+    update dispatcher.outgoing_feed
+    set is_on = true, wanted_at = clock_timestamp()
+)
+insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
+select %(url)s, %(tenant_id)s, %(kinds)s, %(with_recipients)s, %(secret)s
+where (select count(*) from dispatcher.webhook) < %(most_webhooks)s
+returning webhook_id;
+
+-- name: list_webhooks
+-- Every webhook of a tenant, or of all tenants (null), oldest first, with the age of the oldest event of the feed that
+-- was not handled, and the numbers of refused events that wait for a retry and that were given up.
+select
+    w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients, w.state, w.failing_since, w.next_attempt_at,
+    w.last_error, w.delivered_at, w.created_at,
+    (
+        select extract(epoch from clock_timestamp() - e.created_at)::double precision
+        from dispatcher.outgoing_event as e
+        where (e.made_in, e.position) > (w.made_in, w.position)
+        order by e.made_in, e.position
+        limit 1
+    ),
+    (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is not null),
+    (select count(*) from dispatcher.webhook_retry as r where r.webhook_id = w.webhook_id and r.due_at is null)
+from dispatcher.webhook as w
+where (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
+    and (%(webhook_id)s::bigint is null or w.webhook_id = %(webhook_id)s)
+order by w.webhook_id;
+
+-- name: find_webhook_target
+-- What a test needs: the URL and the secrets of a webhook, the newest first.
+select url, array_remove(array[secret, case when previous_until > clock_timestamp() then previous_secret end], null)
+from dispatcher.webhook
+where webhook_id = %(webhook_id)s;
+
+-- name: delete_webhook
+-- Removes a webhook and its deliveries. No row: it does not exist.
+delete from dispatcher.webhook
+where webhook_id = %(webhook_id)s
+returning webhook_id;
+
+-- name: rotate_webhook
+-- Gives a webhook a new secret. Deliveries are also signed with the previous secret for some hours. No row: it does not
+-- exist.
+update dispatcher.webhook
+set
+    secret = %(secret)s,
+    previous_secret = secret,
+    previous_until = clock_timestamp() + %(hours)s * interval '1 hour',
+    revision = revision + 1
+where webhook_id = %(webhook_id)s
+returning webhook_id;
+
+-- name: enable_webhook
+-- Makes a webhook active, and everything that waits for a retry or was given up due now. No row: it does not exist.
+with due as (
+    update dispatcher.webhook_retry
+    set failed_at = clock_timestamp(), due_at = clock_timestamp()
+    where webhook_id = %(webhook_id)s
+)
+update dispatcher.webhook
+set state = 'active', failing_since = null, next_attempt_at = 'epoch', last_error = null, revision = revision + 1
+where webhook_id = %(webhook_id)s
+returning webhook_id;
+
+-- name: rewind_webhook
+-- Moves a webhook's cursor back to the events since an instant; they are delivered again. Its cursor never moves
+-- forward. No row: it does not exist.
+with begin as (
+    select min(made_in::text::bigint)::text::xid8 as made_in
+    from dispatcher.outgoing_event
+    where event_id >= dispatcher.email_id_lowest_at(%(since)s)
+),
+forgotten as (
+    delete from dispatcher.webhook_retry
+    where webhook_id = %(webhook_id)s
+        and event_id >= dispatcher.email_id_lowest_at(%(since)s)
+)
+update dispatcher.webhook as w
+set
+    made_in = case when b.made_in <= w.made_in then b.made_in else w.made_in end,
+    position = case when b.made_in <= w.made_in then 0 else w.position end,
+    next_attempt_at = 'epoch',
+    revision = w.revision + 1
+from begin as b
+where w.webhook_id = %(webhook_id)s
+returning w.webhook_id;
+
+-- name: find_due_webhooks
+-- Active webhooks that have something to deliver, without those in `busy`. Also returns how many of their refused events
+-- wait for a retry, counted up to most_retries.
+select
+    w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients,
+    array_remove(array[w.secret, case when w.previous_until > clock_timestamp() then w.previous_secret end], null),
+    w.made_in::text::bigint, w.position, w.revision, w.failing_since, w.delivered_at,
+    (
+        select count(*)
+        from (
+            select
+            from dispatcher.webhook_retry as r
+            where r.webhook_id = w.webhook_id
+                and r.due_at is not null
+            limit %(most_retries)s
+        ) as waiting
+    )
+from dispatcher.webhook as w
+where w.state = 'active'
+    and w.next_attempt_at <= %(now)s
+    and w.webhook_id <> all(%(busy)s::bigint[])
+    and (
+        exists (
+            select
+            from dispatcher.outgoing_event as e
+            where (e.made_in, e.position) > (w.made_in, w.position)
+                and e.made_in < pg_snapshot_xmin(pg_current_snapshot())
+        )
+        or exists (
+            select
+            from dispatcher.webhook_retry as r
+            where r.webhook_id = w.webhook_id
+                and r.due_at <= %(now)s
+        )
+    )
+order by w.webhook_id;
+
+-- name: find_due_retries
+-- Refused events of a webhook whose next attempt is due, the longest due first, with the columns of read_feed.
+select
+    r.failed_at, e.event_id, e.kind, e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.reason, e.provider,
+    e.code, e.bounce, e.address_hash, e.happened_at, e.created_at
+from dispatcher.webhook_retry as r
+join dispatcher.outgoing_event as e using (event_id)
+where r.webhook_id = %(webhook_id)s
+    and r.due_at <= %(now)s
+order by r.due_at
+limit %(limit)s;
+
+-- name: save_deliveries
+-- Saves the results of one round of deliveries: the cursor, the state of the receiver, and the refused events. No row:
+-- an operator has changed or removed the webhook meanwhile. Nothing is saved then, and the events are delivered again.
+with changed as (
+    update dispatcher.webhook
+    set
+        made_in = %(made_in)s::text::xid8,
+        position = %(position)s,
+        failing_since = %(failing_since)s,
+        next_attempt_at = %(next_attempt_at)s,
+        last_error = %(last_error)s,
+        delivered_at = %(delivered_at)s,
+        state = %(state)s
+    where webhook_id = %(webhook_id)s
+        and revision = %(revision)s
+        and state = 'active'
+    returning webhook_id
+),
+delivered as (
+    delete from dispatcher.webhook_retry
+    where webhook_id = (select webhook_id from changed)
+        and event_id = any(%(delivered_ids)s::uuid[])
+),
+refused as (
+    insert into dispatcher.webhook_retry (webhook_id, event_id, failed_at, due_at, last_error)
+    select c.webhook_id, t.event_id, t.failed_at, t.due_at, t.error
+    from changed as c
+    cross join unnest(
+        %(refused_ids)s::uuid[], %(failed_ats)s::timestamptz[], %(due_ats)s::timestamptz[], %(errors)s::text[]
+    ) as t (event_id, failed_at, due_at, error)
+    on conflict (webhook_id, event_id) do update
+    set due_at = excluded.due_at, last_error = excluded.last_error
+)
+select webhook_id
+from changed;
+
+-- name: find_restored_feed
+-- A row: the feed has events, or a webhook has a cursor, from a later transaction than the next one. So these rows come
+-- from a dump of another server, and would stay invisible until this server has had as many transactions.
+select 1
+from (select pg_snapshot_xmax(pg_current_snapshot()) as next) as s
+where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.next)
+    or exists (select from dispatcher.webhook as w where w.made_in > s.next);
+
+-- name: begin_restored_cursors
+-- Makes the cursors of all webhooks fit a restored feed: no event that was not delivered is before them. No rows.
+update dispatcher.webhook as w
+set
+    made_in = '0',
+    position = coalesce(
+        (
+            select min(e.position) - 1
+            from dispatcher.outgoing_event as e
+            where (e.made_in, e.position) > (w.made_in, w.position)
+        ),
+        w.position
+    ),
+    revision = w.revision + 1;
+
+-- name: begin_restored_feed
+-- Moves the events of find_restored_feed before all events of this server. Call begin_restored_cursors first. No rows.
+update dispatcher.outgoing_event
+set made_in = '0'
+where made_in >= pg_snapshot_xmax(pg_current_snapshot());
+
+-- name: list_disabled_webhooks
+-- Webhooks that were disabled because their receiver failed for too long, or answered that it is gone.
+select webhook_id, tenant_id, last_error
+from dispatcher.webhook
+where state = 'disabled'
+order by webhook_id;
+
+-- name: measure_webhook_lag
+-- How many seconds the oldest event that an active webhook has not handled has waited; 0 if there is none.
+select
+    w.webhook_id,
+    coalesce(
+        (
+            select extract(epoch from clock_timestamp() - e.created_at)::double precision
+            from dispatcher.outgoing_event as e
+            where (e.made_in, e.position) > (w.made_in, w.position)
+            order by e.made_in, e.position
+            limit 1
+        ),
+        0
+    )
+from dispatcher.webhook as w
+where w.state = 'active'
+order by w.webhook_id;

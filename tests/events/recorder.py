@@ -1,0 +1,27 @@
+"""A sink of events that keeps them in a list, for tests of what comes before the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dispatcher.domain.provider_event import ProviderEvent
+
+
+@dataclass
+class Recorder:
+    """Keeps stored events.
+
+    Attributes:
+        batches: The events of each call.
+        faults: Exceptions that the next calls raise, one each.
+    """
+
+    batches: list[list[ProviderEvent]] = field(default_factory=list)
+    faults: list[Exception] = field(default_factory=list)
+
+    async def store(self, events: Sequence[ProviderEvent]) -> None:
+        """Stores events."""
+        if self.faults:
+            raise self.faults.pop(0)
+        self.batches.append(list(events))

@@ -1,0 +1,221 @@
+"""moto's SNS and SQS carry SES's events to PostgreSQL, because our doubles and our code could have the same mistake."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
+
+import boto3.session
+import pytest
+from moto.backends import get_backend
+from moto.core.models import DEFAULT_ACCOUNT_ID
+from moto.server import ThreadedMotoServer
+
+from dispatcher.config import load
+from dispatcher.errors import StoreBusy, StoreUnavailable
+from dispatcher.events.contract import EventSink, SourceUnavailable
+from dispatcher.events.event_batcher import EventBatcher
+from dispatcher.events.intake import EventIntake
+from dispatcher.events.sqs import Queue, QueuePoller, QueuePolling
+from dispatcher.transport.http_response import HttpResponse
+from tests.api.running_api import UNREACHABLE_AMQP_URL, running
+from tests.events.recorder import Recorder
+from tests.events.requests import delivery, ses_event
+from tests.providers.ses_place import REGION, aws_environment
+from tests.store.books import Books
+from tests.waiting import until
+
+ID: Final = UUID("01938a7e-0000-7000-8000-000000000001")
+
+
+@dataclass(frozen=True)
+class Amazon:
+    """moto's SNS and SQS, with a topic and a queue that is subscribed to it.
+
+    Attributes:
+        url: The URL of moto's server.
+        queue_url: The URL of the queue.
+    """
+
+    url: str
+    sns: Any
+    sqs: Any
+    topic: str
+    queue_url: str
+
+    def publish(self, notice: Any) -> None:
+        """Publishes a notice to the topic."""
+        self.sns.publish(TopicArn=self.topic, Message=notice if isinstance(notice, str) else json.dumps(notice))
+
+    def send(self, *texts: str) -> None:
+        """Writes messages to the queue."""
+        for text in texts:
+            self.sqs.send_message(QueueUrl=self.queue_url, MessageBody=text)
+
+    def left(self) -> int:
+        """How many messages the queue has, visible or not."""
+        names = ["ApproximateNumberOfMessages", "ApproximateNumberOfMessagesNotVisible"]
+        found = self.sqs.get_queue_attributes(QueueUrl=self.queue_url, AttributeNames=names)["Attributes"]
+        return sum(int(found[name]) for name in names)
+
+    async def fetch(self, url: str) -> HttpResponse:
+        """Answers a GET request to SNS, as moto does to its own clients: it identifies the service by the host name."""
+        parts = urlsplit(url)
+        assert parts.netloc == f"sns.{REGION}.amazonaws.com"
+        if parts.path.endswith(".pem"):
+            certificates = get_backend("sns")[DEFAULT_ACCOUNT_ID][REGION]._message_public_keys
+            return HttpResponse(200, {}, certificates[parts.path.removeprefix("/")])
+        query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        assert query["Action"] == "ConfirmSubscription"
+        await asyncio.to_thread(self.sns.confirm_subscription, TopicArn=query["TopicArn"], Token=query["Token"])
+        return HttpResponse(200, {}, b"")
+
+
+@pytest.fixture(scope="module")
+def moto_url() -> Iterator[str]:
+    """The URL of moto's server."""
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def amazon(moto_url: str) -> Iterator[Amazon]:
+    """SNS and SQS without messages."""
+    with aws_environment(AWS_DEFAULT_REGION=REGION):
+        session = boto3.session.Session()
+        sns, sqs = (session.client(name, endpoint_url=moto_url) for name in ("sns", "sqs"))
+        topic = sns.create_topic(Name="ses-events")["TopicArn"]
+        queue_url = sqs.create_queue(QueueName="ses-events")["QueueUrl"]
+        sns.subscribe(TopicArn=topic, Protocol="sqs", Endpoint=f"arn:aws:sqs:{REGION}:{DEFAULT_ACCOUNT_ID}:ses-events")
+        yield Amazon(moto_url, sns, sqs, topic, queue_url)
+        sns.delete_topic(TopicArn=topic)
+        sqs.delete_queue(QueueUrl=queue_url)
+        sns.close()
+        sqs.close()
+
+
+def poller(amazon: Amazon, sink: EventSink) -> QueuePoller:
+    """A poller that does not wait for messages."""
+    queue = Queue(amazon.queue_url, wait_seconds=0)
+    return QueuePoller(queue, EventBatcher(sink), topics=[amazon.topic], first_wait_seconds=0.001)
+
+
+async def test_an_event_goes_through_sns_and_sqs_and_settles_the_email(
+    amazon: Amazon, intake: EventIntake, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    amazon.publish(delivery(email_id))
+
+    await poller(amazon, intake).run_once()
+
+    assert [(row["email_id"], row["kind"]) for row in books.select("select * from email_event")] == [
+        (email_id, "delivered")
+    ]
+    assert books.status(email_id) == "sent"
+    assert amazon.left() == 0
+
+
+async def test_ten_messages_of_every_form_are_one_batch(amazon: Amazon) -> None:
+    sink = Recorder()
+    raw = json.dumps(delivery(ID))
+    bridged = json.dumps({"detail-type": "Email Delivered", "source": "aws.ses", "detail": delivery(ID)})
+    amazon.send(*[raw, bridged] * 3, "Successfully validated", json.dumps(ses_event(None)), "{", "[]")
+
+    await poller(amazon, sink).run_once()
+
+    assert [len(batch) for batch in sink.batches] == [6]
+    assert amazon.left() == 0
+
+
+async def test_messages_stay_in_the_queue_until_postgresql_has_the_events(amazon: Amazon) -> None:
+    found: list[int] = []
+
+    class Watching(Recorder):
+        async def store(self, events: Any) -> None:
+            found.append(await asyncio.to_thread(amazon.left))
+            await super().store(events)
+
+    sink = Watching(faults=[StoreUnavailable("away"), StoreUnavailable("away")])
+    amazon.send(json.dumps(delivery(ID)))
+
+    await poller(amazon, sink).run_once()
+
+    assert found == [1, 1, 1]
+    assert (len(sink.batches), amazon.left()) == (1, 0)
+
+
+async def test_only_the_message_of_a_locked_email_is_delivered_again(amazon: Amazon) -> None:
+    sink = Recorder(faults=[StoreBusy("locked"), StoreBusy("locked")])  # once for the batch, once for the first message
+    amazon.send(json.dumps(delivery(ID)), json.dumps(delivery(ID)))
+
+    await poller(amazon, sink).run_once()
+
+    assert (len(sink.batches), amazon.left()) == (1, 1)
+
+
+async def test_an_event_that_is_delivered_twice_is_stored_once(
+    amazon: Amazon, intake: EventIntake, books: Books
+) -> None:
+    email_id = books.enqueue_one()
+    amazon.send(*[json.dumps(delivery(email_id))] * 3)
+
+    await poller(amazon, intake).run_once()
+
+    assert books.count("email_event") == 1
+    assert amazon.left() == 0
+
+
+async def test_a_queue_that_does_not_exist_is_reported(amazon: Amazon) -> None:
+    queue = Queue(f"{amazon.queue_url}-other", wait_seconds=0)
+
+    with pytest.raises(SourceUnavailable, match=r"NonExistentQueue|QueueDoesNotExist"):
+        await QueuePoller(queue, Recorder()).run_once()
+
+
+async def test_an_unreachable_queue_is_reported(amazon: Amazon, closed_port: int) -> None:
+    with aws_environment(AWS_DEFAULT_REGION=REGION, AWS_MAX_ATTEMPTS="1"):
+        queue = Queue(f"http://127.0.0.1:{closed_port}/1/q", wait_seconds=0)
+
+        with pytest.raises(SourceUnavailable, match="EndpointConnectionError"):
+            await QueuePoller(queue, Recorder()).run_once()
+
+
+async def test_the_pollers_of_a_host_store_what_arrives(amazon: Amazon, books: Books, tables_url: str) -> None:
+    settings = load({"DISPATCHER_DATABASE_URL": tables_url, "DISPATCHER_SES_EVENTS_QUEUE_URL": amazon.queue_url})
+    ids = books.enqueue(25)
+    polling = asyncio.create_task(QueuePolling(settings).run())
+
+    for email_id in ids:
+        await asyncio.to_thread(amazon.publish, delivery(email_id))
+
+    await until(lambda: books.count("email_event") == 25)
+    await until(lambda: amazon.left() == 0)
+    polling.cancel()
+    await asyncio.gather(polling, return_exceptions=True)
+
+
+@pytest.fixture
+async def url(amazon: Amazon, tables_url: str) -> AsyncIterator[str]:
+    """The URL of a running API to which the topic may post."""
+    environ = {"DATABASE_URL": tables_url, "AMQP_URL": UNREACHABLE_AMQP_URL, "API_ADDRESS": "127.0.0.1:0"}
+    settings = load({f"DISPATCHER_{name}": value for name, value in environ.items()})
+    settings = replace(settings, api_allow_anonymous=True, ses_events_topics=(amazon.topic,))
+    async with running(settings, fetch=amazon.fetch) as api:
+        yield api.url
+
+
+async def test_a_message_that_sns_posts_passes_the_full_check(amazon: Amazon, url: str, books: Books) -> None:
+    email_id = books.enqueue_one()
+    amazon.sns.subscribe(TopicArn=amazon.topic, Protocol="http", Endpoint=f"{url}/v1/events/ses")
+
+    await asyncio.to_thread(amazon.publish, delivery(email_id))
+
+    assert books.status(email_id) == "sent"
