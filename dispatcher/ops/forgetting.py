@@ -119,6 +119,8 @@ class Forgetting:
         self._hash = (await AddressHasher.open(self._session)).hash(self._address)
         await self._forget_contents()
         await self._forget_events()
+        if self._act is not None:
+            await fetch(self._session, "forget_outgoing_events", {"address_hash": self._hash})
         await self._forget_suppressions(removes=removes_suppressions)
         return self._done
 
@@ -130,7 +132,7 @@ class Forgetting:
         after: UUID | None = _FIRST
         while after is not None:
             parameters = {"after": after, "limit": self._page, "part": part}
-            ((after, count, candidates),) = await fetch(self._session, "find_recipients_after", parameters)
+            ((after, count, candidates),) = await fetch(self._session, "find_recipients_page", parameters)
             await self._forget([UUID(i) for i, recipients in candidates if self._is_among(recipients)])
             self._done.read += count
             self._done.read_until = after or self._done.read_until

@@ -1,4 +1,4 @@
--- name: find_recipients_after
+-- name: find_recipients_page
 -- The recipients of the next emails after a given id that still have content. One row: the last id of these emails (null:
 -- there are none), their number, and [id, recipients] of those whose recipients contain a text, ignoring case. The text is
 -- only a first test, which PostgreSQL makes without sending every row.
@@ -142,6 +142,13 @@ audited as (
 select email_id, is_finished, is_finished and not is_free, had_content, attachments, events
 from erased
 order by email_id;
+
+-- name: forget_outgoing_events
+-- Erases the hash of an address from the feed of outgoing events, in one scan of the feed, which is kept for days only.
+-- Returns no rows.
+update dispatcher.outgoing_event
+set address_hash = null
+where address_hash = %(address_hash)s;
 
 -- name: count_suppressions_of
 -- The number of entries for an address, of all tenants.

@@ -177,6 +177,21 @@ async def test_events_lose_the_address_even_without_content(
     assert kept == {hasher.hash("bob@example.com")}
 
 
+async def test_the_feed_of_outgoing_events_loses_the_address(session: AsyncSession, tables: Books) -> None:
+    hasher = await AddressHasher.open(session)
+    for address in (ANN, "bob@example.com"):
+        tables.connection.execute(
+            "insert into outgoing_event (kind, email_id, tenant_id, message_key, address_hash)"
+            " values ('bounced', gen_random_uuid(), 'shop', 'key', %s)",
+            (hasher.hash(address),),
+        )
+
+    await forget(session)
+
+    rows = tables.connection.execute("select address_hash from outgoing_event").fetchall()
+    assert {hashed and bytes(hashed) for (hashed,) in rows} == {None, hasher.hash("bob@example.com")}
+
+
 async def test_a_second_run_finds_nothing_and_audits_nothing(
     session: AsyncSession, tables: Books, tables_url: str
 ) -> None:
