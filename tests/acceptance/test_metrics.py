@@ -85,7 +85,7 @@ def test_metrics_agree_with_the_books_while_workers_die(host: Host) -> None:
     assert sample(address, LAST) == len(ids)
     eventually(lambda: failing(address) == [], "readiness")
     assert get(address, "/healthz")[0] == 200
-    slots = 2 + 1 + 1  # workers, relay, parent
+    slots = 2 + 1 + 1 + 1  # workers, relay, monitor, parent
     assert len(list((host.run_dir / "metrics").glob("*.db"))) <= slots * len(PREFIXES)
     stop(run)
 
