@@ -17,6 +17,7 @@ from dispatcher.providers.smtp import SmtpSettings
 SEVERAL_HOSTS = "postgresql://app:pg-secret@a:5432,[::1]:5433/db?target_session_attrs=read-write"
 DATABASE = "postgresql://app:pg-secret@db.example:5432/dispatcher"
 WEBHOOK_SECRET = "whsec_" + "c2VjcmV0" * 4
+PUBLIC_KEY = "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAE" + "BA" * 43 + "=="
 BROKER = "amqp://app:mq-secret@mq.example:5672/%2F"
 
 
@@ -280,6 +281,7 @@ class TestSecrets:
             "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
             "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",
             "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",
+            "DISPATCHER_SENDGRID_EVENTS_KEYS": PUBLIC_KEY,
         }
         companies = {
             "DISPATCHER_ALERT_SMTP_URL": {

@@ -199,7 +199,7 @@ async def test_forged_requests_occupy_half_of_the_slots_at_most(event_settings: 
         email_id = await enqueued(api)
         blocker = await psycopg.AsyncConnection.connect(settings.database_url)
         async with blocker:
-            await blocker.execute("lock table dispatcher.email_event")
+            await blocker.execute("lock table dispatcher.email_event in share mode")
             both = [asyncio.create_task(post(api, key, [sendgrid_event(email_id)])) for _ in range(2)]
             done, (waiting,) = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
             (second,) = [task.result() for task in done]

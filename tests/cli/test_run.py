@@ -11,13 +11,18 @@ from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import boto3.session
 import orjson
 import psycopg
 import pytest
+from moto.server import ThreadedMotoServer
 
+from dispatcher import Email, enqueue
 from dispatcher.broker.topology import Topology
 from dispatcher.dev.servers import Servers
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.events.requests import delivery
+from tests.providers.ses_place import REGION, aws_environment
 from tests.waiting import wait_until
 
 
@@ -207,3 +212,22 @@ def _has_connected_to(pid: int, address: str) -> bool:
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     inodes = {f"socket:[{line[9]}]" for line in lines if line[2].endswith(port) and line[3] == "01"}
     return not inodes.isdisjoint(_sockets(pid))
+
+
+def test_the_monitor_polls_the_queue_of_provider_events(prepared: CommandLine, database_url: str) -> None:
+    amazon = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    amazon.start()
+    with psycopg.connect(database_url, autocommit=True) as connection, aws_environment(AWS_DEFAULT_REGION=REGION):
+        host, port = amazon.get_host_and_port()
+        queue = boto3.session.Session().client("sqs", endpoint_url=f"http://{host}:{port}")
+        url = queue.create_queue(QueueName="events")["QueueUrl"]
+        email = enqueue(connection, Email(message_key="k-1", sender="a@example.com", to="b@example.org", text="x"))
+        queue.send_message(QueueUrl=url, MessageBody=orjson.dumps(delivery(email.email_id)).decode())
+
+        access = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": REGION}
+        polling = prepared.having(DISPATCHER_SES_EVENTS_QUEUE_URL=url, **access)
+        with polling.started("run", "--workers", "1") as process:
+            wait_until(lambda: connection.execute("select from dispatcher.email_event").rowcount == 1)
+            assert _end(process, signal.SIGTERM)[0] == 0
+        queue.close()
+    amazon.stop()
