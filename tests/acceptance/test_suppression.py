@@ -59,7 +59,7 @@ def await_suppression(host: Host) -> set[UUID]:
     return tried
 
 
-@pytest.mark.parametrize("kills", [False, True])
+@pytest.mark.parametrize("kills", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_bounced_address_is_suppressed_and_after_its_removal_the_stopped_emails_are_sent_once(
     host: Host, kills: bool
 ) -> None:
