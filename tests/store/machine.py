@@ -23,6 +23,7 @@ from psycopg_pool import AsyncConnectionPool
 
 from dispatcher import enqueue
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import MessageKeyConflict
@@ -555,6 +556,7 @@ class Machine(RuleBasedStateMachine):
     def suppress_every_recipient(self, number: int) -> None:
         known = self._prepared(number, Status.SENDING)
         self._record(known, *known.leases[-1], Status.FAILED, Reason.SUPPRESSED.value)
+        known.announced[-1] = OutgoingKind.SUPPRESSED
 
     @rule(number=NUMBER, status=STATUS, is_late=st.booleans())
     def publish_dead_letters(self, number: int, status: Status, is_late: bool) -> None:
