@@ -16,6 +16,7 @@ from dispatcher.config import Settings
 from dispatcher.events.bounce_mailbox import BounceMailbox
 from dispatcher.events.intake import EventIntake
 from dispatcher.events.maildir import Maildir
+from dispatcher.events.suppression_rules import suppression_rules
 from dispatcher.events.webhook_delivery import WebhookDelivery
 from dispatcher.host.lifecycle import stop_event
 from dispatcher.host.process_table import ChildContext
@@ -90,7 +91,8 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
         yield QueuePolling(settings)
     if settings.bounce_maildir and (address := settings.of(SmtpSettings).bounces()):
         mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
-        yield Periodic(BounceMailbox(mailbox, address, pool, EventIntake(pool)))
+        intake = EventIntake(pool, rules=suppression_rules(settings))
+        yield Periodic(BounceMailbox(mailbox, address, pool, intake))
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
