@@ -115,6 +115,7 @@ class WebhookDelivery:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         poll_seconds: float = POLL_SECONDS,
         post_seconds: float = POST_SECONDS,
+        retry_seconds: float = STANDBY_SECONDS,
     ) -> None:
         """Opens no connection yet.
 
@@ -123,6 +124,7 @@ class WebhookDelivery:
             context: See `signed_post.trusting_context`.
             now: The clock of the schedule.
             post_seconds: The longest time for one post.
+            retry_seconds: The wait after a round that failed.
         """
         self._database_url = database_url
         self._private_setting = None if allow_private else PRIVATE_SETTING
@@ -130,6 +132,7 @@ class WebhookDelivery:
         self._now = now
         self._poll_seconds = poll_seconds
         self._post_seconds = post_seconds
+        self._retry_seconds = retry_seconds
         self._rounds: dict[int, asyncio.Task[None]] = {}
         self._concurrency: dict[int, int] = {}
         self._hasher: AddressHasher | None = None
@@ -182,12 +185,15 @@ class WebhookDelivery:
         try:
             await self._round(session, webhook)
             self._wake.set()
-        except StoreUnavailable:
-            return  # nothing was saved; `_lead` gets the same error, and reconnects
+        except StoreUnavailable as error:
+            # Nothing was saved, so the same events are delivered again. If PostgreSQL only refuses to write (its disk is
+            # full), `_lead` goes on reading: without a wait, the receiver would get these events all the time.
+            self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
+            await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
             where = f"webhook {webhook.webhook_id}"
             self._log.error("error.unexpected", where=where, error=type(error).__name__)
-            await asyncio.sleep(STANDBY_SECONDS)
+            await asyncio.sleep(self._retry_seconds)
         finally:
             del self._rounds[webhook.webhook_id]
 

@@ -31,7 +31,7 @@ from dispatcher.transport.signed_post import trusting_context
 from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
 from tests.store.books import Books
 from tests.store.results import result
-from tests.store.test_outgoing_events import announce
+from tests.store.test_outgoing_events import announce, disk_full
 from tests.waiting import until
 
 ACT: Final = Act.of("ann@ops-1", "test")
@@ -76,6 +76,7 @@ class Deliverer:
             context=trusting_context(self.ca_file),
             now=lambda: self.now,
             post_seconds=self.post_seconds,
+            retry_seconds=0.0,
         )
 
     async def add(self, url: str, tenant: str | None = "shop", **more: Any) -> int:
@@ -221,6 +222,20 @@ async def test_a_receiver_that_is_down_for_a_day_gets_every_event_and_few_posts_
     assert sorted(arrived) == sorted(events)
     assert len(while_down) <= CONCURRENT_POSTS
     assert while_down.total() <= CONCURRENT_POSTS + 24 * 2 + 10
+    assert (await deliverer.one()).failing_since is None
+
+
+async def test_after_a_full_disk_an_event_is_delivered_again_with_the_same_id(
+    deliverer: Deliverer, receiver: Receiver, books: Books
+) -> None:
+    await deliverer.add(receiver.url)
+    events = announce(books.connection, count=3)
+
+    with disk_full(books.connection, "update on webhook"):
+        await deliverer.round()
+    await deliverer.run()
+
+    assert Counter(ids(receiver.posted)) == Counter(dict.fromkeys(events, 2))
     assert (await deliverer.one()).failing_since is None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
@@ -12,6 +13,7 @@ import pytest
 
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
@@ -38,6 +40,20 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
 def announce(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
     """Adds events to the feed; returns their ids in order."""
     return [row[0] for row in connection.execute(INSERT, [tenant, count]).fetchall()]
+
+
+@contextmanager
+def disk_full(connection: psycopg.Connection, when: str) -> Iterator[None]:
+    """While the block runs, PostgreSQL reports a full disk (53100) for such statements."""
+    connection.execute(
+        "create function refuse() returns trigger language plpgsql as "
+        "'begin raise exception using errcode = ''disk_full'', message = ''No space left on device''; end'"
+    )
+    connection.execute(f"create trigger refuse before {when} for each row execute function refuse()".encode())
+    try:
+        yield
+    finally:
+        connection.execute("drop function refuse cascade")
 
 
 async def read(session: AsyncSession, after: Position = BEGINNING, limit: int = 100) -> Slice:
@@ -231,3 +247,18 @@ async def test_an_email_that_a_promotion_made_held_is_an_event(session: AsyncSes
 
     (found,) = (await read(session)).events
     assert (books.status(email_id), found.event.kind, found.event.reason) == ("held", "held", "outcome_unknown")
+
+
+async def test_a_full_disk_loses_neither_a_result_nor_its_event(
+    store: LeaseStore, session: AsyncSession, books: Books
+) -> None:
+    cursor = (await read_page(session, None, tenant="shop", limit=100)).next
+    (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop")]), 60)
+
+    with disk_full(books.connection, "insert on outgoing_event"), pytest.raises(StoreUnavailable):
+        await store.record([result(lease, Status.SENT)])
+
+    assert books.status(lease.email_id) == "sending"
+    await store.record([result(lease, Status.SENT)])
+    ((event, _),) = (await read_page(session, Cursor.parse(cursor), tenant="shop", limit=100)).events
+    assert (event.email_id, event.kind) == (lease.email_id, OutgoingKind.SENT)
