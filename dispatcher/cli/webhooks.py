@@ -176,7 +176,7 @@ def _document(webhook: Webhook) -> dict[str, Any]:
 @_NUMBER
 @json_option()
 def test(number: int, as_json: bool) -> int:
-    """Post a test event (type `webhook.test`) to a webhook, even if the webhook is disabled.
+    """Post a test event to a webhook, even if the webhook is disabled. The event's type is `webhook.test`.
 
     \b
     Example:
@@ -264,9 +264,9 @@ def enable(number: int, act: Act | None) -> int:
 )
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:
-    """Deliver all events since a given time once more, with the same ids.
+    """Deliver all events since a given time once more. The events keep their ids.
 
-    Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.
+    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
 
     \b
     Examples:
