@@ -97,7 +97,7 @@ def watch(
     Args:
         servers: Processes whose CPU is measured in addition to the programs'.
         ledger: The path of the double's ledger.
-        dies_whole: The kill of `load` ends a command together with its children.
+        dies_whole: Whether the kill, if `load` asks for one, ends a command together with its children.
 
     Raises:
         TimeoutError: Not all emails were sent in time; the text says how many were sent.

@@ -43,7 +43,8 @@ class Peer:
         sweep: The values that `--sweep` tries.
         sent: A query for the number of sent emails in the peer's own tables, and for the time at which the last email
             was recorded.
-        dies_whole: A kill ends the command together with its children, which would otherwise continue alone.
+        dies_whole: Whether the benchmark kills a command together with its children, because the children would
+            otherwise continue alone.
     """
 
     name: str

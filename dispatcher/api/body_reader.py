@@ -17,7 +17,7 @@ from dispatcher.api.problems import FieldError, Problem
 LARGE_BYTES: Final = 64 * 1024
 """From this size, a body is parsed in a thread, so that the event loop can serve other requests."""
 MIN_CHARGED_BYTES: Final = 16 * 1024
-"""The least memory that a request is charged, for its headers and for the task that waits for its body."""
+"""The least memory that counts for a request: for its headers, and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
 """Memory per parsed JSON value, in addition to its text. It is used until the value's email is inserted."""
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Caller(Protocol):
-    """Who is charged for a body."""
+    """The sender of a request. The request's memory and slot count against this caller's limits."""
 
     @property
     def name(self) -> str:
@@ -34,7 +34,7 @@ class Caller(Protocol):
 
 
 class BodyReader:
-    """Reads bodies, and charges their memory and request slots to their callers."""
+    """Reads bodies, and counts their memory and request slots against the limits of their callers."""
 
     def __init__(
         self, slots: FairLimiter, memory: FairLimiter, *, max_bytes: int, any_media_type: bool = False
@@ -52,7 +52,7 @@ class BodyReader:
         self._any_media_type = any_media_type
 
     def read(self, request: Request, caller: Caller) -> _BodyContext:
-        """A context manager that reads the body. The body's memory and a slot stay charged until the block ends.
+        """A context manager that reads the body. The body's memory and a slot count until the block ends.
 
         The request takes its slot only after its whole body has arrived, so a slow client occupies no slot.
         """

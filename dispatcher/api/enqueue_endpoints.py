@@ -125,7 +125,9 @@ class EnqueueEndpoints:
         known = await self.store.find(drafts)
         found = [known.get(item.key) == item.payload_hash for item in drafts]
         if not all(found):
-            detail = f"The key has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
+            detail = (
+                f"The API key has too few recipients left today (UTC). The next day begins in {quota.retry_after:,} s."
+            )
             raise Problem("quota-exceeded", detail, retry_after=quota.retry_after)
         return await self.batcher.enqueue(drafts)
 

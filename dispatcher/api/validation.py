@@ -22,6 +22,7 @@ from dispatcher.producers import Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap
 
 KEY_HEADER: Final = "Idempotency-Key"
+_KEY_NAMES: Final = f"{KEY_HEADER} or message_key"
 MAX_BATCH_EMAILS: Final = 1000
 # RFC 8941, section 3.3.3: a quoted string, as the header's draft requires. Many clients send the key without quotes.
 _CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
@@ -166,11 +167,14 @@ def require_enqueued(answer: InsertResult) -> Enqueued:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
             return answer
         case Enqueued():
-            raise Problem("idempotency-key-reused", "Use a new key for a new email, or repeat the original request.")
+            detail = f"Use a new {_KEY_NAMES} for a new email, or repeat the original request."
+            raise Problem("idempotency-key-reused", detail)
         case StoreBusy():
-            raise Problem("idempotency-key-in-use", "Retry the request with the same key.", retry_after=1)
+            raise Problem("idempotency-key-in-use", f"Retry the request with the same {_KEY_NAMES}.", retry_after=1)
         case StoreUnavailable():
-            detail = "The email may have been stored. Retry with the same key: that never creates a second email."
+            detail = (
+                f"The email may have been stored. Retry with the same {_KEY_NAMES}: that never creates a second email."
+            )
             raise Problem("database-unavailable", detail, retry_after=1)
         case DispatcherError():
             raise Problem("internal-error", answer.message)

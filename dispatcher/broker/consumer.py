@@ -1,7 +1,7 @@
 """Consumes a queue over one connection, one channel and one prefetch window. Reconnects until it is stopped.
 
 A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
-requeued separately; the whole message is acked or returned when this is done for all parts.
+requeued separately; until then, the part is open. When no part is open, the whole message is acked or returned.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
 messages to other consumers, so the channel's deliveries become void. This module sends no ack or reject for a void
@@ -96,8 +96,8 @@ class Consumer:
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
         self._generation = 1
-        self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per unsettled part
-        self._refused: dict[int, bool] = {}  # by tag, while other parts are unsettled: whether to requeue
+        self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per open part
+        self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether to requeue
         self._session: _Session | None = None
         self._stopping = asyncio.Event()
         self._resumed = asyncio.Event()
@@ -149,9 +149,10 @@ class Consumer:
         return [delivery._replace(part=part) for part in range(count)]
 
     def ack(self, deliveries: Iterable[Delivery]) -> None:
-        """Acks deliveries: one frame for all messages before the first unsettled message, one for each later message.
+        """Notes that these deliveries are done, and acks each message that now has no open part.
 
-        A message with a refused part is returned to RabbitMQ instead.
+        If a part of a message was rejected or requeued, rejects or requeues the whole message instead. Sends one ack
+        frame for all messages before the first message with an open part, and one frame for each later message.
         """
         done = {each.tag for each in deliveries if self._settle_part(each)}
         if self._refused:
@@ -272,7 +273,7 @@ class Consumer:
         return bool(self._outstanding.get(delivery.tag, 0) >> delivery.part & 1)
 
     def _settle_part(self, delivery: Delivery) -> bool:
-        """Marks the delivery as settled. Returns whether it was the last unsettled part of its message."""
+        """Marks the delivery as no longer open. Returns whether it was the last open part of its message."""
         parts, part = self._outstanding.get(delivery.tag, 0), 1 << delivery.part
         if delivery.generation != self._generation or not parts & part:
             return False
@@ -280,7 +281,7 @@ class Consumer:
         return parts == part
 
     def _refuse(self, delivery: Delivery, *, requeue: bool) -> None:
-        """Requeues the message, or moves it to the DLQ, when its other parts are settled.
+        """Requeues the message, or moves it to the DLQ, as soon as none of its other parts is open.
 
         If one part is requeued, the whole message is requeued. After the redelivery, the worker recognizes that the
         other parts are done, and again rejects a part that can never be processed.

@@ -41,6 +41,9 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
     stay failed or held and keep their content and history. `dlq show` still shows the emails, `dlq list --discarded`
     lists them, and `dlq replay ID` can still send an email again.
 
+    If an earlier discard was interrupted, dead letters of discarded emails may still be on the DLQ. To remove these
+    dead letters, give the same filter together with --discarded.
+
     A poison message (p-…) has no email: discarding it deletes its bytes. To keep them, first run
     `dlq show p-… --export FILE`.
 

@@ -73,7 +73,8 @@ def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> 
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
-    # The cheapest check comes first: no provider, then the built-in providers, then providers of installed packages.
+    # Load as little as possible: compare the names with the general settings first, then also with the settings of the
+    # built-in providers, then also with those of providers in installed packages.
     providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
     for names in providers:
         if unknown:

@@ -97,7 +97,7 @@ _OPTIONS: Final = {
     "discarded": click.option(
         "--discarded",
         is_flag=True,
-        help="Only emails whose dead letter was discarded. Without this option, such emails are left out.",
+        help="Only emails whose dead letter was already discarded. Without this option, such emails are left out.",
     ),
 }
 """The options by the name of their parameter."""

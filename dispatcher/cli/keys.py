@@ -63,7 +63,7 @@ def command() -> None:
     default=("send", "read"),
     show_default=True,
     help="What the key allows: send, read, operate (replay, confirm or release emails; suppress recipients), "
-    "ignore_suppression (together with send: email suppressed recipients). Repeatable.",
+    "ignore_suppression (needs send, too; the key may then send to suppressed recipients). Repeatable.",
 )
 @click.option(
     "--from-domain",

@@ -78,7 +78,7 @@ _recipients_argument: Final = click.argument(
     "recipients", metavar="ADDRESS|DOMAIN...", nargs=-1, required=True, type=RecipientText()
 )
 _days_option: Final = click.option(
-    "--days", type=click.IntRange(1, 36500), metavar="N", help="End after N days.  [default: never]"
+    "--days", type=click.IntRange(1, 36500), metavar="N", help="The entry ends after N days.  [default: never]"
 )
 
 
@@ -92,8 +92,8 @@ def command() -> None:
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions remove ann@example.org --reason "mailbox works again" --replay
 
-    Hard bounces, complaints and unsubscribes add entries by themselves (DISPATCHER_SUPPRESS_ON). The database contains
-    no addresses, only keyed hashes and a masked form such as `a•••@example.org`.
+    Hard bounces, complaints and unsubscribes add entries automatically (DISPATCHER_SUPPRESS_ON). The entries contain no
+    addresses, only keyed hashes and masked forms such as `a•••@example.org`.
     """
 
 
@@ -181,7 +181,8 @@ def add(
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions add example.net --days 30 --reason "their server is broken"
 
-    An entry that already lasts as long stays as it is. Workers apply a new entry within two seconds.
+    If a recipient already has an entry that lasts at least as long as the new one would, that entry does not change.
+    Workers apply a new entry within two seconds.
     """
     from dispatcher.ops import suppressions
 
@@ -211,7 +212,7 @@ def _ends_after(days: int | None) -> datetime | None:
 
 
 def _already(count: int) -> str:
-    return f"; {counted(count, 'recipient')} already suppressed for as long." if count else "."
+    return f"; {counted(count, 'recipient')} already suppressed for at least as long." if count else "."
 
 
 @command.command("remove")

@@ -70,8 +70,10 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
 
 @command.command("add")
 @click.argument("url")
-@click.option("--tenant", "tenant_id", callback=_tenant, help="The tenant whose events it gets.")
-@click.option("--all-tenants", is_flag=True, help="It gets the events of all tenants.")
+@click.option(
+    "--tenant", "tenant_id", callback=_tenant, help="The tenant whose events the webhook gets; or --all-tenants."
+)
+@click.option("--all-tenants", is_flag=True, help="The webhook gets the events of all tenants.")
 @click.option(
     "--events",
     "kinds",
@@ -80,7 +82,11 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
     metavar="KINDS",
     help=f"Comma-separated: {', '.join(TYPES)}.  [default: all]",
 )
-@click.option("--recipients", is_flag=True, help="Include recipients' addresses in the events, while they are kept.")
+@click.option(
+    "--recipients",
+    is_flag=True,
+    help="Include recipients' addresses in the events, until the email's content is deleted.",
+)
 @audit_options(is_required=False)
 @json_option()
 def add(
@@ -92,7 +98,7 @@ def add(
     act: Act | None,
     as_json: bool,
 ) -> int:
-    """Add a webhook and print its secret. It gets the events from now on.
+    """Add a webhook and print its secret. The webhook gets the events from now on.
 
     \b
     Examples:
@@ -133,7 +139,7 @@ def _act(act: Act | None, command_name: str) -> Act:
 @click.option("--tenant", "tenant_id", callback=_tenant, help="Only webhooks of this tenant.")
 @json_option()
 def list_(tenant_id: str | None, as_json: bool) -> int:
-    """List the webhooks: state, lag, and what waits. Secrets are never shown.
+    """List the webhooks, with their state, lag and pending retries. Secrets are never shown.
 
     \b
     Examples:
@@ -170,7 +176,7 @@ def _document(webhook: Webhook) -> dict[str, Any]:
 @_NUMBER
 @json_option()
 def test(number: int, as_json: bool) -> int:
-    """Post a test event to a webhook, even if the webhook is disabled. Its type is `webhook.test`.
+    """Post a test event to a webhook, even if the webhook is disabled. The event's type is `webhook.test`.
 
     \b
     Example:
@@ -195,7 +201,7 @@ def test(number: int, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def remove(number: int, act: Act | None) -> int:
-    """Remove a webhook. What it has not delivered is dropped.
+    """Remove a webhook. Events that were not yet delivered to it are dropped.
 
     \b
     Example:
@@ -234,7 +240,7 @@ def rotate(number: int, act: Act | None, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def enable(number: int, act: Act | None) -> int:
-    """Make a webhook active again, and post what waits for it.
+    """Make a webhook active again, and post the events that wait for it.
 
     \b
     Example:
@@ -249,10 +255,18 @@ def enable(number: int, act: Act | None) -> int:
 
 @command.command("replay")
 @_NUMBER
-@click.option("--since", required=True, callback=_since, metavar="AGE|TIME", help="The first event: 2h, 3d, or a time.")
+@click.option(
+    "--since",
+    required=True,
+    callback=_since,
+    metavar="AGE|TIME",
+    help="Deliver the events from then on: an age such as 2h or 3d, or a time with its zone.",
+)
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:
-    """Deliver the events since a time again, with the same ids. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.
+    """Deliver all events since a given time once more. The events keep their ids.
+
+    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS.
 
     \b
     Examples:

@@ -232,7 +232,7 @@ def webhook_url(text: str) -> str:
     if parts.scheme != "https" or not parts.hostname or not text.isascii() or not text.isprintable() or " " in text:
         raise ValueError("must be a URL that begins with https://, such as https://host/path")
     if parts.username is not None or parts.fragment:
-        raise ValueError("must have no user, password or #fragment; the signature authenticates the sender")
+        raise ValueError("must have no user, password or #fragment; the receiver verifies the request's signature")
     return text
 
 
@@ -273,7 +273,10 @@ def bounce_mailbox(text: str) -> str:
     found = mailbox(text)
     local = found.rpartition("@")[0]
     if "+" in local or len(local) > MAX_MAILBOX_OCTETS:
-        raise ValueError(f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @: a token is added")
+        raise ValueError(
+            f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @, "
+            "because the dispatcher adds a + and a token there for each email"
+        )
     return found
 
 

@@ -20,7 +20,7 @@ from dispatcher.errors import ServerUnavailable
 
 STOP_SECONDS = 20.0
 POLL_SECONDS = 0.05
-LAUNCH_SECONDS = 2.0  # a process that exits immediately may never be listed as running
+LAUNCH_SECONDS = 2.0  # the longest wait until a new process is listed; if it exits immediately, it may never be listed
 LAUNCH_POLL_SECONDS = 0.005
 
 

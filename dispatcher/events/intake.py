@@ -98,7 +98,7 @@ class EventIntake:
         return Stored(new, duplicates, unknown, settled)
 
     async def _store(self, rows: Sequence[EventRow]) -> tuple[list[StoredEvents], set[UUID]]:
-        """Stores a part of the events; returns what was done, and the emails that are locked."""
+        """Stores a part of the events. Returns the counts of stored events, and the ids of locked emails."""
         outcome = await self._locked.execute_unlocked(
             {row.email_id for row in rows},
             lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
@@ -116,7 +116,7 @@ class EventIntake:
         return found, outcome.locked
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
-        """Settles emails at once. If that fails, the leading relay settles them, because they are marked."""
+        """Settles emails immediately. If that fails, the leading relay does so later: `store_events` marks the rows."""
         with suppress(StoreUnavailable):
             outcome = await self._locked.execute_unlocked(email_ids, lambda free: settle_proven(self._pool, free))
             report_settled(settled := outcome.rows())

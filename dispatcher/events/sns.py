@@ -210,8 +210,8 @@ class _Certificates:
         """The key of a certificate.
 
         Raises:
-            EventsRefused: The certificate does not exist, or is not valid now.
-            SourceUnavailable: It cannot be fetched now.
+            EventsRefused: Amazon SNS has no certificate at this URL, or the certificate is not valid now.
+            SourceUnavailable: The certificate cannot be fetched now.
         """
         if (known := self._usable(url)) is not None:
             return known
@@ -223,12 +223,12 @@ class _Certificates:
             self._fetched_at = time.monotonic()
             response = await self._fetch(url)
             if response.status in _NO_SUCH_FILE:
-                raise EventsRefused(Refusal.SIGNATURE, "The certificate does not exist.")
+                raise EventsRefused(Refusal.SIGNATURE, "Amazon SNS has no certificate at the message's SigningCertURL.")
             if response.status != 200:
                 raise SourceUnavailable(f"Amazon SNS returned no certificate, but status {response.status}.")
             self._add(url, response.body)
         if (known := self._usable(url)) is None:
-            raise EventsRefused(Refusal.SIGNATURE, "The certificate has expired, or is not valid yet.")
+            raise EventsRefused(Refusal.SIGNATURE, "The certificate of Amazon SNS has expired, or is not valid yet.")
         return known
 
     def _usable(self, url: str) -> RSAPublicKey | None:

@@ -139,17 +139,17 @@ class Wait:
         self._at = at
 
     def begin(self) -> None:
-        """Starts the wait. If it has already started, keeps the first start time."""
+        """Notes that the process waits from now on. If it already waits, keeps the first start time."""
         if not self._cells[self._at]:
             self._cells[self._at] = _now()
 
     @property
     def seconds(self) -> float | None:
-        """How long the wait has lasted; None if the process is not waiting."""
+        """How long the process has waited; None if it is not waiting."""
         return _seconds_since(self._cells[self._at])
 
     def end(self) -> None:
-        """Ends the wait. Idempotent."""
+        """Notes that the process no longer waits. Idempotent."""
         self._cells[self._at] = 0
 
     def __enter__(self) -> None:

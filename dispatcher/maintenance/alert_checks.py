@@ -33,7 +33,8 @@ class _State:
     """The state of one kind of alert.
 
     Attributes:
-        is_firing: Whether the alert is active; None if unknown: the check failed, or it has not run for long enough.
+        is_firing: Whether the alert is active. None if unknown, because the condition already existed at the first
+            check, so its duration is unknown.
     """
 
     is_firing: bool | None

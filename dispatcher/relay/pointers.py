@@ -135,7 +135,7 @@ class PointerPublisher:
             most = BATCH + self._rows_at_resume
             rows = await outbox.find_publish_due(most, since=self._resume_from)
             new = self._leave_out_known(rows)
-            # Every row of this page is known, because the last full scan read further. Read the next page.
+            # If every row of a full page is known, because the last full scan read further, read the next page.
             if new or len(rows) < most:
                 return new
 

@@ -214,7 +214,7 @@ class CircuitBreaker:
         """Notes that an attempt failed. Returns whether the email or the provider is at fault.
 
         Args:
-            email: None if the provider has not seen the email.
+            email: The email of the attempt; None if the provider has not seen it.
             in_a_row: How many failures, including this one, open the breaker.
             by_recipient: The refusal concerns the recipients. Emails to the same recipients then count once. An email
                 that was refused before does not count if other emails have succeeded since.
@@ -264,13 +264,15 @@ class CircuitBreaker:
         return Blame.PROVIDER
 
     def pause(self, trial: int, seconds: float | None, reason: str, email: OutgoingEmail | None = None) -> Blame:
-        """Pauses the provider, because it throttled this email. Returns whether the provider or the email is at fault.
+        """Notes that the provider throttled an attempt, and pauses the provider unless only the email may be at fault.
 
-        The provider is paused only if the provider is at fault.
+        Returns whether the provider or the email is at fault.
 
         Args:
+            trial: The attempt's number from `begin`.
             seconds: The wait that the provider asked for; None if it gave no time.
-            email: None if the provider has not seen the email.
+            reason: Why the provider is paused; becomes `self.reason`.
+            email: The throttled email; None if the provider throttled before it saw an email.
         """
         self.abandon(trial)
         asked = seconds if seconds is not None and seconds >= 0 else 0.0

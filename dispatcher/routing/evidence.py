@@ -36,11 +36,12 @@ class Blame(Enum):
 
 @dataclass(slots=True)
 class Refusals:
-    """The refusals since the provider's last success.
+    """The refusals since the provider's last success. A failed connection counts as a refusal, too.
 
     Attributes:
         total: The number of refusals, whether or not they count against the provider.
-        certain: Failures before the provider saw an email, such as failed connections.
+        certain: How many of these refusals cannot be an email's fault, because the provider had not yet seen an email
+            (failed connections, for example). 0 again after a refusal that shows that the provider is reachable.
     """
 
     total: int = 0

@@ -161,7 +161,8 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the variant of `call` accepts: `enqueue_async` for `enqueue`, and vice versa.
+        twins: The types that the other function accepts: `enqueue_async` if `call` is `enqueue`, and `enqueue` if
+            `call` is `enqueue_async`.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):

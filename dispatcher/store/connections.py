@@ -69,7 +69,8 @@ _GRANTS: Final = (
 )
 # psycopg classifies these errors as server errors. But a block that the disk cannot read affects only its rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
-# Overrides the URL, environment and role: `arrays` writes lists in this encoding, and emails may contain any character.
+# Overrides a client encoding that is set in the URL, in the environment or for the role: `arrays` writes lists in this
+# encoding, and emails may contain any character.
 _ENCODING: Final = "utf8"
 _OPTIONS: Final[dict[str, Any]] = {
     "autocommit": True,

@@ -19,12 +19,12 @@ MAX_SLICE_EVENTS: Final = 1000
 MAX_SLICES: Final = 20
 """The most statements for one page, if nearly all events of the feed belong to other tenants."""
 REWIND: Final = timedelta(hours=1)
-"""After a restore or a promotion, a reader gets the events again that are up to this much older than its cursor."""
+"""After a restore or a promotion, a reader gets again the events that are at most this much older than its cursor."""
 _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
 
 
 class Position(NamedTuple):
-    """A place in the feed: all events before and at it were handled.
+    """A place in the feed: a reader at this place has handled the event at this place and all earlier events.
 
     Attributes:
         made_in: The id of the transaction that made the event.
@@ -50,8 +50,8 @@ class Slice:
     """A part of the feed.
 
     Attributes:
-        events: Those that the reader wants.
-        end: The place of the last event that was read, wanted or not.
+        events: The events of the given tenant and kinds.
+        end: The place of the last event that was read, also if `events` leaves this event out.
         is_last: Whether no further event can be read now.
     """
 
@@ -62,10 +62,10 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A reader's place in the feed, which the reader keeps as a text that it need not understand.
+    """A reader's place in the feed. The reader keeps it as an opaque text.
 
-    Transaction ids are used again after a restore, and after a promotion that lost commits. So the cursor also says
-    where and when it was made; see `resume`.
+    The place contains a transaction id, but PostgreSQL assigns the same ids again after a restore, and after a
+    promotion that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
 
     Attributes:
         timeline: The timeline of PostgreSQL.
@@ -167,7 +167,7 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 
 
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
-    """Where to go on. If the cursor is from before a restore or a promotion, somewhat earlier than it says."""
+    """Where to continue. If the cursor is from before a restore or a promotion, this is earlier than its position."""
     if cursor is None:
         return BEGINNING
     if cursor.timeline == timeline and cursor.position.made_in <= next_transaction:

@@ -146,7 +146,9 @@ class Suppression:
 async def insert_suppressions(
     session: AsyncSession, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
 ) -> int:
-    """Adds entries, audited. An entry that already lasts as long stays as it is. Returns how many are new or changed.
+    """Adds entries, audited. Returns how many are new or changed.
+
+    If a recipient already has an entry that lasts at least as long as the new one, that entry does not change.
 
     Args:
         entries: No two with the same hash.

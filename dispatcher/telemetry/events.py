@@ -18,9 +18,9 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
-        "email.lease_lost": "A worker has a result for an email, but had lost the email's lease. The result is not "
-        "recorded as usual. If recovery has made the email held, the result is evidence that may change its status. "
-        "Fields: email_id, attempt, outcome.",
+        "email.lease_lost": "A worker has a result for an email, but had lost the email's lease. The attempt is "
+        "recorded, but the email does not change, with one exception: if recovery made the email held, the result is "
+        "evidence that may change the email's status. Fields: email_id, attempt, outcome.",
         "email.locked": "Another transaction holds locks on email rows. These emails wait; all other emails are sent. "
         "Fields: count, email_ids (the first few), lock_holders (sessions that may hold the locks: pid, application, "
         "state, age).",

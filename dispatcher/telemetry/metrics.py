@@ -17,7 +17,7 @@ _SEND_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5,
 _END_TO_END_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 14400, 86400)
 _BATCH_EMAILS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
-# One email.
+# Metrics of single emails.
 EMAILS: Final = Counter(
     "dispatcher_emails_total",
     "Emails that workers finished, by their last outcome.",
@@ -67,7 +67,7 @@ LEASES_LOST: Final = Counter(
 )
 RECOVERED: Final = Counter(
     "dispatcher_recovered_emails_total",
-    "Emails that recovery returned after their worker, host or message was lost.",
+    "Emails whose worker, host or message was lost, and which recovery made due again or held.",
     ("reason",),
     (
         *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),
@@ -76,7 +76,7 @@ RECOVERED: Final = Counter(
     panel=Panel.TROUBLE,
 )
 
-# Messages and batches.
+# Metrics of messages and batches.
 DUPLICATES: Final = Counter(
     "dispatcher_duplicate_deliveries_total",
     "Messages whose email was already finished, or was leased by another worker.",
@@ -124,7 +124,7 @@ UNROUTABLE_EMAILS: Final = Counter(
     panel=Panel.DATABASE,
 )
 
-# Providers.
+# Metrics of providers.
 THROTTLES: Final = Counter(
     "dispatcher_throttles_total",
     "Responses with which a provider throttled a worker.",
@@ -147,12 +147,13 @@ BREAKERS: Final = Gauge(
     panel=Panel.HOSTS,
 )
 
-# What providers report after they accepted an email.
+# Metrics of the events that providers report after they have accepted an email.
 EVENTS: Final = Counter(
     "dispatcher_provider_events_total",
-    "Events that providers reported. kind: as in docs/events.md, a bounce with its permanence. result: new, duplicate, "
-    "unknown (no such email), refused (by PostgreSQL). Not stored, and kind is unknown: forged, stale (both count "
-    "requests), foreign (another program's email), ignored, malformed, unknown_kind.",
+    "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
+    "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
+    "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
+    "count whole requests or messages.",
     ("provider", "kind", "result"),
     panel=Panel.EVENTS,
 )
@@ -170,7 +171,7 @@ DELIVERY_SECONDS: Final = Histogram(
     panel=Panel.EVENTS,
 )
 
-# The HTTP API.
+# Metrics of the HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
     "Emails in requests to the HTTP API: newly accepted, or known from an earlier request with the same key.",
@@ -197,7 +198,7 @@ API_INSERT_EMAILS: Final = Histogram(
     panel=Panel.API,
 )
 
-# Webhooks.
+# Metrics of webhooks.
 WEBHOOK_EVENTS: Final = Counter(
     "dispatcher_webhook_events_total",
     "Events posted to webhooks, by the webhook's number; failed attempts are repeated.",
@@ -205,7 +206,7 @@ WEBHOOK_EVENTS: Final = Counter(
     panel=Panel.API,
 )
 
-# Processes.
+# Metrics of processes.
 IN_FLIGHT: Final = Gauge(
     "dispatcher_in_flight_emails", "Emails that workers of this host have leased.", panel=Panel.HOSTS
 )

@@ -220,8 +220,9 @@ def _has_long_line(octets: bytes) -> bool:
 
 def _attachment_part(file: OutgoingAttachment) -> Message:
     content_type = checked_type(file.content_type)
-    # RFC 2046, sections 5.1 and 5.2.1, forbid Base64 for these types, and without it servers may change the bytes.
-    # The library's generator also treats types such as `message-delivery/status` as one of these types.
+    # RFC 2046, sections 5.1 and 5.2.1, forbids Base64 for multipart/* and message/*, and without Base64 servers may
+    # change the bytes. The prefixes below have no slash, because the library's generator replaces slashes: it writes
+    # the invented type `message-delivery/status` like `message/delivery-status`.
     if content_type.lower().startswith(("message", "multipart")):
         content_type = "application/octet-stream"
     part = MIMEBase(*content_type.split("/"))

@@ -6,6 +6,9 @@
                  │                                                       └▶ REFUSED      WAITING ─RESUME─▶ PREPARING
                  └─STOP─▶ STOPPED ─RELEASE─▶ RELEASING ─FINISH─▶ DONE
 
+If the reply to the record statement is lost, the email is IN_DOUBT. If PostgreSQL refuses the result, the email is
+REFUSED. From both states, RECORD leads to RECORDED. UNMARK means that the provider certainly did not accept the email.
+
 The table enforces these rules:
 
 - An email reaches the wire only through MARKED: the worker writes the ledger slot, then checks the lease once more.

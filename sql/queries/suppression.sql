@@ -41,8 +41,9 @@ where e.email_id = any(%(email_ids)b)
 order by w.email_id, w.position, s.is_domain;
 
 -- name: insert_suppressions
--- Suppresses recipients of one tenant, for an operator; audited without addresses. An entry that already lasts as long
--- stays as it is. Returns the number of entries that are new or changed. One row.
+-- Suppresses recipients of one tenant, for an operator; audited without addresses. If a recipient already has an entry
+-- that lasts at least as long as the new one, that entry does not change. Returns the number of entries that are new or
+-- changed. One row.
 with input as (
     select *
     from unnest(

@@ -72,6 +72,6 @@ def test_a_killed_worker_holds_whole_calls_and_nothing_else(host: Host, double: 
     # If the worker got no answer to a call, all emails of the call are held, whether or not the double had read the
     # call.
     torn = [call for call in calls if 0 < len(call & held) < len(call)]
-    # One call may be an exception: the worker was recording its answer at that moment.
+    # At most one call may be held in part: the worker may have been killed while it recorded the answer to this call.
     assert len(torn) <= 1
     assert not books.duplicates

@@ -137,7 +137,7 @@ ONE: Final[dict[str, str]] = {
     "status-in-base64": "hard ann",
     "status-in-multipart-mixed": "soft ann",
     "status-without-action": "hard ann",
-    "unknown-recipient": "soft -",  # the email was not sent to the address that was refused
+    "unknown-recipient": "soft -",  # the email was not sent to the refused address: no recipient, and never hard
     "vacation-exchange": "accepted -",
     "vacation-gmail": "accepted -",
     "wrong-code-for-full-mailbox": "soft ann",

@@ -23,7 +23,7 @@ RETENTION = Retention(30, 60, 90, 90)
 
 @pytest.fixture
 def books(connection: psycopg.Connection) -> Books:
-    """A separate database with an old week and an old audit record."""
+    """A separate database with an old partition of each weekly table, and an old audit record."""
     connection.execute("select email_partitions_make(clock_timestamp() - interval '100 days', 0)")
     connection.execute(
         "insert into operator_audit (acted_at, actor, action) "

@@ -63,8 +63,8 @@ async def test_after_a_long_outage_of_postgresql_live_workers_renew_before_recov
     await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS="8"))
     await until(lambda: books.sessions("dispatcher relay"))
     enqueue(books.connection, email("next"))
-    # Once this message arrives, the relay leads and has run each service once. It then observes leases for three
-    # quarters of a lease.
+    # Once this message arrives, the relay leads and has run each service once. The relay then observes the leases for
+    # three quarters of LEASE_SECONDS.
     await rabbit.take_all(topology.queue, 1)
 
     assert await store.renew({living: leases[living].token}, 60) == {living}

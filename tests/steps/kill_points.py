@@ -134,7 +134,7 @@ def _ids(words: list[str]) -> frozenset[UUID]:
 
 
 class FaultInjector:
-    """Kills or freezes this process at its target.
+    """Kills or freezes this process when the process reaches the step that the kill plan drew for it.
 
     Attributes:
         role: The process's role; empty in a process that is never killed.

@@ -97,8 +97,8 @@ def serve(toy: FakeProcess, context: ChildContext) -> int:
         await asyncio.sleep(float(toy.argument or 0))
 
     asyncio.run(work())
-    # When the parent dies, the kernel closes the lifeline and sends SIGTERM, which may arrive second. SIGTERM must not
-    # kill this process before the process has drained.
+    # When the parent dies, the kernel closes the lifeline and sends SIGTERM. SIGTERM may arrive only after this process
+    # has begun to drain. Raise such a late SIGTERM here: it must not kill this process.
     signal.raise_signal(signal.SIGTERM)
     toy.note("stopped")
     return 0
