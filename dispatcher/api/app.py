@@ -16,6 +16,7 @@ from dispatcher.api import openapi as operations
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
+from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operator_endpoints import OperatorEndpoints
@@ -58,6 +59,9 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
+    # Starlette's outermost middleware answers every exception that reaches it with a bare 500, so handle exceptions
+    # inside it. The `ErrorMiddleware` around the application gets only those of `FastRoutes`.
+    app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
     _add(app, "POST", "/v1/emails", enqueueing.create, operations.CREATE)

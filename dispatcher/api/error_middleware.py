@@ -1,4 +1,4 @@
-"""The outermost ASGI layer: turns exceptions into problem responses."""
+"""The ASGI layer that turns exceptions into problem responses."""
 
 from __future__ import annotations
 

@@ -186,8 +186,8 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the same events are delivered again. If PostgreSQL only refuses to write (its disk is
-            # full), `_lead` goes on reading: without a wait, the receiver would get these events all the time.
+            # Nothing was saved, so the same events are delivered again. If PostgreSQL can be read but not written (its
+            # disk is full), `_lead` goes on: without a wait, the receiver would get these events all the time.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import psycopg
+import pytest
 
 from tests.api.running_api import EMAIL, Api, make_key
+from tests.waiting import until
 
 
 async def test_an_email_is_found_by_id_and_by_key_without_its_content(api: Api) -> None:
@@ -156,3 +160,30 @@ async def test_a_path_without_a_valid_id_still_names_its_allowed_methods(api: Ap
 
     assert (answer.status, answer.headers["allow"]) == (405, "POST")
     assert (await api.get("/v1/emails/order-17")).status == 404
+
+
+async def test_a_client_repeats_a_request_whose_statement_the_database_ended(
+    api: Api, connection: psycopg.Connection, database_url: str
+) -> None:
+    email_id = (await api.post()).json["id"]
+    end_waiting = "select pg_cancel_backend(pid) from pg_locks where relation = 'email_event'::regclass and not granted"
+    with psycopg.connect(database_url) as blocker:
+        blocker.execute("lock table email_event in access exclusive mode")
+        asked = asyncio.create_task(api.get(f"/v1/emails/{email_id}"))
+        await until(lambda: connection.execute(end_waiting).fetchall())
+        answer = await asked
+
+    assert (answer.status, answer.code) == (503, "database-unavailable")
+    assert "retry-after" in answer.headers
+
+
+async def test_an_unexpected_error_is_logged_once_and_is_a_problem(
+    api: Api, connection: psycopg.Connection, capsys: pytest.CaptureFixture[str]
+) -> None:
+    email_id = (await api.post()).json["id"]
+    connection.execute("alter table email_event rename to gone")
+
+    answer = await api.get(f"/v1/emails/{email_id}")
+
+    assert (answer.status, answer.code) == (500, "internal-error")
+    assert "".join(capsys.readouterr()).count("error.unexpected") == 1

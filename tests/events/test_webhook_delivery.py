@@ -31,7 +31,7 @@ from dispatcher.transport.signed_post import trusting_context
 from tests.alerts.receiver import Posted, Receiver, receiving, write_ca
 from tests.store.books import Books
 from tests.store.results import result
-from tests.store.test_outgoing_events import announce, disk_full
+from tests.store.test_outgoing_events import announce, await_feed, disk_full
 from tests.waiting import until
 
 ACT: Final = Act.of("ann@ops-1", "test")
@@ -123,6 +123,7 @@ async def test_an_event_arrives_signed_and_without_content(
     email_id = books.enqueue_one(tenant_id="shop", correlation_id="order-7")
     (lease,) = await store.lease(books.keys([email_id]), 60)
     await store.record([result(lease, Status.FAILED, error_type="rejected_recipient", provider_code="550")])
+    await_feed(books.connection)
 
     await deliverer.run()
 
@@ -154,6 +155,7 @@ async def test_a_webhook_that_asks_for_recipients_gets_those_of_the_event(
     insert = b"insert into outgoing_event (kind, email_id, tenant_id, message_key, address_hash)"
     values = b"values ('sent', %s, 'shop', 'k', null), ('bounced', %s, 'shop', 'k', %s)"
     books.connection.execute(insert + values, [email_id, email_id, bob])
+    await_feed(books.connection)
 
     await deliverer.run()
 

@@ -22,11 +22,16 @@ from dispatcher.store.retention import PrunedStep, Pruner, Retention
 from dispatcher.store.webhooks import adapt_restored_feed, delete_webhook, find_due_webhooks, insert_webhook
 from tests.store.books import Books
 from tests.store.results import result
+from tests.waiting import wait_until
 
 INSERT: Final = """
     insert into outgoing_event (kind, email_id, tenant_id, message_key)
     select 'sent', gen_random_uuid(), %s, 'key' from generate_series(1, %s)
     returning event_id
+"""
+INVISIBLE: Final = """
+    select from outgoing_event, pg_current_snapshot() as s
+    where made_in >= pg_snapshot_xmin(s) and made_in < pg_snapshot_xmax(s)
 """
 NOW: Final = datetime.now(UTC)
 
@@ -37,8 +42,8 @@ async def session(tables_url: str) -> AsyncIterator[AsyncSession]:
         yield opened
 
 
-def announce(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
-    """Adds events to the feed; returns their ids in order."""
+def insert(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
+    """Inserts events; returns their ids in order."""
     return [row[0] for row in connection.execute(INSERT, [tenant, count]).fetchall()]
 
 
@@ -56,6 +61,22 @@ def disk_full(connection: psycopg.Connection, when: str) -> Iterator[None]:
         connection.execute("drop function refuse cascade")
 
 
+def await_feed(connection: psycopg.Connection) -> None:
+    """Waits until the feed shows every committed event.
+
+    An event stays invisible while an older transaction is open in any database of the server, and other processes run
+    tests on the same server.
+    """
+    wait_until(lambda: not connection.execute(INVISIBLE).fetchall(), seconds=60)  # no test holds a transaction longer
+
+
+def announce(connection: psycopg.Connection, tenant: str = "shop", count: int = 1) -> list[UUID]:
+    """Adds events to the feed, and waits until they are visible; returns their ids in order."""
+    event_ids = insert(connection, tenant, count)
+    await_feed(connection)
+    return event_ids
+
+
 async def read(session: AsyncSession, after: Position = BEGINNING, limit: int = 100) -> Slice:
     return await read_slice(session, after, tenant="shop", kinds=ALL_KINDS, limit=limit)
 
@@ -70,6 +91,7 @@ async def test_no_event_is_written_until_an_application_wants_events(
     async def send() -> UUID:
         (lease,) = await store.lease(books.keys([books.enqueue_one(tenant_id="shop", correlation_id="order-7")]), 60)
         await store.record([result(lease, Status.SENT)])
+        await_feed(books.connection)
         return lease.email_id
 
     await send()
@@ -92,6 +114,7 @@ async def test_a_suppressed_email_is_an_event_of_its_own_kind(
 
     await store.record([result(lease, Status.FAILED, error_type="suppressed")])
 
+    await_feed(books.connection)
     (found,) = (await read(session)).events
     assert (found.event.kind, found.event.reason) == (OutgoingKind.SUPPRESSED, "suppressed")
 
@@ -101,12 +124,13 @@ async def test_a_transaction_that_commits_late_loses_no_event(
 ) -> None:
     first = announce(books.connection)
     with psycopg.connect(tables_url) as late:
-        from_late = announce(late)
-        later = announce(books.connection)
+        from_late = insert(late)
+        later = insert(books.connection)
 
         before = await read(session)
         late.commit()
 
+    await_feed(books.connection)
     after = await read(session, before.end)
     assert ids_of(before) == first
     assert ids_of(after) == from_late + later
@@ -245,6 +269,7 @@ async def test_an_email_that_a_promotion_made_held_is_an_event(session: AsyncSes
 
     await Outbox(session).republish_lost(1.0, 100, OnUncertain.HOLD, 5)
 
+    await_feed(books.connection)
     (found,) = (await read(session)).events
     assert (books.status(email_id), found.event.kind, found.event.reason) == ("held", "held", "outcome_unknown")
 
@@ -260,5 +285,6 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
 
     assert books.status(lease.email_id) == "sending"
     await store.record([result(lease, Status.SENT)])
+    await_feed(books.connection)
     ((event, _),) = (await read_page(session, Cursor.parse(cursor), tenant="shop", limit=100)).events
     assert (event.email_id, event.kind) == (lease.email_id, OutgoingKind.SENT)
