@@ -41,7 +41,7 @@ class Day:
                 "DISPATCHER_DLQ": host.topology.dlq,
                 "DISPATCHER_RUN_DIR": str(host.run_dir),
             },
-        )
+        ).without_process
         self.failed: dict[str, set[UUID]] = {}
 
     def __call__(self, *words: str) -> CommandResult:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import psycopg
 import pytest
 
@@ -19,6 +21,18 @@ def _contents(connection: psycopg.Connection) -> dict[str, object]:
     assert rows.description is not None
     (row,) = rows.fetchall()
     return dict(zip([column.name for column in rows.description], row, strict=True))
+
+
+@pytest.fixture
+def process(storing: CommandLine) -> CommandLine:
+    """`dispatcher` in a process of its own."""
+    return replace(storing, needs_process=True)
+
+
+@pytest.fixture
+def storing(storing: CommandLine) -> CommandLine:
+    """`dispatcher` in the test's process."""
+    return storing.without_process
 
 
 def test_email_is_accepted_and_its_id_printed(storing: CommandLine, connection: psycopg.Connection) -> None:
@@ -98,8 +112,8 @@ def test_a_template_replaces_subject_and_body(storing: CommandLine, connection: 
     assert (stored["subject"], stored["text_body"], stored["html_body"]) == ("", None, None)
 
 
-def test_body_may_come_from_stdin(storing: CommandLine, connection: psycopg.Connection) -> None:
-    ended = storing("enqueue", *ADDRESSED, "--text-file", "-", stdin="from a pipe\n")
+def test_body_may_come_from_stdin(process: CommandLine, connection: psycopg.Connection) -> None:
+    ended = process("enqueue", *ADDRESSED, "--text-file", "-", stdin="from a pipe\n")
 
     assert ended.code == 0
     assert _contents(connection)["text_body"] == "from a pipe\n"

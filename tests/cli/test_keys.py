@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import psycopg
+import pytest
 
 from dispatcher.domain.api_key import Secret
 from dispatcher.store.api_keys import list_keys
 from tests.cli.commandline import CommandLine, in_process
+
+
+@pytest.fixture
+def storing(storing: CommandLine) -> CommandLine:
+    """`dispatcher` in the test's process."""
+    return storing.without_process
 
 
 def test_a_key_is_shown_once_stored_as_a_hash_and_revoked_by_its_id(

@@ -10,6 +10,12 @@ from tests.cli.commandline import CommandLine, in_process
 URL = "https://shop.example.com/hooks"
 
 
+@pytest.fixture
+def storing(storing: CommandLine) -> CommandLine:
+    """`dispatcher` in the test's process."""
+    return storing.without_process
+
+
 def test_a_webhook_is_added_listed_and_removed_and_its_secret_is_shown_once(
     storing: CommandLine, connection: psycopg.Connection
 ) -> None:

@@ -135,8 +135,11 @@ def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
     yield from _relay(state, rules)
     yield from _servers(state)
     yield from _events(state)
-    yield from _operators(state)
-    yield from _promotion(state)
+    # The next states of faults that may not occur are costly to compute, and would be discarded.
+    if Fault.OPERATOR in rules.faults:
+        yield from _operators(state)
+    if Fault.PROMOTION in rules.faults:
+        yield from _promotion(state)
     for i in WORKERS:
         yield from _worker(state, i, rules)
         yield from _settlement(state, i, rules)
@@ -796,13 +799,15 @@ def _goes_wrong(state: State, i: int, rules: Rules) -> Iterator[Change]:
         return
     messages = state.messages + worker.has_message
     back = state._replace(messages=messages)
-    yield Change(f"worker {i} dies", _worker_is(back, i, step=Step.DEAD, has_message=False), fault=Fault.DEATH)
-    gone = _settlement_is(_worker_is(back, i, **Worker()._asdict()), i, LiveSettlement())
-    if state.row.owner == i:
-        gone = _row_is(gone, owner=GONE)
-    if state.row.recovered_from == i:
-        gone = _row_is(gone, recovered_from=GONE)
-    yield Change(f"worker {i}'s host dies, its ledger is lost", gone, fault=Fault.HOST)
-    if worker.has_message:
+    if Fault.DEATH in rules.faults:
+        yield Change(f"worker {i} dies", _worker_is(back, i, step=Step.DEAD, has_message=False), fault=Fault.DEATH)
+    if Fault.HOST in rules.faults:
+        gone = _settlement_is(_worker_is(back, i, **Worker()._asdict()), i, LiveSettlement())
+        if state.row.owner == i:
+            gone = _row_is(gone, owner=GONE)
+        if state.row.recovered_from == i:
+            gone = _row_is(gone, recovered_from=GONE)
+        yield Change(f"worker {i}'s host dies, its ledger is lost", gone, fault=Fault.HOST)
+    if worker.has_message and Fault.CHANNEL in rules.faults:
         after = _worker_is(back, i, has_message=False)
         yield Change(f"worker {i} loses its channel: its message is redelivered", after, fault=Fault.CHANNEL)
