@@ -24,7 +24,7 @@ from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.suppressions import Refusal
+    from dispatcher.ops.suppressions import RefusedLine
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.suppressions import Entry, Suppression
 
@@ -347,7 +347,7 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
     from dispatcher.ops import suppressions
     from dispatcher.store.address_hashes import AddressHasher
 
-    refusals: list[Refusal] = []
+    refusals: list[RefusedLine] = []
 
     async def read(session: AsyncSession) -> tuple[int, int]:
         """The number of valid lines, and of new or changed entries."""
@@ -355,7 +355,7 @@ def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as
         batch: list[Entry] = []
         hasher = await AddressHasher.open(session)
         for found in suppressions.read_entries(file, hasher, reason=SuppressionReason(kind)):
-            if isinstance(found, suppressions.Refusal):
+            if isinstance(found, suppressions.RefusedLine):
                 refusals.append(found)
                 continue
             valid += 1
