@@ -70,8 +70,8 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
 
 @command.command("add")
 @click.argument("url")
-@click.option("--tenant", "tenant_id", callback=_tenant, help="The tenant whose events it gets.")
-@click.option("--all-tenants", is_flag=True, help="It gets the events of all tenants.")
+@click.option("--tenant", "tenant_id", callback=_tenant, help="Deliver the events of this tenant.")
+@click.option("--all-tenants", is_flag=True, help="Deliver the events of all tenants.")
 @click.option(
     "--events",
     "kinds",
@@ -80,7 +80,11 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
     metavar="KINDS",
     help=f"Comma-separated: {', '.join(TYPES)}.  [default: all]",
 )
-@click.option("--recipients", is_flag=True, help="Include recipients' addresses in the events, while they are kept.")
+@click.option(
+    "--recipients",
+    is_flag=True,
+    help="Include recipients' addresses in the events, as long as the emails' content is kept.",
+)
 @audit_options(is_required=False)
 @json_option()
 def add(
@@ -92,7 +96,7 @@ def add(
     act: Act | None,
     as_json: bool,
 ) -> int:
-    """Add a webhook and print its secret. It gets the events from now on.
+    """Add a webhook and print its secret. The webhook gets the events from now on.
 
     \b
     Examples:
@@ -133,7 +137,7 @@ def _act(act: Act | None, command_name: str) -> Act:
 @click.option("--tenant", "tenant_id", callback=_tenant, help="Only webhooks of this tenant.")
 @json_option()
 def list_(tenant_id: str | None, as_json: bool) -> int:
-    """List the webhooks: state, lag, and what waits. Secrets are never shown.
+    """List the webhooks: state, lag, and waiting events. The list never shows secrets.
 
     \b
     Examples:
@@ -170,7 +174,7 @@ def _document(webhook: Webhook) -> dict[str, Any]:
 @_NUMBER
 @json_option()
 def test(number: int, as_json: bool) -> int:
-    """Post a test event to a webhook, even if the webhook is disabled. Its type is `webhook.test`.
+    """Post a test event, even to a disabled webhook. The event has the type `webhook.test`.
 
     \b
     Example:
@@ -195,7 +199,7 @@ def test(number: int, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def remove(number: int, act: Act | None) -> int:
-    """Remove a webhook. What it has not delivered is dropped.
+    """Remove a webhook. Events that the webhook has not delivered yet are dropped.
 
     \b
     Example:
@@ -234,7 +238,7 @@ def rotate(number: int, act: Act | None, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def enable(number: int, act: Act | None) -> int:
-    """Make a webhook active again, and post what waits for it.
+    """Make a webhook active again, and post its waiting events.
 
     \b
     Example:

@@ -292,7 +292,7 @@ async def _post(poster: SignedPoster, secrets: list[str], post: Post, body: byte
         answer = await poster.post(str(post.event.event_id), secrets, body)
     except NoAnswer as error:
         return PostResult(post, Reaction.UNAVAILABLE, scrub(error.reason))
-    words = f"it answered {answer.status}"
+    words = f"the receiver answered {answer.status}"
     if answer.is_success:
         return PostResult(post, Reaction.DELIVERED)
     if answer.status == _GONE:
