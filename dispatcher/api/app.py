@@ -12,13 +12,22 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match
 
-from dispatcher.api import openapi as operations
+from dispatcher.api import (
+    enqueue_operations,
+    feed_operations,
+    openapi,
+    operator_operations,
+    status_operations,
+    suppression_operations,
+    webhook_operations,
+)
 from dispatcher.api.access import AccessControl
 from dispatcher.api.docs_page import CONTENT_SECURITY_POLICY, page
 from dispatcher.api.enqueue_endpoints import EnqueueEndpoints
 from dispatcher.api.error_middleware import ErrorMiddleware
 from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
+from dispatcher.api.operation import Operation
 from dispatcher.api.operator_endpoints import OperatorEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
@@ -53,7 +62,7 @@ def make_app(
     app = FastAPI(
         title="Email Dispatcher",
         version=VERSION,
-        description=operations.ABOUT,
+        description=openapi.ABOUT,
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
@@ -64,29 +73,29 @@ def make_app(
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
-    _add(app, "POST", "/v1/emails", enqueueing.create, operations.CREATE)
-    _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, operations.CREATE_MANY)
-    _add(app, "GET", "/v1/emails", status.list, operations.LIST)
-    _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, operations.GET_BY_KEY)
-    _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, operations.GET)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operations.CONFIRM)
-    _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operations.RELEASE)
-    _add(app, "POST", "/v1/replays", operators.create_replay, operations.CREATE_REPLAY)
-    _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operations.GET_REPLAY)
-    _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operations.RESUME_REPLAY)
-    _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operations.STOP_REPLAY)
-    _add(app, "GET", "/v1/events", feed.list, operations.LIST_EVENTS)
-    _add(app, "POST", "/v1/webhooks", webhooks.create, operations.CREATE_WEBHOOK)
-    _add(app, "GET", "/v1/webhooks", webhooks.list, operations.LIST_WEBHOOKS)
-    _add(app, "GET", "/v1/webhooks/{webhook_id}", webhooks.get, operations.GET_WEBHOOK)
-    _add(app, "DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, operations.REMOVE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, operations.TEST_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, operations.ROTATE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, operations.ENABLE_WEBHOOK)
-    _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, operations.REPLAY_WEBHOOK)
-    _add(app, "GET", "/v1/suppressions", suppressions.list, operations.LIST_SUPPRESSIONS)
-    _add(app, "POST", "/v1/suppressions", suppressions.add, operations.ADD_SUPPRESSIONS)
-    _add(app, "DELETE", "/v1/suppressions", suppressions.remove, operations.REMOVE_SUPPRESSIONS)
+    _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
+    _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY)
+    _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
+    _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
+    _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
+    _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM)
+    _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE)
+    _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)
+    _add(app, "GET", "/v1/replays/{replay_id}", operators.get_replay, operator_operations.GET_REPLAY)
+    _add(app, "POST", "/v1/replays/{replay_id}/resume", operators.resume_replay, operator_operations.RESUME_REPLAY)
+    _add(app, "DELETE", "/v1/replays/{replay_id}", operators.stop_replay, operator_operations.STOP_REPLAY)
+    _add(app, "GET", "/v1/events", feed.list, feed_operations.LIST_EVENTS)
+    _add(app, "POST", "/v1/webhooks", webhooks.create, webhook_operations.CREATE_WEBHOOK)
+    _add(app, "GET", "/v1/webhooks", webhooks.list, webhook_operations.LIST_WEBHOOKS)
+    _add(app, "GET", "/v1/webhooks/{webhook_id}", webhooks.get, webhook_operations.GET_WEBHOOK)
+    _add(app, "DELETE", "/v1/webhooks/{webhook_id}", webhooks.remove, webhook_operations.REMOVE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/test", webhooks.test, webhook_operations.TEST_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/rotate", webhooks.rotate, webhook_operations.ROTATE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/enable", webhooks.enable, webhook_operations.ENABLE_WEBHOOK)
+    _add(app, "POST", "/v1/webhooks/{webhook_id}/replay", webhooks.replay, webhook_operations.REPLAY_WEBHOOK)
+    _add(app, "GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS)
+    _add(app, "POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS)
+    _add(app, "DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS)
     unsubscribed = UnsubscribeEndpoints(access, operators.pool)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
@@ -101,7 +110,7 @@ def make_app(
     return FastRoutes(app, fast)
 
 
-def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: operations.Operation) -> None:
+def _add(app: FastAPI, method: str, path: str, endpoint: Endpoint, operation: Operation) -> None:
     # The first route serves requests. The second route only adds the operation to the OpenAPI document: if it served
     # requests, FastAPI would resolve each request's dependencies. Even without dependencies, that takes longer than an
     # enqueue.
@@ -126,11 +135,11 @@ def _add_pages(app: FastAPI, access: AccessControl) -> None:
     def documentation() -> tuple[bytes, str]:
         # The document changes once, when the first key is created.
         if access.is_open not in cached:
-            document = operations.document(app, needs_key=not access.is_open)
-            cached[access.is_open] = orjson.dumps(document), page(document)
+            whole = openapi.document(app, needs_key=not access.is_open)
+            cached[access.is_open] = orjson.dumps(whole), page(whole)
         return cached[access.is_open]
 
-    async def openapi(_request: Request) -> Response:
+    async def document(_request: Request) -> Response:
         return Response(documentation()[0], media_type="application/json")
 
     async def docs(_request: Request) -> Response:
@@ -139,7 +148,7 @@ def _add_pages(app: FastAPI, access: AccessControl) -> None:
     async def health(_request: Request) -> Response:
         return Response(b'{"status":"ok"}', media_type="application/json")
 
-    app.add_route("/openapi.json", openapi, include_in_schema=False)
+    app.add_route("/openapi.json", document, include_in_schema=False)
     app.add_route("/docs", docs, include_in_schema=False)
     app.add_route("/healthz", health, include_in_schema=False)
 

@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.body_reader import BodyReader, run_off_loop
+from dispatcher.api.event_operations import RECEIVE_SENDGRID, RECEIVE_SES
 from dispatcher.api.fast_routes import Endpoint
-from dispatcher.api.openapi import RECEIVE_SENDGRID, RECEIVE_SES, Operation
+from dispatcher.api.operation import Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from dispatcher.events import sendgrid, ses

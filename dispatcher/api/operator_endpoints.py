@@ -92,11 +92,12 @@ def _id(value: object) -> UUID | None:
 
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
 _TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
-REASON: Final[Mapping[str, tuple[Check, str]]] = {"reason": (_is_reason, _REASON_RULE)}
-TENANT_FIELD: Final[Mapping[str, tuple[Check, str]]] = {"tenant_id": (_is_tenant, _TENANT_RULE)}
+DECISION: Final[Mapping[str, tuple[Check, str]]] = {
+    "reason": (_is_reason, _REASON_RULE),
+    "tenant_id": (_is_tenant, _TENANT_RULE),
+}
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
-    **REASON,
-    **TENANT_FIELD,
+    **DECISION,
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
     "provider": (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters"),
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
@@ -114,7 +115,6 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
-DECISION: Final = {**REASON, **TENANT_FIELD}
 """The fields of most requests that change something; see `operator_request`."""
 
 
@@ -161,14 +161,14 @@ class OperatorEndpoints:
                 force=given.get("force", False),
             )
         self._start_replay(replay)
-        return _response(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
+        return json_response(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
         """Returns a replay's progress."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
-                return _response(document(await _found(connection, request, tenant)))
+                return json_response(document(await _found(connection, request, tenant)))
 
     async def stop_replay(self, request: Request) -> Response:
         """Stops a replay after its current email. Idempotent."""
@@ -177,7 +177,7 @@ class OperatorEndpoints:
             async with session(self.pool) as connection:
                 replay = await _found(connection, request, tenant)
                 stopped = await replaying.stop(connection, replay.replay_id, act_of(caller, "stopped over HTTP"))
-        return _response(document(stopped or replay))
+        return json_response(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
         """Continues a stopped or interrupted replay in this process. No effect if it is running or done."""
@@ -190,7 +190,7 @@ class OperatorEndpoints:
             resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
             self._start_replay(replay)
-        return _response(document(resumed or replay), 202)
+        return json_response(document(resumed or replay), 202)
 
     async def stop(self) -> None:
         """Cancels this process's replays and DLQ clean-up. Replays can be resumed."""
@@ -226,7 +226,7 @@ class OperatorEndpoints:
             raise Problem("not-held", _NOT_HELD[verdict])
         self._decided.add(email_id)
         self._start("sweep", self._clean_dlq)
-        return _response({"id": email_id, "verdict": verdict.value})
+        return json_response({"id": email_id, "verdict": verdict.value})
 
     async def _run(self, replay_id: int, tenant: str) -> None:
         slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
@@ -359,5 +359,6 @@ def document(replay: Replay) -> dict[str, Any]:
     }
 
 
-def _response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A response with a JSON body."""
     return Response(orjson.dumps(value), status, headers, "application/json")

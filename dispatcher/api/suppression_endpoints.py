@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
-from dispatcher.api.operator_endpoints import REASON, TENANT_FIELD, Check, act_of, operator_request
+from dispatcher.api.operator_endpoints import DECISION, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, Parameter, limit_of, parameters
 from dispatcher.domain.api_key import Scope
@@ -76,8 +75,7 @@ def _is_instant(value: object) -> bool:
 
 _REQUIRED: Final = ("reason", "recipients")
 _REMOVAL: Final[Mapping[str, tuple[Check, str]]] = {
-    **REASON,
-    **TENANT_FIELD,
+    **DECISION,
     "recipients": (_are_texts, f"must be a list of 1 to {MAX_RECIPIENTS:,} addresses or domains"),
 }
 _ADDITION: Final[Mapping[str, tuple[Check, str]]] = {
@@ -110,7 +108,7 @@ class SuppressionEndpoints:
                     limit=limit,
                 )
         next_cursor = entries[-1].suppression_id if len(entries) == limit else None
-        return _response({"suppressions": [document(entry) for entry in entries], "next": next_cursor})
+        return json_response({"suppressions": [document(entry) for entry in entries], "next": next_cursor})
 
     async def add(self, request: Request) -> Response:
         """Suppresses recipients."""
@@ -127,7 +125,7 @@ class SuppressionEndpoints:
                 note=given.get("note"),
                 expires_at=suppressions.instant(given["expires_at"]) if "expires_at" in given else None,
             )
-        return _response({"added": added})
+        return json_response({"added": added})
 
     async def remove(self, request: Request) -> Response:
         """Removes entries, and returns the emails that they had stopped. Sends none of them."""
@@ -138,7 +136,7 @@ class SuppressionEndpoints:
             tenant, recipients = caller.tenant(given.get("tenant_id")), _recipients(given["recipients"])
             removed = await suppressions.remove(connection, tenant, recipients, act_of(caller, given["reason"]))
             stopped = await suppressions.find_stopped(connection, tenant, recipients)
-        return _response(
+        return json_response(
             {"removed": removed, "stopped_count": len(stopped), "stopped_email_ids": stopped[:MAX_STOPPED]}
         )
 
@@ -165,7 +163,3 @@ def document(entry: Suppression) -> dict[str, Any]:
         "kind": fields.pop("reason"),
         **fields,
     }
-
-
-def _response(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")

@@ -8,13 +8,12 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
-from dispatcher.api.operator_endpoints import DECISION, Check, act_of, operator_request
+from dispatcher.api.operator_endpoints import DECISION, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, parameters
 from dispatcher.config import Settings
@@ -85,7 +84,7 @@ class WebhookEndpoints:
                     raise Problem("too-many-webhooks", error.message) from None
                 found = await _found(connection, made.webhook_id, tenant)
         path = f"/v1/webhooks/{made.webhook_id}"
-        return _response({**document(found), "secret": made.secret}, 201, {"Location": path})
+        return json_response({**document(found), "secret": made.secret}, 201, {"Location": path})
 
     async def list(self, request: Request) -> Response:
         """Returns the tenant's webhooks."""
@@ -93,18 +92,18 @@ class WebhookEndpoints:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
                 found = await list_webhooks(connection, tenant_id=tenant)
-        return _response({"webhooks": [document(webhook) for webhook in found]})
+        return json_response({"webhooks": [document(webhook) for webhook in found]})
 
     async def get(self, request: Request) -> Response:
         """Returns one webhook."""
         async with self._own(request) as (_, webhook, _act):
-            return _response(document(webhook))
+            return json_response(document(webhook))
 
     async def remove(self, request: Request) -> Response:
         """Removes a webhook."""
         async with self._own(request, "removed over HTTP") as (connection, webhook, act):
             await webhooks.remove(connection, webhook.webhook_id, act)
-            return _response(document(webhook))
+            return json_response(document(webhook))
 
     async def test(self, request: Request) -> Response:
         """Posts a test event."""
@@ -113,26 +112,26 @@ class WebhookEndpoints:
             webhook = await _found(self.pool, _number(request), tenant)
             # No session is in use while the receiver answers.
             result = await webhooks.test(self.pool, webhook.webhook_id, self.settings)
-        return _response({"is_accepted": result.is_accepted, "detail": result.detail})
+        return json_response({"is_accepted": result.is_accepted, "detail": result.detail})
 
     async def rotate(self, request: Request) -> Response:
         """Gives a webhook a new secret, which is in this response only."""
         async with self._changed(request, DECISION) as (connection, webhook, act, _):
             secret = await webhooks.rotate(connection, webhook.webhook_id, act)
-            return _response({**document(webhook), "secret": secret})
+            return json_response({**document(webhook), "secret": secret})
 
     async def enable(self, request: Request) -> Response:
         """Makes a webhook active."""
         async with self._changed(request, DECISION) as (connection, webhook, act, _):
             await webhooks.enable(connection, webhook.webhook_id, act)
-            return _response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
+            return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
 
     async def replay(self, request: Request) -> Response:
         """Delivers earlier events again."""
         async with self._changed(request, _REPLAY, "since") as (connection, webhook, act, given):
             since = datetime.fromisoformat(given["since"].upper())
             await webhooks.replay(connection, webhook.webhook_id, since, act)
-            return _response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
+            return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
 
     @asynccontextmanager
     async def _own(
@@ -180,7 +179,3 @@ def document(webhook: Webhook) -> dict[str, Any]:
         "recipients": fields.pop("with_recipients"),
         **fields,
     }
-
-
-def _response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, "application/json")

@@ -1,82 +1,31 @@
-"""`dispatcher suppressions`: lists, adds, removes, imports and exports recipients who get no email."""
+"""`dispatcher suppressions`: lists, adds and removes recipients who get no email."""
 
 from __future__ import annotations
 
-import csv
-import io
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import DEFAULT_TENANT
 from dispatcher.cli.options import audit_options, confirm, json_option
-from dispatcher.cli.output import counted, print_data, print_json, say
+from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.suppression_files import export, import_
+from dispatcher.cli.suppression_options import RecipientText, already, kind_option, recipients_argument, tenant_option
 from dispatcher.cli.table import Table
-from dispatcher.domain.email_rules import tenant
-from dispatcher.domain.suppression import Recipient, SuppressionReason
-from dispatcher.errors import InvalidEmail
+from dispatcher.domain.suppression import SuppressionReason
 
 if TYPE_CHECKING:
+    from dispatcher.domain.suppression import Recipient
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.suppressions import Refusal
     from dispatcher.store.connections import AsyncSession
-    from dispatcher.store.suppressions import Entry, Suppression
+    from dispatcher.store.suppressions import Suppression
 
 _EXAMPLES: Final = 5
-_REFUSALS_SHOWN: Final = 20
-
-
-class RecipientText(click.ParamType[Recipient]):
-    """An address or a domain."""
-
-    name = "recipient"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Recipient:
-        """The recipient."""
-        try:
-            return value if isinstance(value, Recipient) else Recipient.parse(str(value))
-        except InvalidEmail as error:
-            self.fail(f"{value!r} {error.reason}.", param, ctx)
-
-
-class TenantText(click.ParamType[str]):
-    """A tenant's id."""
-
-    name = "tenant"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The id, unchanged."""
-        try:
-            return tenant(value)
-        except InvalidEmail as error:
-            self.fail(f"{error.reason}.", param, ctx)
-
-
-_tenant_option: Final = click.option(
-    "--tenant",
-    "tenant_id",
-    type=TenantText(),
-    default=DEFAULT_TENANT,
-    show_default=True,
-    metavar="ID",
-    help="The tenant. Each tenant has its own suppressed recipients.",
-)
-_kind_option: Final = click.option(
-    "--kind",
-    type=click.Choice([reason.value for reason in SuppressionReason]),
-    default=SuppressionReason.MANUAL.value,
-    show_default=True,
-    help="Why the recipient gets no email.",
-)
-_recipients_argument: Final = click.argument(
-    "recipients", metavar="ADDRESS|DOMAIN...", nargs=-1, required=True, type=RecipientText()
-)
 _days_option: Final = click.option(
     "--days", type=click.IntRange(1, 36500), metavar="N", help="The entry ends after N days.  [default: never]"
 )
@@ -97,9 +46,13 @@ def command() -> None:
     """
 
 
+command.add_command(import_)
+command.add_command(export)
+
+
 @command.command("list")
 @click.argument("recipient", metavar="[ADDRESS|DOMAIN]", required=False, type=RecipientText())
-@_tenant_option
+@tenant_option
 @click.option(
     "--kind", type=click.Choice([reason.value for reason in SuppressionReason]), help="Only entries of this kind."
 )
@@ -156,9 +109,9 @@ def list_(
 
 
 @command.command("add")
-@_recipients_argument
-@_tenant_option
-@_kind_option
+@recipients_argument
+@tenant_option
+@kind_option
 @_days_option
 @click.option("--note", metavar="TEXT", help="A note for operators, without addresses.")
 @audit_options()
@@ -203,7 +156,7 @@ def add(
     )
     if as_json:
         print_json({"added": added})
-    say(f"Suppressed {counted(added, 'recipient')}" + _already(len(recipients) - added))
+    say(f"Suppressed {counted(added, 'recipient')}" + already(len(recipients) - added))
     return Exit.DONE
 
 
@@ -211,13 +164,9 @@ def _ends_after(days: int | None) -> datetime | None:
     return datetime.now(UTC) + timedelta(days=days) if days else None
 
 
-def _already(count: int) -> str:
-    return f"; {counted(count, 'recipient')} already suppressed for at least as long." if count else "."
-
-
 @command.command("remove")
-@_recipients_argument
-@_tenant_option
+@recipients_argument
+@tenant_option
 @audit_options()
 @click.option("--replay", is_flag=True, help="Then send the emails that were stopped, each once.")
 @click.option(
@@ -322,98 +271,3 @@ def _replay(stopped: list[UUID], act: Act, rate: float | None, *, as_json: bool)
         settings,
     )
     return run_replay(settings, made.replay_id, as_json=as_json)
-
-
-@command.command("import")
-@click.argument("file", type=click.File("r", encoding="utf-8-sig", errors="replace"), metavar="FILE|-")
-@_tenant_option
-@_kind_option
-@audit_options()
-@click.option("--dry-run", is_flag=True, help="Only check the file; change nothing.")
-@json_option()
-def import_(file: TextIO, tenant_id: str, kind: str, act: Act, dry_run: bool, as_json: bool) -> int:
-    """Suppress the recipients of a file.
-
-    \b
-    Examples:
-      dispatcher suppressions import bounces.csv --kind hard_bounce --reason "moved from another provider"
-      cut -f1 list.tsv | dispatcher suppressions import - --reason "customers who left"
-
-    The file has one address or domain per line, or CSV with a heading. The CSV columns are recipient (or address,
-    email, domain), kind, note, expires_at; or the columns of `dispatcher suppressions export`. The command reports each
-    invalid line by its number, and adds all valid lines.
-
-    Exit codes: 0 done, 1 every line was refused, 3 some lines were refused.
-    """
-    from dispatcher.ops import suppressions
-    from dispatcher.store.address_hashes import AddressHasher
-
-    refusals: list[Refusal] = []
-
-    async def read(session: AsyncSession) -> tuple[int, int]:
-        """The number of valid lines, and of new or changed entries."""
-        valid = added = 0
-        batch: list[Entry] = []
-        hasher = await AddressHasher.open(session)
-        for found in suppressions.read_entries(file, hasher, reason=SuppressionReason(kind)):
-            if isinstance(found, suppressions.Refusal):
-                refusals.append(found)
-                continue
-            valid += 1
-            batch.append(found)
-            if len(batch) == suppressions.BATCH and not dry_run:
-                added += await suppressions.add_entries(session, tenant_id, batch, act)
-                batch.clear()
-        if not dry_run:
-            added += await suppressions.add_entries(session, tenant_id, batch, act)
-        return valid, added
-
-    valid, added = run_with_session("suppressions", read)
-    if as_json:
-        lines = [{"line": refusal.line, "reason": refusal.reason} for refusal in refusals]
-        print_json({"valid": valid, "added": added, "refused": lines})
-    for refusal in refusals[:_REFUSALS_SHOWN]:
-        say(f"line {refusal.line}: {refusal.reason}")
-    if len(refusals) > _REFUSALS_SHOWN:
-        say(f"{counted(len(refusals) - _REFUSALS_SHOWN, 'more line')} refused.")
-    if dry_run:
-        say(f"{counted(valid, 'valid line')}. Nothing was changed.")
-    else:
-        say(f"Suppressed {counted(added, 'recipient')}" + _already(valid - added))
-    return (Exit.PARTLY if valid else Exit.FAILED) if refusals else Exit.DONE
-
-
-@command.command("export")
-@_tenant_option
-def export(tenant_id: str) -> int:
-    """Print all suppressed recipients as CSV.
-
-    \b
-    Example:
-      dispatcher suppressions export > suppressed.csv
-
-    The addresses are not stored, so no export contains them. `dispatcher suppressions import` reads the file again, on
-    the same database or on a copy of it: only there do the hashes match.
-    """
-    from dispatcher.ops import suppressions
-
-    async def write(session: AsyncSession) -> None:
-        print_data(_csv(suppressions.COLUMNS))
-        async for entry in suppressions.export(session, tenant_id):
-            is_domain = "true" if entry.is_domain else "false"
-            cells = (
-                *(entry.masked, entry.reason.value, entry.note, entry.expires_at, entry.created_at),
-                *(entry.source_email_id, is_domain, entry.address_hash.hex()),
-            )
-            if not print_data(_csv(cells)):
-                return
-
-    run_with_session("suppressions", write)
-    return Exit.DONE
-
-
-def _csv(cells: tuple[object, ...]) -> str:
-    line = io.StringIO()
-    texts = [cell.isoformat() if isinstance(cell, datetime) else "" if cell is None else str(cell) for cell in cells]
-    csv.writer(line, lineterminator="").writerow(texts)
-    return line.getvalue()

@@ -139,7 +139,7 @@ def _act(act: Act | None, command_name: str) -> Act:
 @click.option("--tenant", "tenant_id", callback=_tenant, help="Only webhooks of this tenant.")
 @json_option()
 def list_(tenant_id: str | None, as_json: bool) -> int:
-    """List the webhooks, with their state, lag and pending retries. Secrets are never shown.
+    """List the webhooks: state, lag, and waiting events. The list never shows secrets.
 
     \b
     Examples:
@@ -176,7 +176,7 @@ def _document(webhook: Webhook) -> dict[str, Any]:
 @_NUMBER
 @json_option()
 def test(number: int, as_json: bool) -> int:
-    """Post a test event to a webhook, even if the webhook is disabled. The event's type is `webhook.test`.
+    """Post a test event, even to a disabled webhook. The event has the type `webhook.test`.
 
     \b
     Example:
@@ -201,7 +201,7 @@ def test(number: int, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def remove(number: int, act: Act | None) -> int:
-    """Remove a webhook. Events that were not yet delivered to it are dropped.
+    """Remove a webhook. Events that the webhook has not delivered yet are dropped.
 
     \b
     Example:
@@ -240,7 +240,7 @@ def rotate(number: int, act: Act | None, as_json: bool) -> int:
 @_NUMBER
 @audit_options(is_required=False)
 def enable(number: int, act: Act | None) -> int:
-    """Make a webhook active again, and post the events that wait for it.
+    """Make a webhook active again, and post its waiting events.
 
     \b
     Example:

@@ -13,11 +13,11 @@ from dispatcher.client.results import (
     ApiProblem,
     Attempt,
     EmailStatus,
-    Event,
+    FeedEvent,
     NoResponse,
+    ProviderEvent,
     Receipt,
     Refused,
-    ReportedEvent,
     WaitStatus,
 )
 
@@ -28,11 +28,11 @@ __all__ = [
     "Attempt",
     "Client",
     "EmailStatus",
-    "Event",
     "Events",
+    "FeedEvent",
     "NoResponse",
+    "ProviderEvent",
     "Receipt",
     "Refused",
-    "ReportedEvent",
     "WaitStatus",
 ]

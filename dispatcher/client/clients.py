@@ -28,7 +28,7 @@ from dispatcher.client.calls import (
     send,
     send_many,
 )
-from dispatcher.client.results import EmailStatus, Event, EventPage, NoResponse, Receipt, Refused
+from dispatcher.client.results import EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
 
 T = TypeVar("T")
@@ -241,7 +241,7 @@ class _Feed:
     def __init__(self, cursor: str | None) -> None:
         self.cursor = cursor
 
-    def _advance(self, page: EventPage) -> Iterator[Event]:
+    def _advance(self, page: EventPage) -> Iterator[FeedEvent]:
         """Yields the events of a page. An event counts as handled as soon as the next one is requested."""
         for event in page.events:
             yield event
@@ -259,7 +259,7 @@ class Events(_Feed):
         super().__init__(cursor)
         self._client = client
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[FeedEvent]:
         """Yields the events that were not handled yet.
 
         Raises:
@@ -280,7 +280,7 @@ class AsyncEvents(_Feed):
         super().__init__(cursor)
         self._client = client
 
-    async def __aiter__(self) -> AsyncIterator[Event]:
+    async def __aiter__(self) -> AsyncIterator[FeedEvent]:
         """See `Events.__iter__`."""
         has_more = True
         while has_more:

@@ -71,7 +71,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportedEvent:
+class ProviderEvent:
     """What a provider reported about an email after it had accepted the email.
 
     Attributes:
@@ -128,7 +128,7 @@ class EmailStatus:
     refused_recipients: str | None
     waiting: WaitStatus | None
     attempts: tuple[Attempt, ...]
-    events: tuple[ReportedEvent, ...]
+    events: tuple[ProviderEvent, ...]
 
 
 def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
@@ -155,7 +155,7 @@ def parse_status(document: Mapping[str, Any]) -> EmailStatus:
     fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
     fields["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
     fields["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
-    fields["events"] = tuple(_event(event) for event in document.get("events", ()))
+    fields["events"] = tuple(_provider_event(event) for event in document.get("events", ()))
     return EmailStatus(**fields)
 
 
@@ -171,15 +171,15 @@ def _attempt(document: Mapping[str, Any]) -> Attempt:
     return Attempt(**fields)
 
 
-def _event(document: Mapping[str, Any]) -> ReportedEvent:
-    fields: dict[str, Any] = {name: document.get(name) for name in ReportedEvent.__dataclass_fields__}
+def _provider_event(document: Mapping[str, Any]) -> ProviderEvent:
+    fields: dict[str, Any] = {name: document.get(name) for name in ProviderEvent.__dataclass_fields__}
     for name in ("happened_at", "received_at"):
         fields[name] = datetime.fromisoformat(document[name])
-    return ReportedEvent(**fields)
+    return ProviderEvent(**fields)
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class FeedEvent:
     """What became of an email.
 
     Attributes:
@@ -218,7 +218,7 @@ class EventPage:
         has_more: Whether the next request may return events now.
     """
 
-    events: tuple[Event, ...]
+    events: tuple[FeedEvent, ...]
     next: str
     has_more: bool
 
@@ -229,11 +229,11 @@ def parse_events(document: Mapping[str, Any]) -> EventPage:
     return EventPage(events, document["next"], document["has_more"])
 
 
-def _feed_event(document: Mapping[str, Any]) -> Event:
+def _feed_event(document: Mapping[str, Any]) -> FeedEvent:
     data = document["data"]
-    fields: dict[str, Any] = {name: data.get(name) for name in Event.__dataclass_fields__}
+    fields: dict[str, Any] = {name: data.get(name) for name in FeedEvent.__dataclass_fields__}
     fields |= {"id": UUID(document["id"]), "cursor": document["cursor"], "type": document["type"]}
     fields["timestamp"] = datetime.fromisoformat(document["timestamp"])
     fields["email_id"] = UUID(data["email_id"])
     fields["happened_at"] = datetime.fromisoformat(data["happened_at"])
-    return Event(**fields)
+    return FeedEvent(**fields)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
-from dispatcher.config import values
+from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
@@ -307,7 +307,7 @@ class Settings:
         "the same value on all hosts.",
     )
     sendgrid_events_keys: tuple[str, ...] = setting(
-        values.public_keys,
+        event_values.public_keys,
         None,
         "SendGrid's verification keys for its signed event webhook, in base64, comma-separated; two during a rotation. "
         "Unset: the API does not accept SendGrid's events.",
@@ -315,14 +315,14 @@ class Settings:
         empty=(),
     )
     ses_events_topics: tuple[str, ...] = setting(
-        values.topics,
+        event_values.topics,
         None,
         "ARNs of the SNS topics from which the API accepts Amazon SES's events, comma-separated. Unset: the API does "
-        "not accept them.",
+        "not accept events of Amazon SES.",
         empty=(),
     )
     ses_events_queue_url: str = setting(
-        values.queue_url,
+        event_values.queue_url,
         None,
         "URL of an SQS queue with Amazon SES's events, from SNS or EventBridge. The monitor polls the queue.",
         empty="",
@@ -368,7 +368,7 @@ class Settings:
         empty=(),
     )
     suppress_days: int = setting(
-        values.whole(0, 36500), "0", "Days that a recipient stays suppressed after such an event; 0: for ever."
+        values.whole(0, 36500), "0", "Days that a recipient stays suppressed after an event; 0: for ever."
     )
     suppress_soft_bounces: int = setting(
         values.whole(0, 1000),

@@ -22,11 +22,6 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
 
-_P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
-"""What the DER form of every P-256 public key begins with; the point follows."""
-_P256_POINT_OCTETS: Final = 65
-_TOPIC: Final = re.compile(r"arn:(?:aws|aws-cn|aws-us-gov):sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
-
 
 @dataclass(frozen=True, slots=True)
 class SmtpServer:
@@ -266,28 +261,6 @@ def mailboxes(text: str) -> tuple[str, ...]:
     return found
 
 
-def bounce_mailbox(text: str) -> str:
-    """An address to whose local part a token can be added."""
-    from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS  # loaded late, because few commands need it
-
-    found = mailbox(text)
-    local = found.rpartition("@")[0]
-    if "+" in local or len(local) > MAX_MAILBOX_OCTETS:
-        raise ValueError(
-            f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @, "
-            "because the dispatcher adds a + and a token there for each email"
-        )
-    return found
-
-
-def signing_keys(text: str) -> tuple[bytes, ...]:
-    """Comma-separated secrets, each of at least 32 characters."""
-    keys = tuple(key.strip() for key in text.split(","))
-    if not all(key.isascii() and key.isprintable() and " " not in key and len(key) >= 32 for key in keys):
-        raise ValueError("must be keys of at least 32 characters; create one with: openssl rand -base64 32")
-    return tuple(key.encode() for key in keys)
-
-
 def name(letters: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if not re.fullmatch(f"[{letters}]{{1,64}}", text):
@@ -420,36 +393,3 @@ def names(letters: str) -> Callable[[str], tuple[str, ...]]:
         return names
 
     return parse
-
-
-def public_keys(text: str) -> tuple[str, ...]:
-    """P-256 public keys in base64 (SPKI in DER), separated by commas or white space."""
-    found = tuple(re.split(r"[\s,]+", text.strip(", \n")))
-    for number, key in enumerate(found, 1):
-        try:
-            der = base64.b64decode(key, validate=True)
-        except ValueError:
-            der = b""
-        if not der.startswith(_P256_PREFIX) or len(der) != len(_P256_PREFIX) + _P256_POINT_OCTETS:
-            raise ValueError(
-                f"has a text at position {number} that is not a P-256 public key in base64; copy the verification key "
-                "from SendGrid's settings, without BEGIN and END lines"
-            )
-    return found
-
-
-def topics(text: str) -> tuple[str, ...]:
-    """ARNs of SNS topics."""
-    found = tuple(part.strip() for part in text.split(",") if part.strip())
-    if not found or not all(_TOPIC.fullmatch(each) for each in found):
-        raise ValueError("must have ARNs of SNS topics, such as arn:aws:sns:eu-west-1:123456789012:ses-events")
-    return found
-
-
-def queue_url(text: str) -> str:
-    parts = urlsplit(url("https", "http")(text))
-    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
-        raise ValueError("would send the signature without encryption; use https://")
-    if parts.username is not None or parts.query or parts.fragment or parts.path in ("", "/"):
-        raise ValueError("must be a queue's URL, such as https://sqs.eu-west-1.amazonaws.com/123456789012/ses-events")
-    return text

@@ -79,6 +79,3 @@ class SuppressionRules:
     days: int = 0
     soft_bounces: int = 0
     soft_bounce_days: int = 7
-
-
-DEFAULT_RULES: Final = SuppressionRules()

@@ -96,8 +96,7 @@ class BounceMailbox:
         return len(messages), waiting
 
     def _email_id_in(self, message: NewMessage) -> UUID | None:
-        """The email to whose envelope sender the message was sent, or whose envelope sender it quotes, as feedback
-        reports do."""
+        """The email whose token is in the message: in the header, or in a quoted text, as in feedback reports."""
         octets = message.octets or b""
         header = _END_OF_HEADER.split(octets, maxsplit=1)[0]
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
@@ -121,7 +120,7 @@ def _report(
         assert email_id is not None
         try:
             events = events_of(message.octets or b"", email_id, recipients.get(email_id, ()), message.received_at)
-        except Exception:  # noqa: BLE001 - the standard library's parser may raise anything; the others must be read
+        except Exception:  # noqa: BLE001 - the standard library's parser may raise anything, and one message must not stop the others
             events = []
         reported.append(_Reported(message.name, events))
     return reported

@@ -21,7 +21,7 @@ from dispatcher.events.contract import EventsUnreadable
 
 MAX_ADDRESS_CHARACTERS: Final = 400
 """Longer than any address with a display name that a mail server accepts."""
-MAX_CODE_CHARACTERS: Final = 64
+_MAX_INSTANT_CHARACTERS: Final = 64
 _MAX_TEXT_CHARACTERS: Final = 4096
 _UUID_CHARACTERS: Final = 36
 _END_OF_TIME: Final = datetime.max.replace(tzinfo=UTC).timestamp() - 86_400
@@ -113,7 +113,7 @@ def epoch(value: object) -> datetime | None:
 
 def instant(value: object) -> datetime | None:
     """An instant from its ISO 8601 form, in UTC unless it says otherwise; None if the value has another form."""
-    if not isinstance(value, str) or len(value) > MAX_CODE_CHARACTERS:
+    if not isinstance(value, str) or len(value) > _MAX_INSTANT_CHARACTERS:
         return None
     try:
         found = datetime.fromisoformat(value)

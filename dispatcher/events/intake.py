@@ -10,7 +10,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
-from dispatcher.domain.suppression import DEFAULT_RULES, SuppressionRules
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
@@ -54,17 +54,14 @@ class EmailsLocked(StoreBusy):
 class EventIntake:
     """Stores genuine events. A source verifies that an event comes from the provider before it calls `store`."""
 
-    def __init__(
-        self, pool: Pool, hasher: AddressHasher | None = None, rules: SuppressionRules = DEFAULT_RULES
-    ) -> None:
+    def __init__(self, pool: Pool, rules: SuppressionRules) -> None:
         """
         Args:
             rules: Which events suppress a recipient (see `suppression_rules`).
-            hasher: Hashes recipients; by default, opened at the first call of `store`.
         """
         self._pool = pool
-        self._hasher = hasher
         self._rules = rules
+        self._hasher: AddressHasher | None = None
         self._locked = LockedRows(pool)
         self._log = get_log()
 

@@ -205,7 +205,7 @@ class QueuePolling:
         pool = make_pool(settings.database_url, name=name, size=SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
         await pool.open()
         try:
-            batcher = EventBatcher(EventIntake(pool, rules=suppression_rules(settings)))
+            batcher = EventBatcher(EventIntake(pool, suppression_rules(settings)))
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(POLLERS):
                     queue = Queue(settings.ses_events_queue_url, ca_file=settings.ca_file)

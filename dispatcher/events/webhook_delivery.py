@@ -5,8 +5,8 @@ dies before that commit, the next round posts the batch again: every event arriv
 id. A slow or failing receiver delays only its own webhook.
 
     a receiver that …                                    and then
-    accepts an event                                     the cursor goes on; an event that it refused gets a row and is
-                                                         retried by the schedule, while later events are delivered
+    accepts an event                                     the cursor goes on. A refused event gets a row and is posted
+                                                         again by the schedule, while later events are delivered
     is not reached, or answers 429, 502, 503 or 504,     the cursor stays, and the receiver is tried again after a wait,
     or refuses everything                                with few events; after about 27 hours, the webhook is disabled
     answers 410                                          the webhook is disabled
@@ -69,23 +69,23 @@ _BUSY: Final = frozenset({429, 502, 503, 504})
 _GONE: Final = 410
 
 
-class Verdict(Enum):
+class Reaction(Enum):
     """What a receiver did with one event."""
 
     DELIVERED = "delivered"
     REFUSED = "refused"
     UNAVAILABLE = "unavailable"
-    """It was not reached, or asked us to come back later."""
+    """The receiver was not reached, or asked us to come back later."""
     GONE = "gone"
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One event of a round.
+class Post:
+    """An event that a round posts.
 
     Attributes:
-        position: Its place in the feed; None if this is a retry of a refused event.
-        failed_at: The first attempt; None if this is the first.
+        position: The event's place in the feed; None if this post repeats a refused event.
+        failed_at: When the receiver refused the event first; None if this is the first post of the event.
     """
 
     event: OutgoingEvent
@@ -94,11 +94,11 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    """What happened to one event of a round."""
+class PostResult:
+    """What the receiver did with the event of a post."""
 
-    attempt: Attempt
-    verdict: Verdict
+    post: Post
+    reaction: Reaction
     error: str | None = None
     retry_after_seconds: float = 0.0
 
@@ -202,15 +202,15 @@ class WebhookDelivery:
         limit = REFUSALS_IN_A_ROW if is_failing else BATCH_EVENTS
         retries = await find_due_retries(session, webhook.webhook_id, now=self._now(), limit=limit)
         part = await read_slice(session, webhook.position, tenant=webhook.tenant_id, kinds=webhook.kinds, limit=limit)
-        attempts = [Attempt(event, failed_at=failed_at) for failed_at, event in retries]
-        attempts += [Attempt(event, position) for position, event in part.events]
+        posts = [Post(event, failed_at=failed_at) for failed_at, event in retries]
+        posts += [Post(event, position) for position, event in part.events]
         poster = SignedPoster(
             webhook.url, private_setting=self._private_setting, context=self._context, total_seconds=self._post_seconds
         )
-        bodies = await self._bodies(session, webhook, [attempt.event for attempt in attempts])
+        bodies = await self._bodies(session, webhook, [post.event for post in posts])
         concurrency = 1 if is_failing else self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)
-        results = await _post_all(poster, webhook.secrets, attempts, bodies, concurrency)
-        deliveries = settle(webhook, attempts, results, end=part.end, now=self._now(), draw=random.random)
+        results = await _post_all(poster, webhook.secrets, posts, bodies, concurrency)
+        deliveries = settle(webhook, posts, results, end=part.end, now=self._now(), draw=random.random)
         if await save_deliveries(session, webhook, deliveries):
             self._report(webhook, results, deliveries)
 
@@ -229,12 +229,12 @@ class WebhookDelivery:
             bodies[event.event_id] = orjson.dumps(event.document(recipients), option=orjson.OPT_UTC_Z)
         return bodies
 
-    def _report(self, webhook: DueWebhook, results: Sequence[Result], deliveries: Deliveries) -> None:
+    def _report(self, webhook: DueWebhook, results: Sequence[PostResult], deliveries: Deliveries) -> None:
         number = str(webhook.webhook_id)
-        delivered = sum(result.verdict is Verdict.DELIVERED for result in results)
+        delivered = sum(result.reaction is Reaction.DELIVERED for result in results)
         metrics.WEBHOOK_EVENTS.add(delivered, number, "delivered")
         metrics.WEBHOOK_EVENTS.add(len(results) - delivered, number, "failed")
-        slower = any(result.verdict is Verdict.UNAVAILABLE for result in results)
+        slower = any(result.reaction is Reaction.UNAVAILABLE for result in results)
         before = self._concurrency.get(webhook.webhook_id, CONCURRENT_POSTS)
         self._concurrency[webhook.webhook_id] = max(1, before // 2) if slower else min(before + 1, CONCURRENT_POSTS)
         fields = {"webhook": webhook.webhook_id, "reason": deliveries.last_error}
@@ -257,61 +257,61 @@ class WebhookDelivery:
 async def _post_all(
     poster: SignedPoster,
     secrets: list[str],
-    attempts: Sequence[Attempt],
+    posts: Sequence[Post],
     bodies: dict[UUID, bytes],
     concurrency: int,
-) -> list[Result]:
+) -> list[PostResult]:
     """Posts events, several at the same time, until all are posted or the receiver fails.
 
     Returns the results of the first events, in order. Events of the same email are posted one after another.
     """
-    results: dict[int, Result] = {}
+    results: dict[int, PostResult] = {}
     latest: dict[UUID, asyncio.Future[None]] = {}
-    waiting: Iterator[tuple[int, Attempt]] = iter(enumerate(attempts))
+    waiting: Iterator[tuple[int, Post]] = iter(enumerate(posts))
 
     def must_stop() -> bool:
         found = results.values()
-        if any(result.verdict in (Verdict.UNAVAILABLE, Verdict.GONE) for result in found):
+        if any(result.reaction in (Reaction.UNAVAILABLE, Reaction.GONE) for result in found):
             return True
-        return len(found) >= REFUSALS_IN_A_ROW and all(result.verdict is Verdict.REFUSED for result in found)
+        return len(found) >= REFUSALS_IN_A_ROW and all(result.reaction is Reaction.REFUSED for result in found)
 
     async def post_next() -> None:
         while not must_stop() and (item := next(waiting, None)) is not None:
-            index, attempt = item
-            before = latest.get(attempt.event.email_id)
-            done = latest[attempt.event.email_id] = asyncio.get_running_loop().create_future()
+            index, post = item
+            before = latest.get(post.event.email_id)
+            done = latest[post.event.email_id] = asyncio.get_running_loop().create_future()
             try:
                 if before is not None:
                     await before
-                results[index] = await _post(poster, secrets, attempt, bodies[attempt.event.event_id])
+                results[index] = await _post(poster, secrets, post, bodies[post.event.event_id])
             finally:
                 done.set_result(None)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(min(concurrency, len(attempts))):
+        for _ in range(min(concurrency, len(posts))):
             group.create_task(post_next())
     return [results[index] for index in sorted(results)]
 
 
-async def _post(poster: SignedPoster, secrets: list[str], attempt: Attempt, body: bytes) -> Result:
+async def _post(poster: SignedPoster, secrets: list[str], post: Post, body: bytes) -> PostResult:
     try:
-        answer = await poster.post(str(attempt.event.event_id), secrets, body)
+        answer = await poster.post(str(post.event.event_id), secrets, body)
     except NoAnswer as error:
-        return Result(attempt, Verdict.UNAVAILABLE, scrub(error.reason))
-    words = f"it answered {answer.status}"
+        return PostResult(post, Reaction.UNAVAILABLE, scrub(error.reason))
+    words = f"the receiver answered {answer.status}"
     if answer.is_success:
-        return Result(attempt, Verdict.DELIVERED)
+        return PostResult(post, Reaction.DELIVERED)
     if answer.status == _GONE:
-        return Result(attempt, Verdict.GONE, words)
+        return PostResult(post, Reaction.GONE, words)
     if answer.status in _BUSY:
-        return Result(attempt, Verdict.UNAVAILABLE, words, answer.retry_after_seconds)
-    return Result(attempt, Verdict.REFUSED, words)
+        return PostResult(post, Reaction.UNAVAILABLE, words, answer.retry_after_seconds)
+    return PostResult(post, Reaction.REFUSED, words)
 
 
 def settle(
     webhook: DueWebhook,
-    attempts: Sequence[Attempt],
-    results: Sequence[Result],
+    posts: Sequence[Post],
+    results: Sequence[PostResult],
     *,
     end: Position,
     now: datetime,
@@ -320,19 +320,20 @@ def settle(
     """What to save after a round.
 
     Args:
-        attempts: The events of the round; `results` are those of the first of them.
+        posts: The posts of the round.
+        results: The results of the first posts, in the order of `posts`.
         end: The last event of the feed that was read for the round, wanted or not.
         draw: Returns a random number from 0 to 1.
     """
-    delivered = [result.attempt for result in results if result.verdict is Verdict.DELIVERED]
-    failed = [result for result in results if result.verdict is not Verdict.DELIVERED]
+    delivered = [result.post for result in results if result.reaction is Reaction.DELIVERED]
+    failed = [result for result in results if result.reaction is not Reaction.DELIVERED]
     delivered_at = now if delivered else webhook.delivered_at
     has_room = webhook.retries + len(failed) <= MAX_RETRIES
-    only_refused = all(result.verdict is Verdict.REFUSED for result in failed)
+    only_refused = all(result.reaction is Reaction.REFUSED for result in failed)
     is_working = has_room and (bool(delivered) or (only_refused and len(failed) < REFUSALS_IN_A_ROW))
     last_error = failed[-1].error if failed else None
     retry_after = max((result.retry_after_seconds for result in failed), default=0.0)
-    refused = [_refused(result, now, draw()) for result in failed if is_working or result.attempt.failed_at]
+    refused = [_refused(result, now, draw()) for result in failed if is_working or result.post.failed_at]
     state, next_at, failing_since = WebhookState.ACTIVE, now, webhook.failing_since
     if delivered and is_working:
         failing_since = None
@@ -342,36 +343,36 @@ def settle(
         state, next_at = (WebhookState.DISABLED, now) if probe is None else (state, probe)
     elif not only_refused:
         next_at = now + timedelta(seconds=max(SLOW_DOWN_SECONDS, retry_after))
-    if any(result.verdict is Verdict.GONE for result in failed):
+    if any(result.reaction is Reaction.GONE for result in failed):
         state = WebhookState.DISABLED
     if any(each.due_at is None and (delivered_at or each.failed_at) <= each.failed_at for each in refused):
         # The receiver has accepted nothing since it refused this event for the first time, about 27 hours ago.
         state = WebhookState.DISABLED
     return Deliveries(
-        position=_handled(webhook.position, attempts, results, end, is_working=is_working),
+        position=_handled(webhook.position, posts, results, end, is_working=is_working),
         state=state,
         failing_since=failing_since,
         next_attempt_at=next_at,
         last_error=last_error,
         delivered_at=delivered_at,
-        delivered_ids=[attempt.event.event_id for attempt in delivered],
+        delivered_ids=[post.event.event_id for post in delivered],
         refused=refused,
     )
 
 
-def _refused(result: Result, now: datetime, draw: float) -> RefusedEvent:
-    failed_at = result.attempt.failed_at or now
+def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
+    failed_at = result.post.failed_at or now
     return RefusedEvent(
-        result.attempt.event.event_id, failed_at, next_attempt(failed_at, now, draw=draw), result.error or ""
+        result.post.event.event_id, failed_at, next_attempt(failed_at, now, draw=draw), result.error or ""
     )
 
 
 def _handled(
-    position: Position, attempts: Sequence[Attempt], results: Sequence[Result], end: Position, *, is_working: bool
+    position: Position, posts: Sequence[Post], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
     """The new cursor. If the receiver works, refused events have rows, so the cursor passes them."""
     for result in results:
-        if result.verdict is not Verdict.DELIVERED and not is_working and result.attempt.position is not None:
+        if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
             return position
-        position = result.attempt.position or position
-    return end if len(results) == len(attempts) else position
+        position = result.post.position or position
+    return end if len(results) == len(posts) else position

@@ -26,7 +26,7 @@ PAGE: Final = 2_000
 BATCH: Final = 200
 """Emails per commit. Small, because a commit locks its emails' rows."""
 FORGOTTEN: Final = "(forgotten)"
-"""What a suppression that is kept shows instead of the masked address."""
+"""The text that replaces the masked address of a suppression that is kept."""
 _FIRST: Final = UUID(int=0)
 _FIELDS: Final = ("to", "cc", "bcc", "reply_to")
 _PLAIN_LOCAL: Final = re.compile(r"[a-z0-9._+-]+")
@@ -53,7 +53,7 @@ class Forgotten:
         read: The emails whose recipients were read.
         read_until: The last of these emails.
         emails: The finished emails that concern the address.
-        contents: How many of these had content.
+        contents: How many of the finished emails had content.
         unfinished: Pending and sending emails, which are not changed.
         locked: Emails whose rows other transactions have locked; not changed.
         suppressions: Suppression entries that were removed, or kept without what shows the address.
@@ -95,7 +95,7 @@ class Forgetting:
         Args:
             address: With or without a display name. It is compared as events and suppressions compare addresses.
             act: Who erases, and why; None counts and changes nothing.
-            on_progress: Is called after every statement.
+            on_progress: This function is called after every statement.
         """
         self._session = session
         self._address = normalised(address)

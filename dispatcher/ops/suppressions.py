@@ -16,6 +16,7 @@ from dispatcher.ops.acts import Act
 from dispatcher.store import suppressions
 from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
 from dispatcher.store.connections import AsyncSession
+from dispatcher.store.events import find_recipients
 from dispatcher.store.suppressions import Entry, Suppression, hash_of
 
 BATCH: Final = 1000
@@ -26,7 +27,7 @@ _NAMES: Final = ("recipient", "address", "email", "domain")
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RefusedLine:
     """Why a line of an import was refused, without its text.
 
     Attributes:
@@ -87,12 +88,9 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
     if (found := hasher.read_unsubscribe_token(token)) is None:
         return False
     email_id, address_hash = found
-    addresses = await suppressions.find_recipients_of(session, email_id)
-    if addresses is None:
-        return False
+    addresses = (await find_recipients(session, [email_id])).get(email_id, ())
     masked = next((Recipient.parse(each).masked for each in addresses if hasher.hash(each) == address_hash), "•••")
-    await suppressions.insert_unsubscribe(session, email_id, address_hash, masked)
-    return True
+    return await suppressions.insert_unsubscribe(session, email_id, address_hash, masked)
 
 
 async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
@@ -131,7 +129,7 @@ async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequen
 
 def read_entries(
     lines: Iterable[str], hasher: AddressHasher, *, reason: SuppressionReason = SuppressionReason.MANUAL
-) -> Iterator[Entry | Refusal]:
+) -> Iterator[Entry | RefusedLine]:
     """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines and repeated headings.
 
     Args:
@@ -150,9 +148,9 @@ def read_entries(
         try:
             yield _entry(dict(zip(names, cells, strict=False)), hasher, reason)
         except InvalidEmail as error:
-            yield Refusal(reader.line_num, f"{error.field} {error.reason}")
+            yield RefusedLine(reader.line_num, f"{error.field} {error.reason}")
         except ValueError as error:
-            yield Refusal(reader.line_num, str(error))
+            yield RefusedLine(reader.line_num, str(error))
 
 
 def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReason) -> Entry:

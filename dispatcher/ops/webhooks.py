@@ -96,7 +96,7 @@ async def add(
 
     Args:
         url: A URL that `checked_url` returned.
-        tenant_id: The tenant whose events it gets; None for all tenants.
+        tenant_id: The tenant whose events the webhook gets; None for all tenants.
 
     Raises:
         TooManyWebhooks: The database has `MAX_WEBHOOKS`.
@@ -174,7 +174,7 @@ async def test(source: Source, webhook_id: int, settings: Settings) -> TestResul
         answer = await poster.post(str(uuid4()), target[1], orjson.dumps(event, option=orjson.OPT_UTC_Z))
     except NoAnswer as error:
         return TestResult(is_accepted=False, detail=error.reason)
-    return TestResult(answer.is_success, f"it answered {answer.status}")
+    return TestResult(answer.is_success, f"the receiver answered {answer.status}")
 
 
 def _require(webhook_id: int, *, exists: bool) -> None:

@@ -91,7 +91,7 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
         yield QueuePolling(settings)
     if settings.bounce_maildir and (address := settings.of(SmtpSettings).bounces()):
         mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
-        intake = EventIntake(pool, rules=suppression_rules(settings))
+        intake = EventIntake(pool, suppression_rules(settings))
         yield Periodic(BounceMailbox(mailbox, address, pool, intake))
 
 

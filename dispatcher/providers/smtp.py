@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from dispatcher.config import ProviderSettings, Settings, setting, values
+from dispatcher.config import ProviderSettings, Settings, event_values, setting, values
 from dispatcher.domain.bounce_address import BounceAddress
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
@@ -44,14 +44,14 @@ class SmtpSettings(ProviderSettings):
     )
 
     bounce_address: str = setting(
-        values.bounce_mailbox,
+        event_values.bounce_mailbox,
         None,
         "Address for bounces, such as bounces@example.com. The envelope sender of each email is this address with a "
         "token: bounces+token@example.com. Unset: the envelope sender is the sender.",
         empty="",
     )
     bounce_keys: tuple[bytes, ...] = setting(
-        values.signing_keys,
+        event_values.signing_keys,
         None,
         "Keys of the tokens in envelope senders, comma-separated, of at least 32 characters each: the first signs, all "
         "are valid. Use the same value on all hosts.",

@@ -11,7 +11,7 @@ from uuid import UUID
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.status import Status
-from dispatcher.domain.suppression import DEFAULT_RULES, Recipient, SuppressionRules
+from dispatcher.domain.suppression import Recipient, SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher, normalised
 from dispatcher.store.queries import ids_within
 from dispatcher.store.statements import Source, fetch
@@ -100,9 +100,7 @@ class SettledEmail:
     status: Status
 
 
-async def store_events(
-    source: Source, rows: Sequence[EventRow], rules: SuppressionRules = DEFAULT_RULES
-) -> list[StoredEvents]:
+async def store_events(source: Source, rows: Sequence[EventRow], rules: SuppressionRules) -> list[StoredEvents]:
     """Stores events, marks their emails and suppresses recipients, in one statement and one commit. Idempotent.
 
     Args:

@@ -168,16 +168,14 @@ async def insert_suppressions(
     return int(count)
 
 
-async def find_recipients_of(session: AsyncSession, email_id: UUID) -> list[str] | None:
-    """An email's recipients, empty if its content was deleted; None if there is no such email."""
-    rows = await fetch(session, "find_recipients_of", {"email_id": email_id})
-    return None if not rows else [each for name in _LISTS for each in (rows[0][0] or {}).get(name, ())]
+async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash: bytes, masked: str) -> bool:
+    """Suppresses a recipient who has unsubscribed, for the email's tenant. Idempotent.
 
-
-async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash: bytes, masked: str) -> None:
-    """Suppresses a recipient who has unsubscribed, for the email's tenant. Idempotent."""
+    Returns:
+        Whether the email exists.
+    """
     parameters = {"email_id": email_id, "address_hash": address_hash, "masked": masked}
-    await fetch(session, "insert_unsubscribe", parameters)
+    return bool(await fetch(session, "insert_unsubscribe", parameters))
 
 
 async def delete_suppressions(

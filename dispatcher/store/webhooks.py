@@ -27,7 +27,7 @@ class Webhook:
     """A webhook, as operators see it.
 
     Attributes:
-        tenant_id: The tenant whose events it gets; None for all tenants.
+        tenant_id: The tenant whose events the webhook gets; None for all tenants.
         with_recipients: Whether its events contain addresses.
         failing_since: When its receiver began to accept no event; None if it accepts events.
         next_attempt_at: No event is posted before this instant.

@@ -1,7 +1,7 @@
 -- name: store_events
 -- Stores events, one per position of the lists, sorted by email and event key. Leaves out events that are already
 -- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`: the event
--- proves that the provider accepted it, so no later lease takes it. settle_proven does the rest.
+-- proves that the provider accepted it, so no later lease takes the email. settle_proven then settles it.
 -- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
 -- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
 -- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.

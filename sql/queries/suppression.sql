@@ -138,28 +138,31 @@ where e.status = 'failed'
 order by e.email_id
 limit %(limit)s;
 
--- name: find_recipients_of
--- The recipients of an email; null if its content was deleted. No row: there is no such email.
-select c.recipients
-from dispatcher.email_log as e
-left join dispatcher.email_content as c using (email_id)
-where e.email_id = %(email_id)s;
-
 -- name: insert_unsubscribe
--- Suppresses a recipient who has unsubscribed, for the tenant of the email. No rows. An entry without an end stays as it
--- is.
-insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, source_email_id)
-select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
-from dispatcher.email_log
-where email_id = %(email_id)s
-on conflict (tenant_id, address_hash) do update
-set
-    masked = excluded.masked,
-    reason = excluded.reason,
-    source_email_id = excluded.source_email_id,
-    source_event_key = null,
-    note = null,
-    created_at = excluded.created_at,
-    expires_at = null,
-    changed_in = excluded.changed_in
-where s.expires_at is not null;
+-- Suppresses a recipient who has unsubscribed, for the tenant of the email. An entry without an end stays as it is. No row:
+-- the email does not exist.
+with email as (
+    select tenant_id, email_id
+    from dispatcher.email_log
+    where email_id = %(email_id)s
+),
+
+suppressed as (
+    insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason, source_email_id)
+    select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe', email_id
+    from email
+    on conflict (tenant_id, address_hash) do update
+    set
+        masked = excluded.masked,
+        reason = excluded.reason,
+        source_email_id = excluded.source_email_id,
+        source_event_key = null,
+        note = null,
+        created_at = excluded.created_at,
+        expires_at = null,
+        changed_in = excluded.changed_in
+    where s.expires_at is not null
+)
+
+select true
+from email;

@@ -11,6 +11,7 @@ from uuid import UUID
 import pytest
 
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.events.intake import EventIntake
 from dispatcher.store.connections import make_pool
 from tests.acceptance.harness import Host, emails, stop
@@ -36,7 +37,7 @@ def report_bounce(host: Host, email_id: UUID) -> None:
             recipient=ANN,
             code="5.1.1",
         )
-        await EventIntake(pool).store([bounced])
+        await EventIntake(pool, SuppressionRules()).store([bounced])
         await pool.close()
 
     asyncio.run(report())

@@ -152,8 +152,8 @@ async def test_a_test_event_reports_the_receivers_answer(
             receiver.status_of = lambda _: 500
             refused = (await api.call("POST", path)).json
 
-    assert accepted == {"is_accepted": True, "detail": "it answered 204"}
-    assert refused == {"is_accepted": False, "detail": "it answered 500"}
+    assert accepted == {"is_accepted": True, "detail": "the receiver answered 204"}
+    assert refused == {"is_accepted": False, "detail": "the receiver answered 500"}
     posted = receiver.posted[0]
     Verifier(made.json["secret"]).verify(posted.body.decode(), dict(posted.headers))
     assert posted.json["type"] == "webhook.test"

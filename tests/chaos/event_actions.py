@@ -13,6 +13,7 @@ from uuid import UUID
 import psycopg
 
 from dispatcher.domain.provider_event import EventKind
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import DispatcherError
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async
@@ -59,4 +60,4 @@ async def _release(stage: StormStage, email_ids: Sequence[UUID]) -> None:
             async with session.transaction():
                 if await release_held(session, email_id, actor="chaos", reason="an event arrives before the lease"):
                     event = event_of(email_id, EventKind.CLICKED, stage.provider_name, datetime.now(UTC))
-                    await store_events(session, [EventRow.of(event, hasher)])
+                    await store_events(session, [EventRow.of(event, hasher)], SuppressionRules())

@@ -17,6 +17,7 @@ import orjson
 
 from dispatcher.dev.ports import choose
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.intake import EventIntake
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
@@ -84,7 +85,7 @@ class DirectSource:
     async def _store(self, events: Sequence[ProviderEvent]) -> None:
         if self._intake is None:
             await self._pool.open()
-            self._intake = EventIntake(self._pool)
+            self._intake = EventIntake(self._pool, SuppressionRules())
         await self._intake.store(events)
 
     def forge(self, events: Sequence[ProviderEvent], random: Random) -> bool | None:  # noqa: ARG002

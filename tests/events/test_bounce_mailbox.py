@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.bounce_mailbox import MAX_MESSAGES, BounceMailbox
 from dispatcher.events.intake import EventIntake
@@ -160,7 +161,9 @@ async def test_while_postgresql_is_unreachable_the_bounces_stay(folder: Path, cl
     await pool.close()
 
     with pytest.raises(StoreUnavailable):
-        await BounceMailbox(Maildir(folder, keeps=False), ADDRESS, pool, EventIntake(pool)).run_once()
+        await BounceMailbox(
+            Maildir(folder, keeps=False), ADDRESS, pool, EventIntake(pool, SuppressionRules())
+        ).run_once()
 
     assert files(folder) == {"1.bounce.host": "new"}
 
@@ -171,7 +174,7 @@ async def test_a_locked_email_delays_only_its_own_bounces(folder: Path, books: B
     deliver(folder, "postfix-mailbox-full", free, "2.free.host")
     pool = make_pool(tables_url, name="monitor", size=1, lock_seconds=0.2)
     await pool.open()
-    mailbox = BounceMailbox(Maildir(folder, keeps=False), ADDRESS, pool, EventIntake(pool))
+    mailbox = BounceMailbox(Maildir(folder, keeps=False), ADDRESS, pool, EventIntake(pool, SuppressionRules()))
     try:
         with books.connection.transaction():
             books.lock(locked)

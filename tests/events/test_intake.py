@@ -13,6 +13,7 @@ import pytest
 from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import StoreBusy
 from dispatcher.events.intake import EventIntake, Stored
 from dispatcher.store.connections import Pool, connect_async, make_pool
@@ -220,10 +221,10 @@ async def test_events_of_other_emails_are_stored_while_a_row_is_locked(books: Bo
         Books(other).lock(locked)
 
         with pytest.raises(StoreBusy, match="1 emails"):
-            await EventIntake(pool).store(events)
+            await EventIntake(pool, SuppressionRules()).store(events)
         assert (books.status(locked), books.status(free)) == ("pending", "sent")
 
-    assert await EventIntake(pool).store(events) == Stored(new=1, duplicates=1, settled=1)
+    assert await EventIntake(pool, SuppressionRules()).store(events) == Stored(new=1, duplicates=1, settled=1)
     await pool.close()
 
 

@@ -125,7 +125,7 @@ async def test_only_the_configured_events_suppress_and_an_entry_ends_after_the_c
     rules = SuppressionRules(reasons=frozenset([SuppressionReason.COMPLAINT]), days=30)
     emails = books.enqueue(2)
 
-    await EventIntake(pool, rules=rules).store(
+    await EventIntake(pool, rules).store(
         [bounce(emails[0]), event(emails[1], EventKind.COMPLAINED, recipient="bob@example.org")]
     )
 
@@ -135,7 +135,7 @@ async def test_only_the_configured_events_suppress_and_an_entry_ends_after_the_c
 
 
 async def test_soft_bounces_of_several_emails_suppress_if_that_is_configured(pool: Pool, books: Books) -> None:
-    intake = EventIntake(pool, rules=SuppressionRules(soft_bounces=3))
+    intake = EventIntake(pool, SuppressionRules(soft_bounces=3))
     emails = books.enqueue(3)
     books.enqueue_one(tenant_id="other")
 

@@ -253,7 +253,7 @@ async def test_a_receiver_that_stays_down_is_disabled_after_27_hours_and_goes_on
         assert await deliverer.round()
     hours = (deliverer.now - began_at) / timedelta(hours=1)
     assert 27 <= hours < 29
-    assert (await deliverer.one()).last_error == "it answered 503"
+    assert (await deliverer.one()).last_error == "the receiver answered 503"
     deliverer.now += DAY
     assert not await deliverer.round()
     receiver.status_of = lambda _: 204
@@ -321,7 +321,7 @@ async def test_a_redirect_is_a_refusal_and_is_not_followed(
     await deliverer.run()
 
     assert len(receiver.posted) == 1
-    assert (await deliverer.one()).last_error == f"it answered {status}"
+    assert (await deliverer.one()).last_error == f"the receiver answered {status}"
     assert (await deliverer.one()).retries == 1
 
 

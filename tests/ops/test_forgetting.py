@@ -11,7 +11,7 @@ from psycopg import sql
 
 from dispatcher import Attachment
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
-from dispatcher.domain.suppression import Recipient, SuppressionReason
+from dispatcher.domain.suppression import Recipient, SuppressionReason, SuppressionRules
 from dispatcher.events.intake import EventIntake
 from dispatcher.ops.acts import Act
 from dispatcher.ops.forgetting import FORGOTTEN, Forgetting, Forgotten
@@ -61,7 +61,7 @@ async def report(url: str, email_id: UUID, recipient: str) -> None:
     )
     pool = make_pool(url, name="test intake", size=1)
     await pool.open()
-    await EventIntake(pool).store([event])
+    await EventIntake(pool, SuppressionRules()).store([event])
     await pool.close()
 
 

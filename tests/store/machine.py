@@ -26,6 +26,7 @@ from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing_event import OutgoingKind
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.errors import MessageKeyConflict
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
@@ -463,7 +464,7 @@ class Machine(RuleBasedStateMachine):
         )
         row = EventRow.of(event, HASHER)
         is_new = kind not in known.reported
-        (stored,) = self.run(store_events(self.relay, [row, row]))
+        (stored,) = self.run(store_events(self.relay, [row, row], SuppressionRules()))
         assert (stored.new, stored.duplicates) == (is_new, 2 - is_new)
         if is_new:
             known.report(kind, "smtp")

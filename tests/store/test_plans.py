@@ -20,6 +20,7 @@ import pytest
 from dispatcher.domain.email_id import new_email_ids
 from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
+from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
@@ -166,20 +167,20 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
         session = await connect_async(database_url, name="planned", keeps_plans=True)
         outbox = Outbox(session)
         for _ in range(RUNS):
-            await store_events(session, reported(new_email_ids(BATCH)))
+            await store_events(session, reported(new_email_ids(BATCH)), SuppressionRules())
             await settle_proven(session, new_email_ids(BATCH))
             await outbox.settle_proven(BATCH)
 
         email_ids = books.enqueue(EMAILS)
         # In another session: a session may report the rows that it reads here only after the counters are reset.
         async with await connect_async(database_url, name="earlier") as earlier:
-            await store_events(earlier, reported(email_ids[1::2]))
+            await store_events(earlier, reported(email_ids[1::2]), SuppressionRules())
             while await Outbox(earlier).settle_proven(500):
                 pass
         connection.execute("vacuum email_log")
 
     async def work() -> int:
-        await store_events(session, reported(email_ids[:: EMAILS // BATCH]))
+        await store_events(session, reported(email_ids[:: EMAILS // BATCH]), SuppressionRules())
         return len(await outbox.settle_proven(EMAILS))
 
     assert await reads_few_rows(database_url, work(), session.close)

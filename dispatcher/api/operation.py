@@ -1,0 +1,153 @@
+"""One operation of the HTTP API as the OpenAPI 3.1 document describes it, and the parts that descriptions share.
+
+`feed_operations.py` describes the operations of `feed_endpoints.py`, and so on for each subject. `openapi.py` makes one
+document of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from dispatcher.api.operator_endpoints import MAX_REASON_CHARACTERS
+from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
+from dispatcher.api.status_endpoints import NOT_BLANK, TENANT, TENANT_ID, Parameter
+
+_COMMON_PROBLEMS: Final = (
+    "malformed-request",
+    "method-not-allowed",
+    "request-timeout",
+    "headers-too-large",
+    "internal-error",
+    "overloaded",
+)
+_KEY_PROBLEMS: Final = ("unauthorized", "insufficient-scope", "tenant-forbidden", "host-forbidden", "rate-limited")
+_STORE_PROBLEMS: Final = ("database-unavailable",)
+BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One path and method.
+
+    Attributes:
+        response_schema: The name of the success response's schema; None if the response has no body.
+        problems: The problem codes of this operation, except the codes that every operation may return.
+        request_schema: The name of the request body's schema; None if the request has no body.
+        needs_key: Whether a request needs an API key. A provider's requests are signed instead.
+    """
+
+    name: str
+    summary: str
+    description: str
+    response_schema: str | None
+    problems: tuple[str, ...]
+    status: int = 200
+    request_schema: str | None = None
+    example: Any = None
+    parameters: tuple[dict[str, Any], ...] = ()
+    headers: dict[str, Any] = field(default_factory=dict)
+    needs_key: bool = True
+
+    def responses(self) -> dict[int | str, dict[str, Any]]:
+        """All responses by status."""
+        success: dict[str, Any] = {"description": "Success."}
+        if self.response_schema is not None:
+            success["content"] = {"application/json": {"schema": reference(self.response_schema)}}
+        if self.headers:
+            success["headers"] = self.headers
+        codes: dict[int, list[str]] = {}
+        key_problems = _KEY_PROBLEMS if self.needs_key else ()
+        for code in (*self.problems, *key_problems, *_STORE_PROBLEMS, *_COMMON_PROBLEMS):
+            codes.setdefault(PROBLEM_TYPES[code].status, []).append(code)
+        problems: dict[int | str, dict[str, Any]] = {
+            status: _problems(status, codes[status]) for status in sorted(codes)
+        }
+        return {self.status: success, **problems}
+
+    def extra(self) -> dict[str, Any]:
+        """Parameters and request body. FastAPI cannot derive them, because the endpoints parse requests themselves."""
+        extra: dict[str, Any] = {"parameters": list(self.parameters)}
+        if not self.needs_key:
+            extra["security"] = []
+        if self.request_schema:
+            media_type: dict[str, Any] = {"schema": reference(self.request_schema)}
+            if self.example is not None:
+                media_type["example"] = self.example
+            extra["requestBody"] = {"required": True, "content": {"application/json": media_type}}
+        return extra
+
+
+def reference(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def nullable(kind: str, form: str | None = None) -> dict[str, Any]:
+    return {"type": [kind, "null"], **({"format": form} if form else {})}
+
+
+def object_schema(properties: dict[str, Any], *optional: str) -> dict[str, Any]:
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+def query_parameter(name: str, parameter: Parameter) -> dict[str, Any]:
+    return {"name": name, "in": "query", "schema": dict(parameter.schema), "description": parameter.description}
+
+
+def path_parameter(name: str, schema: dict[str, Any], description: str) -> dict[str, Any]:
+    return {"name": name, "in": "path", "required": True, "schema": schema, "description": description}
+
+
+def _problems(status: int, codes: list[str]) -> dict[str, Any]:
+    response: dict[str, Any] = {
+        "description": " ".join(f"`{code}`: {PROBLEM_TYPES[code].title}" for code in codes),
+        "content": {MEDIA_TYPE: {"schema": reference("Problem")}},
+    }
+    if status in (409, 429, 503):
+        description = "Seconds to wait before the request is retried."
+        response["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": description}}
+    if status == 405:
+        description = "The methods that the path supports."
+        response["headers"] = {"Allow": {"schema": {"type": "string"}, "description": description, "required": True}}
+    if status == 401:
+        response["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
+    return response
+
+
+TENANT_PARAMETER: Final = query_parameter("tenant_id", TENANT)
+INSTANT: Final = {"type": "string", "format": "date-time"}
+ID: Final = {"type": "string", "format": "uuid"}
+REASON: Final = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MAX_REASON_CHARACTERS,
+    "pattern": NOT_BLANK,
+    "description": "Printable characters, not only spaces. The audit log records the reason.",
+}
+DECISION_PROBLEMS: Final = ("not-found", *BODY_PROBLEMS, "invalid-body")
+_FIELD_ERROR: Final = {
+    "type": "object",
+    "required": ["detail"],
+    "properties": {
+        "pointer": {"type": "string", "description": "JSON pointer into the body, as a URI fragment."},
+        "header": {"type": "string"},
+        "parameter": {"type": "string"},
+        "detail": {"type": "string"},
+    },
+}
+SCHEMAS: Final[dict[str, Any]] = {
+    "Decision": object_schema({"reason": REASON, "tenant_id": TENANT_ID}, "tenant_id"),
+    "Problem": {
+        "type": "object",
+        "required": ["type", "title", "status", "code"],
+        "properties": {
+            "type": {"type": "string"},
+            "title": {"type": "string"},
+            "status": {"type": "integer"},
+            "code": {"type": "string", "enum": list(PROBLEM_TYPES)},
+            "detail": {"type": "string"},
+            "errors": {"type": "array", "items": _FIELD_ERROR},
+        },
+    },
+}
