@@ -395,8 +395,13 @@ def check_event_sources(settings: Settings) -> Iterator[Finding]:
         may = os.access(new, os.R_OK | os.W_OK | os.X_OK)
         words = f"this user {'may' if may else 'may not'} read and change {new}"
         remedy = "Make this user the owner of the Maildir; docs/events-setup-smtp.md shows how."
+        if not may and not new.exists():
+            words = f"{new} does not exist, or this user may not see it"
+            remedy = f"Set DISPATCHER_BOUNCE_MAILDIR to the mail server's Maildir, or run: mkdir -p {new}. {remedy}"
         yield passed_if(may, "Maildir of bounces", words, remedy)
-    words = "; ".join(sources) or "none: bounces and complaints are not reported, and held emails need an operator"
+    words = "; ".join(sources) or (
+        "none: bounces and complaints are not reported, and held emails need an operator (docs/events-setup.md)"
+    )
     yield passed("event sources", words)
 
 

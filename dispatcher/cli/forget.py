@@ -50,8 +50,8 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
     Reads the recipients of every email with content: about a minute per million emails. It may be interrupted and
     repeated. Pending and sending emails are listed and not changed: run the command again when they are finished.
 
-    It cannot reach copies outside this database: at the provider, in backups, in logs of other systems. See "Erasure"
-    in docs/runbook.md.
+    It cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
+    See "A person asks for erasure" in docs/runbook.md.
 
     Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 pending, sending or locked emails are
     left.

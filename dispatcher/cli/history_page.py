@@ -87,7 +87,8 @@ def fields_table(record: Record) -> Table:
 
 
 def _email(row: Record) -> dict[str, Any]:
-    fields = {name: value for name, value in row.items() if name not in _EXPLAINED}
+    answer = "answer" if row["status"] == Status.SENT else "last_error"  # an acceptance is not an error
+    fields = {answer if name == "last_error" else name: value for name, value in row.items() if name not in _EXPLAINED}
     return {**fields, **_explained_fields(row)}
 
 

@@ -71,7 +71,8 @@ class Table:
         """The table's lines.
 
         Args:
-            width: Wrap cells to this many columns. A word that is too long (except in `fold`) makes a line longer.
+            width: Wrap cells to this many columns. If the longest words (except in `fold`) do not fit side by side,
+                each row becomes a record: one line per field.
             coloured: Whether to add the escape sequences of the cells' styles.
         """
         shown = [self._columns, *self._rows] if self._columns else self._rows
@@ -82,11 +83,23 @@ class Table:
                 min(widths[at], _NARROWEST_FOLD) if at == self._fold else _longest_word(cells)
                 for at, cells in enumerate(columns)
             ]
+            if self._columns and sum(narrowest) > _room(len(widths), width):
+                return self._records(width, coloured=coloured)
             widths = _fitted(widths, narrowest, width)
         drawn = [self._lines(row, widths, coloured) if row else [""] for row in shown]
         if self._columns:
             drawn.insert(1, ["─" * sum([*widths, len(_GAP) * (len(widths) - 1)])])
         return [line for row in drawn for line in row]
+
+    def _records(self, width: int, *, coloured: bool) -> list[str]:
+        """The rows one below the other, each with a line per field; a word is never broken, so an id can be copied."""
+        fields = Table(fold=1 if self._fold is not None else None)
+        for row in filter(None, self._rows):
+            for name, cell in zip(self._columns, row, strict=True):
+                if cell.text != "-":
+                    fields.add(name, cell)
+            fields.add_gap()
+        return fields.lines(width, coloured=coloured)[:-1]
 
     def _lines(self, row: Sequence[Styled], widths: list[int], coloured: bool) -> list[str]:
         """The lines of one row: as many lines as its tallest cell has."""
@@ -143,7 +156,7 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
 
     If it cannot fit, the widths stay, and the terminal breaks the lines: an id that we broke could not be copied.
     """
-    room = wanted - len(_GAP) * (len(widths) - 1)
+    room = _room(len(widths), wanted)
     if sum(narrowest) > room:
         return widths
     fitted = list(widths)
@@ -151,6 +164,11 @@ def _fitted(widths: list[int], narrowest: list[int], wanted: int) -> list[int]:
         spare = max(range(len(fitted)), key=lambda at: (fitted[at] > narrowest[at], fitted[at]))
         fitted[spare] -= 1
     return fitted
+
+
+def _room(columns: int, width: int) -> int:
+    """The width that is left for the text of this many columns."""
+    return width - len(_GAP) * (columns - 1)
 
 
 def _longest_word(cells: Iterable[str]) -> int:

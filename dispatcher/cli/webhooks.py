@@ -62,7 +62,11 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
     try:
         instant = datetime.fromisoformat(text)
     except ValueError:
-        return datetime.now(UTC) - timedelta(seconds=Age().convert(text, parameter, context))
+        try:
+            return datetime.now(UTC) - timedelta(seconds=Age().convert(text, parameter, context))
+        except (click.BadParameter, OverflowError):
+            words = f"{text!r} is neither an age (90s, 2h, 3d) nor a time (2026-11-21T10:00:00Z)"
+            raise click.BadParameter(words) from None
     if instant.tzinfo is None:
         raise click.BadParameter("needs a time zone, such as 2026-11-21T10:00:00Z")
     return instant

@@ -58,7 +58,10 @@ def bounce_mailbox(text: str) -> str:
     found = mailbox(text)
     local = found.rpartition("@")[0]
     if "+" in local or len(local) > MAX_MAILBOX_OCTETS:
-        raise ValueError(f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @: a token is added")
+        raise ValueError(
+            f"must have at most {MAX_MAILBOX_OCTETS} characters and no + before the @, "
+            "because the dispatcher adds a + and a token there for each email"
+        )
     return found
 
 

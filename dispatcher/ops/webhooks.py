@@ -77,7 +77,11 @@ def checked_url(text: str, *, allow_private: bool) -> str:
     if len(text) > MAX_URL_CHARACTERS:
         raise ValueError(f"must have at most {MAX_URL_CHARACTERS:,} characters")
     parts = urlsplit(text)
-    if allow_private and parts.scheme == "http" and parts.hostname in LOOPBACKS:
+    if parts.scheme == "http" and parts.hostname in LOOPBACKS:
+        if not allow_private:
+            raise ValueError(
+                "must begin with https://; DISPATCHER_WEBHOOKS_ALLOW_PRIVATE=on allows http for development"
+            )
         values.webhook_url(f"https{text[len('http') :]}")
         return text
     return values.webhook_url(text)

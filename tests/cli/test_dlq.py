@@ -176,6 +176,8 @@ def test_show_names_the_message_id_and_the_refused_recipients_of_a_sent_email(
 
     fields, _, attempts = shown.partition("\nattempts\n")
     assert "recipients 2 (550 5.1.1), counted over To, Cc, Bcc: the provider refused these" in fields
+    assert re.search(rf"^answer +{re.escape(words)}$", fields, re.MULTILINE)
+    assert "last error" not in fields
     assert f"<{email_id}@…>" in fields
     assert "4fQ8" in fields
     assert re.split(" {2,}", attempts.splitlines()[0]) == [

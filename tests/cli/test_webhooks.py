@@ -48,7 +48,7 @@ def test_a_webhook_is_added_listed_and_removed_and_its_secret_is_shown_once(
         ((URL, "--tenant", "shop", "--all-tenants"), "--tenant or --all-tenants"),
         ((URL, "--tenant", "a b"), "--tenant"),
         ((URL, "--tenant", "shop", "--events", "email.opened"), "email.sent"),
-        (("http://127.0.0.1/hooks", "--all-tenants"), "https://"),
+        (("http://127.0.0.1/hooks", "--all-tenants"), "DISPATCHER_WEBHOOKS_ALLOW_PRIVATE"),
         (("https://ann:secret@example.com/", "--all-tenants"), "no user, password"),
     ],
 )
@@ -60,3 +60,12 @@ def test_a_wrong_webhook_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: 
     assert ended.code == 2
     assert words in ended.stderr
     assert "secret" not in ended.stderr
+
+
+def test_a_wrong_time_of_a_replay_is_refused_with_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DISPATCHER_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/none")
+
+    ended = in_process("webhooks", "replay", "1", "--since", "yesterday")
+
+    assert ended.code == 2
+    assert "neither an age (90s, 2h, 3d) nor a time (2026-11-21T10:00:00Z)" in ended.stderr

@@ -75,6 +75,7 @@ def test_doctor_reports_whether_the_maildir_can_be_used(tmp_path: Path) -> None:
 
     settings = load({**ON, "DISPATCHER_BOUNCE_MAILDIR": str(tmp_path)})
     assert states()["Maildir of bounces"] is CheckState.FAILED
+    assert "does not exist" in next(check_event_sources(settings)).detail
     (tmp_path / "new").mkdir()
     assert states()["Maildir of bounces"] is CheckState.OK
     assert states()["event sources"] is CheckState.OK
