@@ -25,6 +25,7 @@ time, and all later events wait for them."""
 JITTER: Final = 0.1
 """A wait is up to this share longer, so that the events of one outage do not come back at the same instant."""
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * _HOUR
+"""A receiver that asks for a longer wait is tried again after this time."""
 
 
 class WebhookState(StrEnum):
@@ -73,5 +74,5 @@ def next_probe(failing_since: datetime, now: datetime, *, retry_after_seconds: f
     if scheduled is None:
         return None
     probe = now + timedelta(seconds=LONGEST_PROBE_SECONDS * (1 + JITTER * draw))
-    asked = now + timedelta(seconds=min(retry_after_seconds, LONGEST_RETRY_AFTER_SECONDS))
+    asked = now + timedelta(seconds=retry_after_seconds)
     return max(min(scheduled, probe), asked)

@@ -46,6 +46,9 @@ from dispatcher.store.address_hashes import normalised
 PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 1000
 """An email has fewer recipients, so later blocks of a report are not read."""
+MAX_BOUNDARIES: Final = 30
+"""A bounce has a few parts. The library compares each line with the boundary of each enclosing part, so it would take
+many seconds for a message of many nested parts."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
 """The time of a notice is believed only if it is near the time at which we received it."""
@@ -105,6 +108,8 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
     Raises:
         ValueError, RecursionError: The message cannot be parsed.
     """
+    if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
+        raise ValueError("the message has too many parts in parts")
     message = BytesParser(policy=compat32).parsebytes(octets)
     known = tuple(dict.fromkeys(map(normalised, recipients)))
     happened_at = _instant(message, received_at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +23,8 @@ from dispatcher.store.suppressions import Entry, Suppression, hash_of
 BATCH: Final = 1000
 COLUMNS: Final = ("recipient", "kind", "note", "expires_at", "created_at", "source_email_id", "is_domain", "hash")
 """The columns of an export. An import reads `recipient`, `kind`, `note`, `expires_at`, `is_domain` and `hash`."""
+_MASKED: Final = re.compile(r"[^@]?•••(?:@[^@ ]{1,255})?")
+"""The masked form of an address; see `Recipient.masked`."""
 _NAMES: Final = ("recipient", "address", "email", "domain")
 """The names that an imported column of addresses and domains may have."""
 
@@ -137,7 +140,10 @@ def read_entries(
     """
     reader = csv.reader(lines)
     names: list[str] | None = None
-    for cells in reader:
+    for cells in _rows(reader):
+        if cells is None:
+            yield Refusal(reader.line_num, "the line is not CSV")
+            continue
         if not any(cell.strip() for cell in cells):
             continue
         lowered = [cell.strip().lower().lstrip("\ufeff") for cell in cells]
@@ -151,6 +157,17 @@ def read_entries(
             yield RefusedLine(reader.line_num, f"{error.field} {error.reason}")
         except ValueError as error:
             yield RefusedLine(reader.line_num, str(error))
+
+
+def _rows(reader: Iterator[list[str]]) -> Iterator[list[str] | None]:
+    """The rows of a CSV file; None for a row that cannot be read, for example because a cell is too long."""
+    while True:
+        try:
+            yield next(reader)
+        except StopIteration:
+            return
+        except csv.Error:
+            yield None
 
 
 def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReason) -> Entry:
@@ -181,9 +198,9 @@ def _hash(text: str) -> bytes:
 
 
 def scrub_masked(text: str) -> str:
-    """A masked recipient from an export. A whole address in its place is masked."""
+    """A masked recipient from an export. A whole address in its place is masked, and any other text is left out."""
     try:
-        return text if "•" in text else Recipient.parse(text).masked
+        return text if _MASKED.fullmatch(text) and text.isprintable() else Recipient.parse(text).masked
     except InvalidEmail:
         return "•••"
 
@@ -196,6 +213,7 @@ def instant(text: str) -> datetime:
     """
     try:
         found = datetime.fromisoformat(text.upper())
-    except ValueError:
+        # PostgreSQL stores years that Python cannot read, so the time in UTC must have a year from 1 to 9999.
+        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
         raise ValueError("expires_at must be a time in ISO 8601, such as 2027-01-31T00:00:00Z") from None
-    return found if found.tzinfo else found.replace(tzinfo=UTC)

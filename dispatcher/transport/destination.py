@@ -14,9 +14,11 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import Final
 
 Address = IPv4Address | IPv6Address
-_SPECIAL: Final = tuple(map(ip_network, ("192.0.0.0/24", "::/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10")))
+_SPECIAL: Final = tuple(
+    map(ip_network, ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10"))
+)
 """Networks that are not public, although `is_global` treats them, at least in part, as public: protocol assignments,
-IPv4-compatible addresses, NAT64, site-local addresses."""
+IPv4-compatible and IPv4-translated addresses, NAT64, site-local addresses."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host name and a port to addresses; raises OSError if the name has no address."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import h11
 
-from dispatcher.domain.webhook import signature
+from dispatcher.domain.webhook import LONGEST_RETRY_AFTER_SECONDS, signature
 from dispatcher.errors import ConfigurationError
 from dispatcher.transport.destination import NoAnswer, Resolve, addresses_of, cause_of, resolve
 from dispatcher.transport.tls import client_context
@@ -164,12 +164,16 @@ class SignedPoster:
 
 
 def _retry_after(response: h11.Response) -> float:
-    """The seconds of the header Retry-After, which has a number or a date (RFC 9110, section 10.2.3); otherwise 0."""
+    """The seconds of the header Retry-After, which has a number or a date (RFC 9110, section 10.2.3); otherwise 0.
+
+    At most LONGEST_RETRY_AFTER_SECONDS.
+    """
     text = next((value.decode("latin-1") for name, value in response.headers if name == b"retry-after"), "").strip()
     if text.isascii() and text.isdigit() and len(text) < 10:
-        return float(text)
+        return min(float(text), LONGEST_RETRY_AFTER_SECONDS)
     try:
         at = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # the parser raises OverflowError if a number has many digits
         return 0.0
-    return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+    seconds = (at.replace(tzinfo=at.tzinfo or UTC) - datetime.now(UTC)).total_seconds()
+    return min(max(0.0, seconds), LONGEST_RETRY_AFTER_SECONDS)

@@ -46,6 +46,8 @@ async def test_invalid_requests_are_refused_without_repeating_addresses(api: Api
         {**WHY, "recipients": ["ann@example.org", "bob@@example.org"]},
         {**WHY, "recipients": ["ann@example.org"], "kind": "odd"},
         {**WHY, "recipients": ["ann@example.org"], "expires_at": "soon"},
+        {**WHY, "recipients": ["ann@example.org"], "expires_at": "9999-12-31T23:59:59-23:59"},
+        {**WHY, "recipients": ["ann@example.org"], "expires_at": "0001-01-01T00:00:00+23:59"},
     ]
     answers = [await api.call("POST", PATH, body=body) for body in bodies]
 
@@ -56,6 +58,8 @@ async def test_invalid_requests_are_refused_without_repeating_addresses(api: Api
         ["#/recipients"],
         ["#/recipients/1"],
         ["#/kind"],
+        ["#/expires_at"],
+        ["#/expires_at"],
         ["#/expires_at"],
     ]
     assert "bob" not in str(answers[3].json)

@@ -144,6 +144,22 @@ def test_an_export_is_imported_again(prepared: CommandLine, tables: Books, tmp_p
     )
 
 
+def test_no_line_of_an_import_stops_the_others_or_stores_an_address(
+    prepared: CommandLine, tables: Books, tmp_path: Path
+) -> None:
+    table = tmp_path / "entries.csv"
+    lines = ["recipient,hash,expires_at", f'"{"a" * 200_000}",,', f"ann@example.org •,{'00' * 16},"]
+    lines += ["bob@example.org,,", f"\0•••@example.org,{'01' * 16},", "eve@example.org,,9999-12-31T23:59:59-23:59"]
+    table.write_text("\n".join(lines), encoding="utf-8")
+
+    done = prepared("suppressions", "import", str(table), "--json", *WHY)
+
+    assert (done.code, done.json["added"]) == (3, 3)
+    assert [refusal["line"] for refusal in done.json["refused"]] == [2, 6]
+    assert sorted(entry["masked"] for entry in entries(tables)) == ["b•••@example.org", "•••", "•••"]
+    assert prepared("suppressions", "list").code == 0
+
+
 def test_an_import_adds_valid_lines_and_reports_the_others_without_their_text(
     prepared: CommandLine, tables: Books, tmp_path: Path
 ) -> None:

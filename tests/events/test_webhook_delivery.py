@@ -353,6 +353,28 @@ async def test_a_busy_receiver_is_left_alone_for_as_long_as_it_asks(
     assert len(receiver.posted) == 1
 
 
+@pytest.mark.parametrize(
+    ("retry_after", "seconds"),
+    [
+        ("999999999", 86400.0),
+        ("Fri, 31 Dec 9999 23:59:59 -2359", 86400.0),
+        ("Mon, 1 Jan 99999999999999999999 00:00:00 GMT", 5.0),
+    ],
+)
+async def test_a_receiver_that_accepts_some_events_cannot_stop_the_others_for_long(
+    deliverer: Deliverer, receiver: Receiver, books: Books, retry_after: str, seconds: float
+) -> None:
+    await deliverer.add(receiver.url)
+    first, *_ = announce(books.connection, count=5)
+    receiver.status_of = lambda posted: 204 if posted.headers["webhook-id"] == str(first) else 429
+    receiver.retry_after = retry_after
+
+    await asyncio.wait_for(deliverer.round(), 4.0)
+
+    waits = (await deliverer.one()).next_attempt_at - deliverer.now
+    assert waits.total_seconds() == pytest.approx(seconds)
+
+
 async def test_a_slow_receiver_delays_no_other_webhook(
     deliverer: Deliverer, receiver: Receiver, other_receiver: Receiver, books: Books
 ) -> None:
