@@ -142,7 +142,7 @@ def read_entries(
     names: list[str] | None = None
     for cells in _rows(reader):
         if cells is None:
-            yield Refusal(reader.line_num, "the line is not CSV")
+            yield RefusedLine(reader.line_num, "the line is not CSV")
             continue
         if not any(cell.strip() for cell in cells):
             continue
