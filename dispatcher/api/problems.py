@@ -48,7 +48,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
-        "too-many-webhooks": ProblemType(409, "The database already has as many webhooks as it may have."),
+        "too-many-webhooks": ProblemType(409, "The tenant already has as many webhooks as it may have."),
         "body-too-large": ProblemType(413, "The request body is too large."),
         "unsupported-media-type": ProblemType(
             415, "The request body must be application/json, in UTF-8, uncompressed."

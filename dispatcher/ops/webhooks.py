@@ -103,14 +103,16 @@ async def add(
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
 
     Raises:
-        TooManyWebhooks: The database has `MAX_WEBHOOKS`.
+        TooManyWebhooks: The tenant has `MAX_WEBHOOKS`.
     """
     secret = new_secret()
     webhook_id = await store.insert_webhook(
         session, url=url, tenant_id=tenant_id, kinds=kinds, secret=secret, with_recipients=with_recipients
     )
     if webhook_id is None:
-        raise TooManyWebhooks(f"There are already {MAX_WEBHOOKS} webhooks.", remedy="Remove one, or poll the events.")
+        raise TooManyWebhooks(
+            f"The tenant already has {MAX_WEBHOOKS} webhooks.", remedy="Remove one, or poll the events."
+        )
     await _audit(session, "webhook_add", webhook_id, act)
     return NewWebhook(webhook_id, secret)
 

@@ -14,8 +14,8 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.outgoing_events import Position, event_of
 from dispatcher.store.statements import Source, fetch
 
-MAX_WEBHOOKS: Final = 100
-"""The most webhooks of a database. Each may use several connections at the same time."""
+MAX_WEBHOOKS: Final = 20
+"""The most webhooks of a tenant. Each may use several connections at the same time."""
 MAX_RETRIES: Final = 1000
 """The most events of one webhook that wait for a retry. If a receiver refuses more, all later events wait for it."""
 PREVIOUS_SECRET_HOURS: Final = 24
@@ -138,7 +138,7 @@ async def insert_webhook(
     secret: str,
     with_recipients: bool,
 ) -> int | None:
-    """Adds a webhook, which gets all events from now on. Returns its id; None if there are already `MAX_WEBHOOKS`."""
+    """Adds a webhook, which gets all events from now on. Returns its id; None if the tenant has `MAX_WEBHOOKS`."""
     parameters = {
         "url": url,
         "tenant_id": tenant_id,

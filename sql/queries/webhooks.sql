@@ -1,13 +1,17 @@
 -- name: insert_webhook
--- Adds a webhook, which gets the events from now on, and makes statements write the feed. No row: there are already
--- most_webhooks.
+-- Adds a webhook, which gets the events from now on, and makes statements write the feed. No row: the tenant already
+-- has most_webhooks. Webhooks for all tenants (null) count together.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
 )
 insert into dispatcher.webhook (url, tenant_id, kinds, with_recipients, secret)
 select %(url)s, %(tenant_id)s, %(kinds)s, %(with_recipients)s, %(secret)s
-where (select count(*) from dispatcher.webhook) < %(most_webhooks)s
+where (
+    select count(*)
+    from dispatcher.webhook
+    where tenant_id is not distinct from %(tenant_id)s
+) < %(most_webhooks)s
 returning webhook_id;
 
 -- name: list_webhooks

@@ -19,7 +19,13 @@ from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.outgoing_events import ALL_KINDS, BEGINNING, Cursor, Position, Slice, read_page, read_slice
 from dispatcher.store.retention import PrunedStep, Pruner, Retention
-from dispatcher.store.webhooks import adapt_restored_feed, delete_webhook, find_due_webhooks, insert_webhook
+from dispatcher.store.webhooks import (
+    MAX_WEBHOOKS,
+    adapt_restored_feed,
+    delete_webhook,
+    find_due_webhooks,
+    insert_webhook,
+)
 from tests.store.books import Books
 from tests.store.results import result
 from tests.waiting import wait_until
@@ -288,3 +294,22 @@ async def test_a_full_disk_loses_neither_a_result_nor_its_event(
     await_feed(books.connection)
     ((event, _),) = (await read_page(session, Cursor.parse(cursor), tenant="shop", limit=100)).events
     assert (event.email_id, event.kind) == (lease.email_id, OutgoingKind.SENT)
+
+
+async def test_a_tenant_with_many_webhooks_leaves_room_for_the_webhooks_of_others(session: AsyncSession) -> None:
+    async def add(tenant: str | None) -> int | None:
+        return await insert_webhook(
+            session,
+            url="https://shop.example/hooks",
+            tenant_id=tenant,
+            kinds=ALL_KINDS,
+            with_recipients=False,
+            secret="whsec_c2VjcmV0",
+        )
+
+    of_shop = [await add("shop") for _ in range(MAX_WEBHOOKS + 1)]
+
+    assert None not in of_shop[:-1]
+    assert of_shop[-1] is None
+    assert await add("bank") is not None
+    assert await add(None) is not None
