@@ -51,7 +51,7 @@ class ProviderEvent:
             does not say which recipient it concerns.
         bounce: Set if, and only if, the kind is BOUNCED.
         code: The status code of the receiving server or of the provider, such as `5.1.1`.
-        detail: The provider's explanation, scrubbed of addresses (`domain.scrub`).
+        detail: The provider's explanation. It is scrubbed of addresses before it is stored, and must not be logged.
         distinction: Distinguishes this event from other events of the same kind, recipient and instant, such as the URL
             of a click.
     """

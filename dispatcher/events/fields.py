@@ -16,7 +16,6 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.scrub import scrub
 from dispatcher.events.contract import EventsUnreadable
 
 MAX_ADDRESS_CHARACTERS: Final = 400
@@ -72,8 +71,8 @@ def text(value: object) -> str | None:
 
 
 def detail(*values: object) -> str | None:
-    """The texts among the values, scrubbed; None if there are none."""
-    return scrub(": ".join(filter(None, map(text, values)))) or None
+    """The texts among the values, joined; None if there are none."""
+    return ": ".join(filter(None, map(text, values))) or None
 
 
 def address(value: object) -> str | None:

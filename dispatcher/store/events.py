@@ -37,7 +37,7 @@ class EventRow:
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
-        """The row of an event: with the recipient's hash instead of its address, and with scrubbed texts."""
+        """The row of an event: with the hash of the recipient instead of the address, and a scrubbed detail."""
         address_hash = hasher.hash(event.recipient) if event.recipient else None
         return cls(
             email_id=event.email_id,
@@ -47,7 +47,7 @@ class EventRow:
             bounce=event.bounce and event.bounce.value,
             address_hash=address_hash,
             masked=Recipient(normalised(event.recipient), is_domain=False).masked if event.recipient else None,
-            code=scrub(event.code)[:MAX_CODE_CHARACTERS] if event.code else None,
+            code=event.code[:MAX_CODE_CHARACTERS] if event.code else None,
             detail=scrub(event.detail) if event.detail else None,
             happened_at=event.happened_at,
         )

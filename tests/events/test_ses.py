@@ -115,7 +115,8 @@ def test_a_bounce_of_several_recipients_is_an_event_for_each() -> None:
 
     assert (one.recipient, one.code, one.happened_at) == (ANN, "5.1.1", AT)
     assert (two.recipient, two.code) == (f"Bob <{BOB}>", "5.2.1")
-    assert two.detail == "Permanent: General: smtp; 550 5.2.1 <address> disabled"
+    stored = EventRow.of(two, AddressHasher(bytes(32)))
+    assert stored.detail == "Permanent: General: smtp; 550 5.2.1 <address> disabled"
 
 
 def test_a_complaint_that_lists_several_recipients_names_none_of_them() -> None:
