@@ -362,6 +362,7 @@ async def _record(sizes: Sizes, database: Any, leased: Sequence[Any], gate: Gate
                 "provider_codes": [None] * count,
                 "provider_message_ids": [str(email_id) for email_id in email_ids],
                 "expired_ats": [None] * count,
+                "are_pinned": [False] * count,
                 "worker": "floor",
                 "slot": "floor:w0",
             }
