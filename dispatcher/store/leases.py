@@ -260,7 +260,11 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has leased."""
+        """Extends leases, given as token by email id.
+
+        Returns:
+            The ids of emails that this worker may still send: it has the lease, and no event proves an acceptance.
+        """
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(

@@ -1,7 +1,8 @@
 """The send stage: leased emails → outcomes, one email at a time.
 
     leased ─▶ an attempt, in a task or in a bulk call ─▶ outcome ─▶ decision ─▶ record stage
-                 │ retry later: waits under the same lease           (a deferral returns through `retry`)
+                 │ retry later: waits under the same lease, then     (a deferral returns through `retry`)
+                 │   the lease is renewed (returns through `resume`)
                  └▶ not sent: release stage
 
 Emails in a bulk call need no task. Nearly all are accepted, and a callback handles the answer when it arrives.
@@ -53,11 +54,13 @@ class SendStage:
         *,
         outcomes: BatchQueue[EndedAttempt],
         releases: BatchQueue[ReleaseRequest],
+        retries: BatchQueue[InFlightEmail],
     ) -> None:
         """
         Args:
             outcomes: The inbox of the record stage. Deferred emails return through `retry`.
             releases: The inbox of the release stage.
+            retries: The inbox of the renewals. Emails whose wait is over return through `resume`.
         """
         self._lease_seconds = settings.lease_seconds
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -70,6 +73,7 @@ class SendStage:
         self._window = window
         self._outcomes = outcomes
         self._releases = releases
+        self._retries = retries
         self._loop = asyncio.get_running_loop()
         self._is_draining = False
 
@@ -89,6 +93,11 @@ class SendStage:
         """Schedules the next attempt. Call this after the deferral is recorded."""
         email.attempt_number += 1
         self._wait(email, seconds)
+
+    def resume(self, email: InFlightEmail) -> None:
+        """Begins an attempt after a wait. Call this after the lease is confirmed."""
+        email.on(EmailEvent.RESUME)
+        self._start(email)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
         """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
@@ -211,12 +220,8 @@ class SendStage:
             self.release(email)
             return
         email.on(EmailEvent.WAIT)
-        email.work = self._loop.call_later(seconds, self._resume, email)
+        email.work = self._loop.call_later(seconds, self._retries.add, email)
         self._window.wake()
-
-    def _resume(self, email: InFlightEmail) -> None:
-        email.on(EmailEvent.RESUME)
-        self._start(email)
 
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""

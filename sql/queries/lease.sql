@@ -111,23 +111,29 @@ where email_id = any(%(email_ids)s)
 -- name: renew
 -- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended it
 -- beyond the wait before the retry. An expired lease is extended, too, unless its email was already recovered. If an id
--- is missing in the result, the worker has lost its lease.
+-- is missing in the result, the worker must not begin an attempt: it has lost its lease, or an event proves that a
+-- provider accepted the email. A proven email keeps its lease, because it may be on the wire.
 -- The end always changes, even if only by a microsecond. Recovery identifies an expired lease by its end, and must
 -- detect the renewal even if the clock was set back.
-update dispatcher.email_log as e
-set locked_until = greatest(
-    e.locked_until + interval '1 microsecond',
-    clock_timestamp() + %(lease_seconds)s * interval '1 second'
+with renewed as (
+    update dispatcher.email_log as e
+    set locked_until = greatest(
+        e.locked_until + interval '1 microsecond',
+        clock_timestamp() + %(lease_seconds)s * interval '1 second'
+    )
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (e.email_id, e.lease_token, e.status) in (
+                select w.email_id, w.lease_token, 'sending'
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+            )
+        ) is true
+    returning e.email_id, e.proven_by
 )
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-    and (
-        (e.email_id, e.lease_token, e.status) in (
-            select w.email_id, w.lease_token, 'sending'
-            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-        )
-    ) is true
-returning e.email_id;
+select email_id
+from renewed
+where proven_by is null;
 
 -- name: release
 -- Releases leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
