@@ -53,6 +53,7 @@ class Lease(NamedTuple):
         created_at: When the email was enqueued; None if this column was not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
+        tenant_id: Whose suppressed recipients get no email.
     """
 
     email_id: UUID
@@ -67,6 +68,7 @@ class Lease(NamedTuple):
     created_at: datetime | None = None
     pinned_to: str | None = None
     pinned_seconds: float | None = None
+    tenant_id: str = "default"
 
     @property
     def trace_id(self) -> str | None:
@@ -185,12 +187,12 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds, tenant_id in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds)
+            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds, tenant_id=tenant_id)
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -361,9 +363,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-3] or 0
+    octets_apart = row[-4] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-3])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-4])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -377,8 +379,7 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        row[-2],
-        row[-1],
+        *row[-3:],
     )
 
 

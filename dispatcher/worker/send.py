@@ -79,7 +79,9 @@ class SendStage:
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        may_be_suppressed = email.content is not None and self._suppressed.may_concern(email.content)
+        may_be_suppressed = email.content is not None and self._suppressed.may_concern(
+            email.content, email.lease.tenant_id
+        )
         if not may_be_suppressed:
             self._add_headers(email)
         bulk = None if may_be_suppressed else self._attempts.begin(email)
@@ -200,7 +202,7 @@ class SendStage:
         """Makes one attempt without the suppressed recipients; no attempt if there is no other recipient."""
         email.suppressed = None
         content = email.content
-        if content is not None and self._suppressed.may_concern(content):
+        if content is not None and self._suppressed.may_concern(content, email.lease.tenant_id):
             found = await self._suppressed.find(content)
             if len(found) == recipients_of(content):
                 return self._attempts.suppressed(email, found)

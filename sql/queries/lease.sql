@@ -14,8 +14,8 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last two columns are set if the email is pinned to a provider, which may have accepted it under an idempotency key
--- that many seconds ago or later.
+-- Two columns near the end are set if the email is pinned to a provider, which may have accepted it under an idempotency
+-- key that many seconds ago or later.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -38,7 +38,7 @@ with leased as (
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        e.created_at, e.provider, e.pinned_at
+        e.created_at, e.provider, e.pinned_at, e.tenant_id
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -50,7 +50,8 @@ select
     case when c.octets_apart = 0 then c.template_data end,
     c.headers, c.tags, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    e.tenant_id
 from leased as e
 left join lateral (
     select
@@ -87,7 +88,8 @@ where e.email_id = %(email_id)s
 returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision;
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    e.tenant_id;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
