@@ -138,12 +138,3 @@ async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[Set
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)
-
-
-async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
-    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
-    if not email_ids:
-        return {}
-    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
-    fields = ("to", "cc", "bcc")
-    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}

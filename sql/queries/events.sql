@@ -272,10 +272,3 @@ announced as (
 select email_id, correlation_id, proven_by, previous_status, status
 from settled
 where status <> previous_status;
-
--- name: find_recipients
--- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
-select email_id, recipients
-from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;
