@@ -48,7 +48,7 @@ async def test_an_email_to_suppressed_recipients_only_fails_without_a_dead_lette
     await bench.settled({"failed": 1})
 
     row = bench.books.row(email_id)
-    assert (row["error_type"], row["dead_letter_due_at"]) == ("suppressed", None)
+    assert (row["error_type"], row["dead_letter_due_at"], row["provider"]) == ("suppressed", None, "none")
     assert row["last_error"] == "Every recipient is suppressed: hard_bounce."
     assert bench.books.outcomes(email_id) == ["rejected"]
     assert bench.provider.calls == []
