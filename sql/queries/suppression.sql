@@ -131,7 +131,8 @@ limit %(limit)s;
 
 -- name: list_stopped
 -- A page of one tenant's failed emails that were not sent because all their recipients are suppressed, with their
--- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out.
+-- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out. With `coalesce`
+-- and not `or`, each page starts at its first email in the index email_log_unfinished.
 select e.email_id, c.recipients
 from dispatcher.email_log as e
 join dispatcher.email_content as c using (email_id)
@@ -139,7 +140,7 @@ where e.status = 'failed'
     and e.error_type = 'suppressed'
     and e.tenant_id = %(tenant_id)s
     and e.dead_letter_discarded_at is null
-    and (%(after)s::uuid is null or e.email_id > %(after)s)
+    and e.email_id > coalesce(%(after)s::uuid, '00000000-0000-0000-0000-000000000000')
 order by e.email_id
 limit %(limit)s;
 
