@@ -87,8 +87,8 @@ class BounceMailbox:
         forged = [each.name for each in messages if each.octets is not None and not ids[each.name]]
         await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
         await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
-        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged")
-        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed")
+        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged", "unknown")
+        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed", "unknown")
         waiting = len(messages) - len(stored) - len(forged) - len(unreadable)
         get_log().info(
             "bounces.read", stored=len(stored), waiting=waiting, forged=len(forged), unreadable=len(unreadable)
