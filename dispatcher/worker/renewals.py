@@ -73,17 +73,16 @@ class Renewals:
         while waiting := [email for email in batch if email.state is EmailState.WAITING]:
             try:
                 locked = await self._renew({email.email_id: email.lease.token for email in waiting})
-                break
             except DispatcherError as error:
                 await self._outage.wait(error)
-        else:
+                continue
+            self._outage.end()
+            for email in waiting:
+                if email.email_id in locked:
+                    self._inbox.add_later(email, LOCKED_SECONDS)
+                elif email.state is EmailState.WAITING:
+                    self._send.resume(email)
             return
-        self._outage.end()
-        for email in waiting:
-            if email.email_id in locked:
-                self._inbox.add_later(email, LOCKED_SECONDS)
-            elif email.state is EmailState.WAITING:
-                self._send.resume(email)
 
     async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
         """Renews these leases, and stops emails that may no longer be sent. Returns emails whose row is locked.
