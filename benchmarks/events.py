@@ -1,11 +1,12 @@
 """Provider events that one API process stores beside sending: `python benchmarks/events.py --events 2000`.
 
-First, `dispatcher run` sends a backlog through the SendGrid double: this rate is the capacity. Then emails arrive at
-half of this rate, in an open loop (see `open_loop`): another process enqueues them in batches, by a schedule. So every
-email that a stall delays must still be sent. Time windows without events and with events take turns (A B B A). With
-events, another process posts SendGrid's batches, signed, also by a schedule, to a real `dispatcher api`. The events are
-about emails that are sent. PostgreSQL, RabbitMQ, the double and all other processes share the machine. The rates and
-the latencies are those of the double's ledger. After each window, every event must be in the database.
+First, `dispatcher run` sends a backlog through the SendGrid double. Then emails arrive at the rate of this backlog, in
+an open loop (see `open_loop`): another process enqueues them in batches, by a schedule. The rate at which they are sent
+is the capacity of the machine, which also enqueues. Then emails arrive at half of the capacity, or at `--rate`, so
+every email that a stall delays must still be sent. Time windows without events and with events take turns (A B B A).
+With events, another process posts SendGrid's batches, signed, also by a schedule, to a real `dispatcher api`. The
+events are about emails that are sent. PostgreSQL, RabbitMQ, the double and all other processes share the machine. The
+rates and the latencies are those of the double's ledger. After each window, every event must be in the database.
 """
 
 from __future__ import annotations
@@ -94,11 +95,14 @@ def _measure(
     key = ec.generate_private_key(ec.SECP256R1())
     with stage(servers, case, folder) as scene, _api(scene, key) as (port, api), scene.running("run") as run:
         _drain(scene)
-        capacity = _capacity(scene)
-        rate = options.rate or capacity / 2
-        console.log(f"{capacity:,.0f} emails/s from a backlog; now {rate:,.0f} emails/s arrive")
+        backlog = _capacity(scene)
         assert scene.double.pid is not None
         roots = {**server_pids(servers), "api": api, "run": run, "double": scene.double.pid}
+        capacity = _window(scene, options, roots, port, key, backlog, 0)["sent_per_second"]
+        rate = options.rate or capacity / 2
+        console.log(
+            f"{backlog:,.0f} emails/s from a backlog, {capacity:,.0f} while as many arrive; now {rate:,.0f} arrive"
+        )
         windows = []
         for pair in range(options.repeat):
             for events in (0, options.events) if pair % 2 == 0 else (options.events, 0):
@@ -333,7 +337,7 @@ def _sent_ids(database_url: str, count: int) -> list[str]:
 
 
 def _table(capacity: float, windows: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table(title=f"Events stored by one API process beside sending; {capacity:,.0f} emails/s from a backlog")
+    table = Table(title=f"Events stored by one API process beside sending; capacity {capacity:,.0f} emails/s")
     for column in _row(windows[0]):
         table.add_column(column, justify="left" if column == "window" else "right")
     for window in windows:
