@@ -1,9 +1,10 @@
 """Enqueues emails by a schedule, at any load: `python -m benchmarks.open_loop --rate 500 --emails 5000`.
 
-In an open loop, the arrival times are drawn in advance (Poisson arrivals). An email's clock starts at its scheduled
-arrival, not when the email is enqueued. So a slow part cannot hide its own delay (no coordinated omission). Emails that
-arrive during a commit are enqueued by the next commit, as in the HTTP API. Prints a line for each email: the id, the
-scheduled arrival, and the end of the commit, in Unix seconds.
+In an open loop, the arrival times are set in advance: single emails at random instants (Poisson arrivals), or batches
+at equal intervals. An email's clock starts at its scheduled arrival, not when the email is enqueued. So a slow part
+cannot hide its own delay (no coordinated omission). Emails that arrive during a commit are enqueued by the next commit,
+as in the HTTP API. Prints a line for each email: the id, the scheduled arrival, and the end of the commit, in Unix
+seconds.
 """
 
 from __future__ import annotations
@@ -29,8 +30,15 @@ LEAD_SECONDS: Final = 0.5
 MAX_AT_ONCE: Final = 256
 
 
-def schedule(rate: float, emails: int, seed: int) -> Iterator[float]:
-    """Yields the arrival time of each email, in seconds from the start."""
+def schedule(rate: float, emails: int, seed: int, batch: int = 1) -> Iterator[float]:
+    """Yields the arrival time of each email, in seconds from the start.
+
+    Args:
+        batch: The number of emails that arrive together. Batches arrive at equal intervals, single emails at random.
+    """
+    if batch > 1:
+        yield from (number // batch * batch / rate for number in range(emails))
+        return
     chance = random.Random(seed)
     instant = 0.0
     for _ in range(emails):
@@ -50,6 +58,8 @@ def main() -> None:
     parser.add_argument("--rate", type=float, required=True, help="emails per second, on average")
     parser.add_argument("--emails", type=int, required=True, help="number of emails")
     parser.add_argument("--seed", type=int, default=1, help="random seed of the schedule; default: 1")
+    parser.add_argument("--batch", type=int, default=1, help="emails that arrive together; default: 1")
+    parser.add_argument("--starts-at", type=float, help="the start in Unix seconds; default: as soon as possible")
     parser.add_argument("--templated", action="store_true", help="enqueue emails with a provider's template")
     options = parser.parse_args()
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -60,8 +70,8 @@ def _enqueued(options: argparse.Namespace) -> Iterator[str]:
     emails = options.emails
     waiting = drafts(emails, f"arrival-{options.seed}", is_templated=options.templated)
     with connected(os.environ["DISPATCHER_DATABASE_URL"]) as connection:
-        starts_at = time.time() + LEAD_SECONDS
-        instants = [starts_at + offset for offset in schedule(options.rate, emails, options.seed)]
+        starts_at = options.starts_at or time.time() + LEAD_SECONDS
+        instants = [starts_at + offset for offset in schedule(options.rate, emails, options.seed, options.batch)]
         done = 0
         while done < emails:
             time.sleep(max(0.0, instants[done] - time.time()))

@@ -254,7 +254,7 @@ async def _event_endpoints(
     from dispatcher.events.suppression_rules import suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
-    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
+    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True)
     await pool.open()
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.mailbox_provider import mailbox_provider_of
@@ -21,9 +21,8 @@ MAX_CODE_CHARACTERS: Final = 64
 _ORDER: Final = attrgetter("email_id.int", "event_key")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRow:
-    """A row of `email_event` before it is inserted."""
+class EventRow(NamedTuple):
+    """A row of `email_event` before it is inserted. A frozen dataclass would take four times as long to make."""
 
     email_id: UUID
     event_key: bytes

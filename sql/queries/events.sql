@@ -5,28 +5,29 @@
 -- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
 -- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
 -- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.
+-- Ids, hashes and instants are sent in binary: psycopg takes about 15 µs to write a hash as text.
 -- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events without an email; the seconds
 -- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
 with given as (
     select *
     from unnest(
-        %(email_ids)s::uuid[],
-        %(event_keys)s::bytea[],
+        %(email_ids)b::uuid[],
+        %(event_keys)b::bytea[],
         %(providers)s::text[],
         %(kinds)s::text[],
         %(bounces)s::text[],
-        %(address_hashes)s::bytea[],
+        %(address_hashes)b::bytea[],
         %(masked)s::text[],
         %(codes)s::text[],
         %(details)s::text[],
-        %(happened_ats)s::timestamptz[],
+        %(happened_ats)b::timestamptz[],
         %(mailboxes)s::text[]
     ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox)
 ),
 known as (
     select email_id, sent_at, tenant_id, message_key, correlation_id
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
+    where email_id = any(%(email_ids)b)
         and email_id between %(lowest_id)s and %(highest_id)s
 ),
 stored as (
