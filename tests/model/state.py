@@ -134,6 +134,9 @@ class LiveSettlement(NamedTuple):
     is_current: bool = False
 
 
+_NO_SETTLEMENT: Final = LiveSettlement()
+
+
 class Row(NamedTuple):
     """The email's row in `email_log`.
 
@@ -207,13 +210,14 @@ def tidy(state: State) -> State:
     is_sending = state.row.status is Status.SENDING
     first, second = state.workers
     settlement, other = state.settlements
-    return state._replace(
-        workers=(_relevant(first, is_sending=is_sending), _relevant(second, is_sending=is_sending)),
-        settlements=(
-            settlement if is_sending and settlement.is_current else LiveSettlement(),
-            other if is_sending and other.is_current else LiveSettlement(),
-        ),
+    workers = (_relevant(first, is_sending=is_sending), _relevant(second, is_sending=is_sending))
+    settlements = (
+        settlement if is_sending and settlement.is_current else _NO_SETTLEMENT,
+        other if is_sending and other.is_current else _NO_SETTLEMENT,
     )
+    if workers == state.workers and settlements == state.settlements:
+        return state
+    return state._replace(workers=workers, settlements=settlements)
 
 
 def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
