@@ -29,7 +29,8 @@ grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispat
 grant update (error) on dispatcher.email_attempt to {role};
 grant update (event_key, address_hash, detail) on dispatcher.email_event to {role};
 grant select on
-    dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.email_log_default,
+    dispatcher.dispatcher_migration, dispatcher.dispatcher_database, dispatcher.lane_policy, dispatcher.tenant_limit,
+    dispatcher.pause, dispatcher.email_log_default,
     dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default
     to {role};
 grant execute on function
