@@ -7,6 +7,7 @@ from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
+from dispatcher.domain.controls import PauseScope
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
@@ -77,16 +78,25 @@ class Health:
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
 
+        Ignores providers that an operator paused.
         A half-open breaker counts as open: a probe is running, which happens after each wait and may take long.
         """
-        views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
+        paused = self._paused_providers()
+        states = self._processes.values_of(metrics.BREAKERS).items()
+        views = [labels for labels, workers in states if workers and labels[0] not in paused]
         if not views or any(state not in ("open", "half_open") for _, state in views):
             return None
         return f"No provider is usable; circuit breakers are open: {', '.join(sorted({name for name, _ in views}))}."
 
+    def _paused_providers(self) -> set[str]:
+        pauses = self._store.found.pauses if self._store.found else ()
+        return {pause.name for pause in pauses if pause.scope is PauseScope.PROVIDER}
+
     def _pending(self) -> str | None:
         counts, longest = self._store.found, self._settings.ready_pending_seconds
         if counts is None or counts.oldest_pending_seconds is None:
+            return None
+        if self._paused_providers().issuperset(self._settings.providers):
             return None
         if counts.oldest_pending_seconds < -AHEAD_SECONDS:
             ahead = f"{-counts.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"
