@@ -30,8 +30,8 @@ CREATE_PAUSE: Final = Operation(
     name="create_pause",
     summary="Pause the tenant",
     description="No email of the tenant is sent, on all hosts, within two seconds. Emails that are on the wire to a "
-    "provider end as usual. Emails can be enqueued meanwhile: they wait. A second pause changes the end and the reason. "
-    "The audit log records the reason.",
+    "provider end as usual. Emails can be enqueued meanwhile: they wait. A second pause changes the end and the "
+    "reason. The audit log records the reason.",
     response_schema="Pause",
     request_schema="NewPause",
     example={"reason": "complaints about the newsletter", "for_seconds": 7200},

@@ -155,7 +155,8 @@ class FakeStore(LeaseStore):
         return UUID(int=1)
 
     async def read_controls(self) -> Controls:
-        return self.controls
+        found: Controls = await self._statement("read_controls", (), lambda: self.controls)
+        return found
 
     async def lease(
         self,
