@@ -208,7 +208,7 @@ class Bench:
         async with await open_connection(self._servers.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
             found = await channel.call(channel.raw.queue_declare, queue=self.topology.queue, passive=True)
-            return int(found.method.consumer_count)
+            return int(found.consumer_count)
 
     async def all_are_delivered(self) -> None:
         """Waits until the send queue has no ready message."""
