@@ -29,7 +29,7 @@ _NAME: Final = click.argument("name", required=False)
 
 
 @click.command("pause")
-@click.argument("scope", type=click.Choice([*PauseScope, _LIST]))
+@click.argument("scope", type=click.Choice([*(each.value for each in PauseScope), _LIST]))
 @_NAME
 @click.option("--for", "seconds", type=Age(), metavar="TIME", help="When the pause ends by itself: 30m, 2h, 3d.")
 @audit_options(is_required=False)
@@ -78,7 +78,7 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
 
 
 @click.command("resume")
-@click.argument("scope", type=click.Choice(list(PauseScope)))
+@click.argument("scope", type=click.Choice([each.value for each in PauseScope]))
 @_NAME
 @audit_options(is_required=False)
 def resume(scope: str, name: str | None, act: Act | None) -> int:

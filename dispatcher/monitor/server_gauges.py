@@ -62,7 +62,9 @@ WEBHOOK_LAG: Final = ServerGauge(
     ("webhook",),
 )
 PAUSED: Final = ServerGauge(
-    "dispatcher_paused", "Pauses of operators that are in force, by scope: all, lane, tenant, provider.", ("scope",)
+    "dispatcher_active_pauses",
+    "Pauses of operators that are in force, by scope: all, lane, tenant, provider.",
+    ("scope",),
 )
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",

@@ -274,9 +274,7 @@ async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(tab
     )
 
 
-@pytest.mark.parametrize(
-    ("scope", "name"), [("all", ""), ("lane", "normal"), ("tenant", "t"), ("provider", "smtp")]
-)
+@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal"), ("tenant", "t"), ("provider", "smtp")])
 async def test_what_an_operator_paused_raises_no_alert_and_does_after_the_end(
     tables_url: str, scope: str, name: str
 ) -> None:
