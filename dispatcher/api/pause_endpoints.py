@@ -81,4 +81,4 @@ def document(pause: Pause) -> dict[str, Any]:
     """The JSON object of a tenant's pause."""
     fields = asdict(pause)
     del fields["scope"]
-    return {"tenant_id": fields.pop("name"), **fields}
+    return {"tenant_id": fields.pop("name"), **fields, "actor": pause.login}

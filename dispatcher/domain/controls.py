@@ -56,14 +56,17 @@ class Pause:
         """What is paused, such as `tenant acme`."""
         return subject_of(self.scope, self.name)
 
-    def describe(self) -> str:
-        """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`
+    @property
+    def login(self) -> str:
+        """The actor without the host, because tenants may read it."""
+        return self.actor.partition("@")[0]
 
-        Leaves out the actor's host, because tenants may read the sentence.
-        """
+    def describe(self) -> str:
+        """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`"""
         until = f" until {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.until else ""
-        who, reason = self.actor.partition("@")[0], self.reason.rstrip(".")
-        return f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {who}: {reason}."
+        return (
+            f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {self.login}: {self.reason.rstrip('.')}."
+        )
 
 
 @dataclass(frozen=True, slots=True)

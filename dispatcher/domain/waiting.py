@@ -131,7 +131,7 @@ def explain_wait(
         return WaitExplanation(
             WaitReason.LOCKED, f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
         )
-    if facts.pauses and facts.status is not Status.SENDING:
+    if facts.pauses and facts.status is Status.PENDING:
         first = facts.pauses[0]
         return WaitExplanation(WaitReason.PAUSED, first.describe(), first.until)
     if facts.status is Status.SENDING:

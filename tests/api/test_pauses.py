@@ -53,6 +53,16 @@ async def test_a_key_pauses_and_sees_only_its_own_tenant_and_needs_the_scope(
     assert names == [("all", ""), ("tenant", "other"), ("tenant", "shop")]
 
 
+async def test_a_pause_by_an_operator_is_shown_without_the_operators_host(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    pause(connection, "tenant", "default")
+
+    (found,) = (await api.call("GET", PATH)).json["pauses"]
+
+    assert (found["actor"], found["reason"]) == ("ann", "maintenance")
+
+
 async def test_invalid_pauses_are_refused(api: Api) -> None:
     bodies = [{}, {**WHY, "for_seconds": 0}, {**WHY, "for_seconds": "1h"}, {**WHY, "for_seconds": 1e9}]
     answers = [await api.call("POST", PATH, body=body) for body in bodies]

@@ -15,6 +15,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.store.pausing import pause
 from tests.waiting import wait_until
 
 
@@ -148,6 +149,17 @@ def test_a_silent_host_has_vanished_even_without_leases(prepared: CommandLine, c
     assert ["lost", "vanished", "no", "report", "for", "10", "min"] in [
         line.split() for line in prepared("status").stdout.splitlines()
     ]
+
+
+def test_pauses_are_shown_and_what_is_paused_has_no_age(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+    pause(connection, "tenant", "default")
+
+    answer = prepared("status", "--json").json
+
+    assert [(each["scope"], each["name"], each["until"]) for each in answer["pauses"]] == [("tenant", "default", None)]
+    assert (answer["oldest_pending_seconds"], answer["longest_due_seconds"]) == (None, None)
+    assert "Tenant default is paused by ann: maintenance." in prepared("status").stdout
 
 
 def test_ages_are_null_if_no_email_is_pending(settled: CommandLine) -> None:
