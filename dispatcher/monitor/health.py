@@ -70,9 +70,12 @@ class Health:
 
     def _consumers(self) -> str | None:
         queues = self._broker.found
-        if queues is None or queues[self._settings.queue].consumers:
+        if queues is None:
             return None
-        return "The send queue has no consumer."
+        idle = [lane for lane in self._settings.lanes if not queues[self._settings.queue_of(lane)].consumers]
+        if len(idle) == len(self._settings.lanes):
+            return "The send queues have no consumers."
+        return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
