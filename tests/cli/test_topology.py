@@ -19,8 +19,7 @@ def test_users_are_printed_as_commands_and_no_server_is_needed(bare: CommandLine
     exchange, queue, everything = (
         r"^email\.dispatcher$",
         r"^(email\.dispatcher\.send\.urgent|email\.dispatcher\.send|email\.dispatcher\.send\.bulk)$",
-        r"^(email\.dispatcher|email\.dispatcher\.send\.urgent|email\.dispatcher\.send|email\.dispatcher\.send\.bulk"
-        r"|email\.dispatcher\.dlq)$",
+        "^({0}|{0}\\.send\\.urgent|{0}\\.send|{0}\\.send\\.bulk|{0}\\.dlq)$".format(r"email\.dispatcher"),
     )
     granting = ["rabbitmqctl", "set_permissions", "-p", "/"]
     assert _commands(ended.stdout) == [
