@@ -58,8 +58,9 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     workers have received but not acked.
 
     `oldest_pending_seconds` is the age of the oldest pending email. Due emails wait until the relay publishes them:
-    `longest_due_seconds` is the longest such wait. `latency_seconds` has percentiles of the time from enqueue to
-    acceptance, for the newest emails (at most 1,000) of the last ten minutes.
+    `longest_due_seconds` is the longest such wait. Both leave out what an operator paused (`pauses`). `latency_seconds`
+    has percentiles of the time from enqueue to acceptance, for the newest emails (at most 1,000) of the last ten
+    minutes.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
@@ -83,6 +84,8 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
+       "pauses": [{"scope": "tenant", "name": "acme", "until": "2026-11-23T14:00:00+00:00", "reason": "complaints",
+                   "actor": "ann@ops-1", "began_at": "2026-11-23T12:00:00+00:00"}],
        "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5, "silent_seconds": null}],
        "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
@@ -112,12 +115,13 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.monitor.readiness_client import fetch_unready
     from dispatcher.store.activity import MISSED_REPORTS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
+    from dispatcher.store.controls import list_pauses_sync
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_troubles_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
-        troubles = find_troubles_sync(connection)
+        troubles, pauses = find_troubles_sync(connection), list_pauses_sync(connection)
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
@@ -130,7 +134,18 @@ def take_snapshot(settings: Settings) -> Snapshot:
     unready = asyncio.run(fetch_unready(settings.metrics_address))
     recovery_seconds = longest_recovery_seconds(settings.lease_seconds)
     return Snapshot(
-        counts, expiring, troubles, workers, silent, unready, recovery_seconds, latency, queues, fault, time.monotonic()
+        counts,
+        expiring,
+        troubles,
+        pauses,
+        workers,
+        silent,
+        unready,
+        recovery_seconds,
+        latency,
+        queues,
+        fault,
+        time.monotonic(),
     )
 
 

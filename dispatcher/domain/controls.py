@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -35,6 +35,11 @@ class PauseScope(StrEnum):
     PROVIDER = "provider"
 
 
+def subject_of(scope: PauseScope, name: str) -> str:
+    """What a pause of this scope and name stops, such as `tenant acme`."""
+    return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
+
+
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause that an operator began.
@@ -56,7 +61,16 @@ class Pause:
     @property
     def subject(self) -> str:
         """What is paused, such as `tenant acme`."""
-        return f"{self.scope} {self.name}".rstrip() if self.scope is not PauseScope.ALL else "everything"
+        return subject_of(self.scope, self.name)
+
+    def describe(self) -> str:
+        """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`
+
+        Leaves out the actor's host, because tenants may read the sentence.
+        """
+        until = f" until {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.until else ""
+        who, reason = self.actor.partition("@")[0], self.reason.rstrip(".")
+        return f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {who}: {reason}."
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ hosts, not the sum. An unknown value is left out, and never reported as zero.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
-from dispatcher.domain.controls import send_queue
+from dispatcher.domain.controls import PauseScope, send_queue
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.store.counts import MonitorCounts
@@ -44,7 +45,8 @@ CURRENT: Final = ServerGauge(
     "dispatcher_current_emails", "Current number of emails by status: pending, sending, failed, held.", ("status",)
 )
 OLDEST_PENDING: Final = ServerGauge(
-    "dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if no email is pending."
+    "dispatcher_oldest_pending_seconds",
+    "Age of the oldest pending email that no operator paused; 0 if no email is pending.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
@@ -58,6 +60,11 @@ WEBHOOK_LAG: Final = ServerGauge(
     "dispatcher_webhook_lag_seconds",
     "How long the oldest event has waited that an active webhook has not delivered, by the webhook's number.",
     ("webhook",),
+)
+PAUSED: Final = ServerGauge(
+    "dispatcher_active_pauses",
+    "Pauses of operators that are in force, by scope: all, lane, tenant, provider.",
+    ("scope",),
 )
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
@@ -117,4 +124,6 @@ def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
     yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
     yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
     yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
+    scopes = Counter(pause.scope for pause in counts.pauses)
+    yield PAUSED.show({(scope.value,): scopes[scope] for scope in PauseScope})
     yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})

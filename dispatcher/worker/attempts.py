@@ -56,7 +56,10 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened before the email was sent. Raised through an adapter, and caught in this file."""
+    """The breaker opened, or the provider was paused, before the email was sent.
+
+    Raised through an adapter, and caught in this file.
+    """
 
 
 class LedgerAttempt(Attempt):
@@ -122,7 +125,7 @@ class LedgerAttempt(Attempt):
 
     def connection_acquired(self) -> None:
         """See `contract.Attempt.connection_acquired`."""
-        if not self.route.breaker.may_proceed(self.trial):
+        if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 

@@ -1,5 +1,6 @@
 """Acts on breaker changes: logs them, publishes them to other hosts, and pauses consuming if no provider may be tried.
 
+Pauses consuming also while an operator pauses it (see `controls`).
 When a worker pauses, its messages go back to RabbitMQ, and hosts with a working provider receive them.
 """
 
@@ -34,6 +35,7 @@ class BreakerListener:
         self._log = get_log()
         self._changed = asyncio.Event()
         self._has_unpublished = asyncio.Event()
+        self._is_held = False
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
@@ -51,6 +53,15 @@ class BreakerListener:
             window=window,
         )
 
+    def hold(self, *, is_held: bool) -> None:
+        """Notes which pauses of operators are in force. Call this after each change of the routes' pauses.
+
+        Args:
+            is_held: Whether nothing may be consumed.
+        """
+        self._is_held = is_held
+        self._changed.set()
+
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
         """Acts on changes until cancelled.
 
@@ -66,7 +77,7 @@ class BreakerListener:
         while True:
             self._changed.clear()
             wait_seconds = routes.wait_seconds
-            if wait_seconds > KEEP_PREFETCHED_SECONDS:
+            if self._is_held or wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
                 # Resume during a probe, too: if the probe ends without an answer, the next probe needs a new message.

@@ -25,6 +25,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.worker.attempts import Attempts
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.contents import ContentLoader
+from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import EndedAttempt, ReleaseRequest
 from dispatcher.worker.lease import Arrival, LeaseStage
 from dispatcher.worker.outage import StoreOutage
@@ -84,8 +85,9 @@ class Pipeline:
         self.send = SendStage(
             settings, attempts, contents, self._suppressed, ledger, self.window, outcomes=outcomes, releases=releases
         )
+        self.controls = OperatorControls(store, routes, breakers, self.window, self.send)
         self.lease = LeaseStage(
-            settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
+            settings, store, consumer, outage, ledger, self.window, self.controls, inbox=arrivals, leased=self.send
         )
         self.record = RecordStage(store, consumer, outage, ledger, self.window, inbox=outcomes, deferred=self.send)
         self.release = ReleaseStage(store, consumer, outage, self.window, inbox=releases)
@@ -95,6 +97,7 @@ class Pipeline:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._suppressed.run))
+            group.create_task(raise_on_stray_cancel(self.controls.run))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))

@@ -24,6 +24,7 @@ class Window:
 
     Attributes:
         emails: By id, from the lease until the commit that ends the lease is confirmed.
+        is_held: Whether nothing may be leased, because an operator paused everything, or the pauses are not read yet.
     """
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
@@ -33,16 +34,19 @@ class Window:
             waiting: Woken whenever more emails may be leased.
         """
         self.emails: dict[UUID, InFlightEmail] = {}
+        self.is_held = False
         self.wake = waiting.wake
         self._routes = routes
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased: 0 while no provider may be tried, 1 for a probe.
+        """How many more emails may be leased: 0 while nothing may be leased or no provider may be tried, 1 for a probe.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
         """
+        if self.is_held:
+            return 0
         room = self._routes.room
         ledger_room = 2 * self._prefetch - len(self.emails)
         if room is None:

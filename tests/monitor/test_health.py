@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
 from dispatcher.host.process_table import ProcessStatus
@@ -118,6 +120,24 @@ async def test_recent_acks_outweigh_a_failed_poll(tmp_path: Path, served: float 
 
     assert (await reasons(tmp_path, COUNTS, late, members=members) == {}) is is_well
     assert (await reasons(tmp_path, COUNTS, nobody, members=members) == {}) is is_well
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "is_well"),
+    [("all", "", True), ("lane", "normal", True), ("provider", "smtp", True), ("provider", "ses", False)],
+)
+async def test_what_an_operator_paused_fails_no_check(tmp_path: Path, scope: str, name: str, *, is_well: bool) -> None:
+    settings = replace(SETTINGS, providers=("smtp",))
+    pauses = (Pause(PauseScope(scope), name, None, "maintenance", "ann", datetime.now(UTC)),)
+    # A pause of everything or of a lane leaves its emails out of the age (see find_oldest_pending).
+    counts = replace(COUNTS, pauses=pauses, oldest_pending_seconds=61.0 if scope == "provider" else None)
+    idle = {**QUEUES, SETTINGS.queue: FoundQueue(3, 0)}
+    with counting(tmp_path, "w0") as worker:
+        worker.tell("breaker smtp open" if scope == "provider" else "breaker smtp closed")
+
+        found = await reasons(tmp_path, counts, idle, settings)
+
+    assert list(found) == ([] if is_well else ["consumers", "providers", "pending"])
 
 
 async def test_without_a_pending_email_the_check_passes(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
+from dispatcher.broker.connection import open_connection
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
@@ -201,6 +202,13 @@ class Bench:
     async def waiting_messages(self) -> int:
         """The number of ready messages on the send queue; unacked messages do not count."""
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
+
+    async def consumers(self) -> int:
+        """The number of consumers of the send queue."""
+        async with await open_connection(self._servers.amqp_url, name="test") as connection:
+            channel = await connection.open_channel()
+            found = await channel.call(channel.raw.queue_declare, queue=self.topology.queue, passive=True)
+            return int(found.consumer_count)
 
     async def all_are_delivered(self) -> None:
         """Waits until the send queue has no ready message."""
