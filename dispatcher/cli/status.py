@@ -79,7 +79,8 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     \b
     JSON:
       {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
-       "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
+       "queues": {"email.dispatcher.send.urgent": 0, "email.dispatcher.send": 0, "email.dispatcher.send.bulk": 0,
+                  "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
@@ -127,8 +128,7 @@ def take_snapshot(settings: Settings) -> Snapshot:
     expiring = asyncio.run(_count_expiring(settings))
     queues, fault = None, None
     try:
-        found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
-        queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
+        queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
     unready = asyncio.run(fetch_unready(settings.metrics_address))

@@ -143,9 +143,10 @@ def _table(snapshot: Snapshot) -> Table:
     shown.add_gap()
     if snapshot.queues is None:
         shown.add("queues", "unknown")
-    for number, (queue, depth) in enumerate((snapshot.queues or {}).items()):
-        # The second queue is the DLQ: a dead letter needs an operator.
-        shown.add(queue, f"{depth:,}", style="red" if depth and number else "")
+    queues = snapshot.queues or {}
+    for number, (queue, depth) in enumerate(queues.items(), 1):
+        # The last queue is the DLQ: a dead letter needs an operator.
+        shown.add(queue, f"{depth:,}", style="red" if depth and number == len(queues) else "")
     return shown
 
 

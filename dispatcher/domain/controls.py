@@ -14,6 +14,17 @@ from dispatcher.domain.status import OnUncertain
 
 NORMAL: Final = "normal"
 """The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
+DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
+"""Most urgent first."""
+
+
+def send_queue(queue: str, lane: str) -> str:
+    """The send queue of a lane.
+
+    Args:
+        queue: The send queue of the normal lane.
+    """
+    return queue if lane == NORMAL else f"{queue}.{lane}"
 
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """The name of a lane."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
-from dispatcher.domain.controls import NORMAL, Controls, Pause, PauseScope
+from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
@@ -71,9 +71,13 @@ class Health:
 
     def _consumers(self) -> str | None:
         queues = self._broker.found
-        if queues is None or self._is_paused(NORMAL) or queues[self._settings.queue].consumers:
+        if queues is None:
             return None
-        return "The send queue has no consumer."
+        lanes = [lane for lane in self._settings.lanes if not self._is_paused(lane)]
+        idle = [lane for lane in lanes if not queues[self._settings.queue_of(lane)].consumers]
+        if len(idle) == len(self._settings.lanes):
+            return "The send queues have no consumers."
+        return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
-from dispatcher.domain.controls import PauseScope
+from dispatcher.domain.controls import PauseScope, send_queue
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.store.counts import MonitorCounts
@@ -68,11 +68,12 @@ PAUSED: Final = ServerGauge(
 )
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
-    "Messages on the send queue and on the DLQ, without delivered messages that are not yet acked.",
+    "Messages on each lane's send queue (send for the normal lane, send.bulk for bulk) and on the DLQ, without "
+    "delivered messages that are not yet acked.",
     ("queue",),
 )
 SEND_QUEUE_WORKERS: Final = ServerGauge(
-    "dispatcher_send_queue_workers", "Workers of all hosts that consume from the send queue."
+    "dispatcher_send_queue_workers", "Workers of all hosts that consume from the lane's send queue.", ("lane",)
 )
 FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
 AGE: Final = ServerGauge("dispatcher_readings_age_seconds", "Age of the data last read from the server.", ("server",))
@@ -111,9 +112,10 @@ class ServerGauges(Collector):
         yield BUILD.show({(VERSION, platform.python_version()): 1})
 
     def _of_queues(self, queues: dict[str, FoundQueue]) -> Iterator[Metric]:
-        send, dlq = queues[self._settings.queue], queues[self._settings.dlq]
-        yield QUEUES.show({("send",): send.messages, ("dlq",): dlq.messages})
-        yield SEND_QUEUE_WORKERS.show({(): send.consumers})
+        send = {lane: queues[self._settings.queue_of(lane)] for lane in self._settings.lanes}
+        depths = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
+        yield QUEUES.show({**depths, ("dlq",): queues[self._settings.dlq].messages})
+        yield SEND_QUEUE_WORKERS.show({(lane,): queue.consumers for lane, queue in send.items()})
 
 
 def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:

@@ -163,7 +163,7 @@ async def _dispatch(
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
     consumer = Consumer(
         settings.amqp_url,
-        settings.queue,
+        {lane: settings.queue_of(lane) for lane in settings.lanes},
         prefetch=_prefetch_count(window, settings),
         on_attempt=process_slot.mark_up,
         on_refused=note_refusal,
