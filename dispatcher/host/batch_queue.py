@@ -63,6 +63,14 @@ class BatchQueue(Generic[T]):
         self._items.clear()
         self._woken.set()
 
+    def remove(self, is_unwanted: Callable[[T], bool]) -> list[T]:
+        """Removes queued items, and returns them."""
+        removed = [item for item in self._items if is_unwanted(item)]
+        if removed:
+            self._items = deque(item for item in self._items if not is_unwanted(item))
+            self._woken.set()
+        return removed
+
     async def run(
         self,
         handle: Callable[[list[T]], Awaitable[None]],

@@ -1,6 +1,4 @@
 """Acts on breaker changes: logs them, publishes them to other hosts, and pauses consuming if no provider may be tried.
-
-Pauses consuming also while an operator pauses it (see `controls`).
 When a worker pauses, its messages go back to RabbitMQ, and hosts with a working provider receive them.
 """
 
@@ -35,7 +33,6 @@ class BreakerListener:
         self._log = get_log()
         self._changed = asyncio.Event()
         self._has_unpublished = asyncio.Event()
-        self._is_held = False
         self._unpublished: dict[str, tuple[BreakerState, str | None, float]] = {}
 
     def new_breaker(self, provider: str, *, window: int = FAILURES_IN_A_ROW) -> CircuitBreaker:
@@ -53,13 +50,8 @@ class BreakerListener:
             window=window,
         )
 
-    def hold(self, *, is_held: bool) -> None:
-        """Notes which pauses of operators are in force. Call this after each change of the routes' pauses.
-
-        Args:
-            is_held: Whether nothing may be consumed.
-        """
-        self._is_held = is_held
+    def note_pauses(self) -> None:
+        """Notes that an operator paused or resumed a provider."""
         self._changed.set()
 
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
@@ -77,7 +69,7 @@ class BreakerListener:
         while True:
             self._changed.clear()
             wait_seconds = routes.wait_seconds
-            if self._is_held or wait_seconds > KEEP_PREFETCHED_SECONDS:
+            if wait_seconds > KEEP_PREFETCHED_SECONDS:
                 consumer.pause()
             elif not wait_seconds:
                 # Resume during a probe, too: if the probe ends without an answer, the next probe needs a new message.

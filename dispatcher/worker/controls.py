@@ -1,6 +1,6 @@
 """Reads what operators set for all hosts, and applies their pauses in this worker.
 
-    all, lane ─▶ consumes nothing of it; unleased messages go back to RabbitMQ
+    all, lane ─▶ its consumer is cancelled; unleased messages go back to RabbitMQ
     tenant    ─▶ the lease statement leaves out its emails (see `lease.LeaseStage`)
     provider  ─▶ its route may not be tried; other providers take over, as for an open breaker
 
@@ -11,12 +11,14 @@ the controls that were read last stay in force.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from dispatcher.domain.controls import NORMAL, Controls, Pause, PauseScope
+from dispatcher.broker.consumer import Consumer
+from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.errors import DispatcherError
+from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.routing.routes import Routes
 from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.leases import LeaseStore
@@ -25,6 +27,9 @@ from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.in_flight_email import EmailEvent
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
+
+if TYPE_CHECKING:
+    from dispatcher.worker.lease import LeaseStage
 
 NOTHING: Final[frozenset[UUID]] = frozenset()
 
@@ -37,23 +42,40 @@ class OperatorControls:
     """
 
     def __init__(
-        self, store: LeaseStore, routes: Routes, breakers: BreakerListener, window: Window, send: SendStage
+        self,
+        lanes: Sequence[str],
+        consumer: Consumer,
+        store: LeaseStore,
+        routes: Routes,
+        breakers: BreakerListener,
+        window: Window,
+        send: SendStage,
     ) -> None:
         self.current = Controls()
+        self._lanes = lanes
+        self._consumer = consumer
         self._store = store
         self._routes = routes
         self._breakers = breakers
         self._window = window
         self._send = send
         self._log = get_log()
+        self._paused_lanes: frozenset[str] = frozenset()
+        self._lanes_changed = asyncio.Event()
         window.is_held = True
 
-    async def run(self) -> None:
+    async def run(self, lease: LeaseStage) -> None:
         """Reads and applies the controls until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self._read, lease))
+            # A separate task, so that a slow RabbitMQ does not delay the next read.
+            group.create_task(raise_on_stray_cancel(self._control_lanes, lease))
+
+    async def _read(self, lease: LeaseStage) -> None:
         is_failing = False
         while True:
             try:
-                self._apply(await self._store.read_controls())
+                self._apply(await self._store.read_controls(), lease)
                 await self._release_paused()
             except DispatcherError as error:
                 if not is_failing:
@@ -75,18 +97,30 @@ class OperatorControls:
         except DispatcherError:
             return email_ids
 
-    def _apply(self, controls: Controls) -> None:
+    async def _control_lanes(self, lease: LeaseStage) -> None:
+        """Cancels the consumers of paused lanes, and returns their unleased messages to RabbitMQ."""
+        while True:
+            await self._lanes_changed.wait()
+            self._lanes_changed.clear()
+            for lane in self._lanes:
+                await (self._consumer.pause_lane if lane in self._paused_lanes else self._consumer.resume_lane)(lane)
+            lease.return_held()
+
+    def _apply(self, controls: Controls, lease: LeaseStage) -> None:
         began = [pause.subject for pause in controls.pauses if pause not in self.current.pauses]
         ended = [pause.subject for pause in self.current.pauses if pause not in controls.pauses]
         self.current = controls
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
-        is_held = controls.pause_of_lane(NORMAL) is not None
-        providers = {pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}
-        if self._routes.pause(providers) or is_held != self._window.is_held:
-            self._window.is_held = is_held
-            self._breakers.hold(is_held=is_held)
-            self._window.wake()
+        if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
+            self._breakers.note_pauses()
+        paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)
+        if paused_lanes != self._paused_lanes:
+            self._paused_lanes = paused_lanes
+            self._lanes_changed.set()
+            lease.hold_lanes(paused_lanes)
+        self._window.is_held = paused_lanes.issuperset(self._lanes)
+        self._window.wake()
 
     async def _release_paused(self) -> None:
         """Releases the emails that are paused, and not on the wire."""

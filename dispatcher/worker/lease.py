@@ -87,6 +87,8 @@ class LeaseStage:
         self._log = get_log()
         self._is_stopped = False
         self._rejected: dict[UUID, None] = {}  # oldest first
+        self._held_lanes: frozenset[str] = frozenset()
+        self._held: list[Arrival] = []
 
     def take(self, delivery: Delivery) -> None:
         """Queues a message from RabbitMQ. Rejects the message if it contains no valid pointer."""
@@ -100,6 +102,9 @@ class LeaseStage:
             metrics.MESSAGES_REJECTED.add(1)
             self._broker.reject(delivery)
             return
+        if delivery.lane in self._held_lanes:
+            self._held.append(Arrival(delivery, pointers[0]))
+            return
         if len(pointers) == 1:
             self._inbox.add(Arrival(delivery, pointers[0]))
             return
@@ -109,6 +114,18 @@ class LeaseStage:
     def drop_unleased(self) -> None:
         """Drops messages whose emails are not leased yet. Their channel is closed: RabbitMQ redelivers the messages."""
         self._inbox.clear()
+        self._held.clear()
+
+    def hold_lanes(self, lanes: frozenset[str]) -> None:
+        """Leases no more emails of these lanes, until the next call. Their messages wait for `return_held`."""
+        self._held_lanes = lanes
+        self._held += self._inbox.remove(lambda arrival: arrival.delivery.lane in lanes)
+
+    def return_held(self) -> None:
+        """Returns the messages of held lanes to RabbitMQ. Call this after these lanes' consumers are cancelled."""
+        for arrival in self._held:
+            self._broker.requeue(arrival.delivery)
+        self._held.clear()
 
     async def run(self) -> None:
         """Leases until cancelled."""

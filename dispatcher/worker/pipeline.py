@@ -85,7 +85,7 @@ class Pipeline:
         self.send = SendStage(
             settings, attempts, contents, self._suppressed, ledger, self.window, outcomes=outcomes, releases=releases
         )
-        self.controls = OperatorControls(store, routes, breakers, self.window, self.send)
+        self.controls = OperatorControls(settings.lanes, consumer, store, routes, breakers, self.window, self.send)
         self.lease = LeaseStage(
             settings, store, consumer, outage, ledger, self.window, self.controls, inbox=arrivals, leased=self.send
         )
@@ -97,7 +97,7 @@ class Pipeline:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._suppressed.run))
-            group.create_task(raise_on_stray_cancel(self.controls.run))
+            group.create_task(raise_on_stray_cancel(self.controls.run, self.lease))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))

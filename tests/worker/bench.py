@@ -17,6 +17,7 @@ from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
+from dispatcher.domain.controls import NORMAL
 from dispatcher.dev.servers import Servers
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
@@ -168,10 +169,11 @@ class Bench:
                 each.cancel()
                 await asyncio.gather(each, return_exceptions=True)
 
-    async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1) -> None:
+    async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1, lane: str = NORMAL) -> None:
         """Publishes the emails' messages, as the relay does."""
         keys = self.books.keys(list(email_ids))
-        messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
+        queue = self.topology.send_queues[lane]
+        messages = [Outgoing.of_pointer(queue, Pointer(each, keys[each])) for each in keys]
         assert all(await self._publisher.publish(messages * times))
 
     async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
@@ -199,15 +201,15 @@ class Bench:
         await self.deliver(email_ids)
         return email_ids
 
-    async def waiting_messages(self) -> int:
-        """The number of ready messages on the send queue; unacked messages do not count."""
-        return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
+    async def waiting_messages(self, lane: str = NORMAL) -> int:
+        """The number of ready messages on the lane's send queue; unacked messages do not count."""
+        return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
 
-    async def consumers(self) -> int:
-        """The number of consumers of the send queue."""
+    async def consumers(self, lane: str = NORMAL) -> int:
+        """The number of consumers of the lane's send queue."""
         async with await open_connection(self._servers.amqp_url, name="test") as connection:
             channel = await connection.open_channel()
-            found = await channel.call(channel.raw.queue_declare, queue=self.topology.queue, passive=True)
+            found = await channel.call(channel.raw.queue_declare, queue=self.topology.send_queues[lane], passive=True)
             return int(found.consumer_count)
 
     async def all_are_delivered(self) -> None:

@@ -279,6 +279,12 @@ class FakeBroker(Consumer):
     def requeue(self, delivery: Delivery) -> None:
         self._settle(delivery, "requeue")
 
+    async def pause_lane(self, lane: str) -> None:
+        """Does nothing."""
+
+    async def resume_lane(self, lane: str) -> None:
+        """Does nothing."""
+
     def pause(self) -> None:
         """Does nothing."""
 

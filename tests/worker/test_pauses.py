@@ -134,13 +134,39 @@ async def test_emails_that_wait_under_a_lease_are_released_within_two_seconds(
     assert not provider.accepted
 
 
-async def until_paused(bench: Bench) -> None:
-    """Waits until no worker consumes."""
+async def until_paused(bench: Bench, lane: str = "normal") -> None:
+    """Waits until no worker consumes the lane."""
 
     async def nothing_consumes() -> bool:
-        return not await bench.consumers()
+        return not await bench.consumers(lane)
 
     await until_answer(nothing_consumes)
+
+
+async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start(PREFETCH="4")
+    bulk = bench.books.enqueue(20)
+    for each in bulk:
+        bench.books.change(each, lane="bulk")
+    await bench.deliver(bulk, lane="bulk")
+    await until(lambda: len(bench.provider.waiting) == 4)
+    pause(bench.books.connection, "lane", "bulk")
+    await until_paused(bench, "bulk")
+    bench.provider.let_go()
+    normal = await bench.enqueue(20)
+
+    await bench.settled({"sent": 24, "pending": 16})
+
+    assert set(normal) < set(bench.provider.accepted)
+
+    async def all_are_back() -> bool:
+        return await bench.waiting_messages("bulk") == 16
+
+    await until_answer(all_are_back)
+    resume(bench.books.connection)
+    await bench.settled({"sent": 40})
+    assert set(bench.provider.accepted.values()) == {1}
 
 
 async def test_while_a_provider_is_paused_the_next_provider_takes_over(bench: Bench) -> None:
