@@ -1,4 +1,5 @@
 """Acts on breaker changes: logs them, publishes them to other hosts, and pauses consuming if no provider may be tried.
+
 When a worker pauses, its messages go back to RabbitMQ, and hosts with a working provider receive them.
 """
 
