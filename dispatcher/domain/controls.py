@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -24,6 +25,9 @@ def send_queue(queue: str, lane: str) -> str:
         queue: The send queue of the normal lane.
     """
     return queue if lane == NORMAL else f"{queue}.{lane}"
+
+LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""The name of a lane."""
 
 
 class PauseScope(StrEnum):
