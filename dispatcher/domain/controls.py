@@ -26,6 +26,7 @@ def send_queue(queue: str, lane: str) -> str:
     """
     return queue if lane == NORMAL else f"{queue}.{lane}"
 
+
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """The name of a lane."""
 

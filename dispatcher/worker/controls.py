@@ -81,6 +81,7 @@ class OperatorControls:
         self.current = controls
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
+        self._routes.weights.update(controls.lanes)
         is_held = controls.pause_of_lane(NORMAL) is not None
         providers = {pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}
         if self._routes.pause(providers) or is_held != self._window.is_held:
