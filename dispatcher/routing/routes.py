@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
@@ -150,14 +151,26 @@ class Route:
 
 
 class Routes:
-    """The routes of one worker, in the operator's order."""
+    """The routes of one worker, in the operator's order.
 
-    def __init__(self, routes: Sequence[Route], *, jitter: Callable[[], float] = random.random) -> None:
+    Attributes:
+        weights: The lanes' shares of the worker and of the rate limits.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        weights: LaneWeights | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         """
         Args:
+            weights: The lanes' weights, as in the routes' rate limits.
             jitter: From 0 to 1; spreads emails that wait for one provider.
         """
         self._routes = tuple(routes)
+        self.weights = weights or LaneWeights()
         self._jitter = jitter
 
     @property

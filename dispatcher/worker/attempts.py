@@ -220,7 +220,7 @@ class Attempts:
                 route = self._choose(email, content)
                 if route is None:
                     return self._no_provider(email, content)
-                if route.limit is not None and not await _take_token(route, route.limit):
+                if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
                     continue
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
@@ -399,9 +399,9 @@ class Attempts:
             return self.failed(email, error)
 
 
-async def _take_token(route: Route, limit: RateLimit) -> bool:
+async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
-    return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
+    return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
 def _must_end(email: InFlightEmail) -> bool:

@@ -112,6 +112,7 @@ class OperatorControls:
         self.current = controls
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
+        self._routes.weights.update(controls.lanes)
         if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
             self._breakers.note_pauses()
         paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)

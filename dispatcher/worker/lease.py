@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
@@ -24,7 +24,6 @@ from dispatcher.config import Settings
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
-from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.bisection import bisect_batch
@@ -34,17 +33,11 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import InFlightEmail
+from dispatcher.worker.lane_inbox import Arrival, LaneInbox
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.report import report_lease
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
-
-
-class Arrival(NamedTuple):
-    """One pointer of a message, and the delivery of that message."""
-
-    delivery: Delivery
-    pointer: Pointer
 
 
 REQUEUE_SECONDS: Final = 0.5
@@ -68,7 +61,7 @@ class LeaseStage:
         window: Window,
         controls: OperatorControls,
         *,
-        inbox: BatchQueue[Arrival],
+        inbox: LaneInbox,
         leased: SendStage,
     ) -> None:
         """
@@ -119,7 +112,8 @@ class LeaseStage:
     def hold_lanes(self, lanes: frozenset[str]) -> None:
         """Leases no more emails of these lanes, until the next call. Their messages wait for `return_held`."""
         self._held_lanes = lanes
-        self._held += self._inbox.remove(lambda arrival: arrival.delivery.lane in lanes)
+        for lane in lanes:
+            self._held += self._inbox.take_lane(lane)
 
     def return_held(self) -> None:
         """Returns the messages of held lanes to RabbitMQ. Call this after these lanes' consumers are cancelled."""
@@ -129,8 +123,7 @@ class LeaseStage:
 
     async def run(self) -> None:
         """Leases until cancelled."""
-        # Choose the emails that probe a provider at random: emails that the provider refuses may arrive together.
-        await self._inbox.run(self._lease, room=self._window.room, is_any_order=self._window.is_probing)
+        await self._inbox.lease(self._lease, self._window)
 
     async def stop(self) -> None:
         """Stops leasing, and returns when the current batch has ended. Unleased messages stay in RabbitMQ."""

@@ -27,7 +27,8 @@ from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.contents import ContentLoader
 from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import EndedAttempt, ReleaseRequest
-from dispatcher.worker.lease import Arrival, LeaseStage
+from dispatcher.worker.lane_inbox import LaneInbox
+from dispatcher.worker.lease import LeaseStage
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
@@ -57,7 +58,7 @@ class Pipeline:
             breakers: The listener that created the breakers of `routes`.
             process_slot: Where the worker reports its acks and its waits for commits.
         """
-        arrivals: BatchQueue[Arrival] = BatchQueue()
+        arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
         releases: BatchQueue[ReleaseRequest] = BatchQueue()
         outage = StoreOutage(process_slot.commit)
