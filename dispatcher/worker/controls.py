@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer
@@ -28,10 +28,17 @@ from dispatcher.worker.in_flight_email import EmailEvent
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
-if TYPE_CHECKING:
-    from dispatcher.worker.lease import LeaseStage
-
 NOTHING: Final[frozenset[UUID]] = frozenset()
+
+
+class LaneHolder(Protocol):
+    """The lease stage, which has the messages that are not leased yet."""
+
+    def hold_lanes(self, lanes: frozenset[str]) -> None:
+        """Leases no more emails of these lanes, until the next call."""
+
+    def return_held(self) -> None:
+        """Returns the messages of held lanes to RabbitMQ."""
 
 
 class OperatorControls:
@@ -64,14 +71,14 @@ class OperatorControls:
         self._lanes_changed = asyncio.Event()
         window.is_held = True
 
-    async def run(self, lease: LeaseStage) -> None:
+    async def run(self, lease: LaneHolder) -> None:
         """Reads and applies the controls until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._read, lease))
             # A separate task, so that a slow RabbitMQ does not delay the next read.
             group.create_task(raise_on_stray_cancel(self._control_lanes, lease))
 
-    async def _read(self, lease: LeaseStage) -> None:
+    async def _read(self, lease: LaneHolder) -> None:
         is_failing = False
         while True:
             try:
@@ -97,7 +104,7 @@ class OperatorControls:
         except DispatcherError:
             return email_ids
 
-    async def _control_lanes(self, lease: LeaseStage) -> None:
+    async def _control_lanes(self, lease: LaneHolder) -> None:
         """Cancels the consumers of paused lanes, and returns their unleased messages to RabbitMQ."""
         while True:
             await self._lanes_changed.wait()
@@ -106,7 +113,7 @@ class OperatorControls:
                 await (self._consumer.pause_lane if lane in self._paused_lanes else self._consumer.resume_lane)(lane)
             lease.return_held()
 
-    def _apply(self, controls: Controls, lease: LeaseStage) -> None:
+    def _apply(self, controls: Controls, lease: LaneHolder) -> None:
         began = [pause.subject for pause in controls.pauses if pause not in self.current.pauses]
         ended = [pause.subject for pause in self.current.pauses if pause not in controls.pauses]
         self.current = controls

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
@@ -204,13 +203,6 @@ class Bench:
     async def waiting_messages(self, lane: str = NORMAL) -> int:
         """The number of ready messages on the lane's send queue; unacked messages do not count."""
         return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
-
-    async def consumers(self, lane: str = NORMAL) -> int:
-        """The number of consumers of the lane's send queue."""
-        async with await open_connection(self._servers.amqp_url, name="test") as connection:
-            channel = await connection.open_channel()
-            found = await channel.call(channel.raw.queue_declare, queue=self.topology.send_queues[lane], passive=True)
-            return int(found.consumer_count)
 
     async def all_are_delivered(self) -> None:
         """Waits until the send queue has no ready message."""
