@@ -39,7 +39,6 @@ from dispatcher.worker.report import report_lease
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
-
 REQUEUE_SECONDS: Final = 0.5
 """Requeue a message after this time if its email is in flight here or its row is locked by another transaction."""
 PUT_BACK_SECONDS: Final = 2 * READ_SECONDS
