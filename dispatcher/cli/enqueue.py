@@ -160,6 +160,7 @@ def _email(options: dict[str, Any]) -> Email:
     _check_presence(options)
     flags = ("erase_after_sending", "ignore_suppression")
     listed = ("to", "cc", "bcc", "reply_to", "tags")
+    known_lane(options["lane"], "--lane")
     optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain", "lane")
     arguments = {
         "headers": _headers(options["headers"]),
