@@ -97,6 +97,18 @@ class LanePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneRule:
+    """The lane of a sender's emails, unless the email or its API key has a lane.
+
+    Attributes:
+        sender: An address, or a domain as `@example.com`, in lower case.
+    """
+
+    sender: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
 class TenantLimit:
     """What an operator set for a tenant.
 

@@ -46,9 +46,12 @@ class Draft:
 
 
 def draft(emails: Sequence[Email], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
-    """Creates drafts in the given order. `lane` is the lane of emails that name none. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
+    """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
     The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
+
+    Args:
+        lane: The lane of emails that name none.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
