@@ -135,6 +135,11 @@ class Controls:
         """The tenants of which nothing may be sent."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
 
+    @property
+    def paused_lanes(self) -> tuple[str, ...]:
+        """The lanes that are paused by name."""
+        return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.LANE)
+
     def pause_of_lane(self, lane: str) -> Pause | None:
         """The pause that stops a whole lane, of this lane or of everything; None if there is none."""
         return self._find(PauseScope.ALL, "") or self._find(PauseScope.LANE, lane)
