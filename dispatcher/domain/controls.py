@@ -100,6 +100,18 @@ class LanePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneRule:
+    """The lane of a sender's emails, unless the email or its API key has a lane.
+
+    Attributes:
+        sender: An address, or a domain as `@example.com`, in lower case.
+    """
+
+    sender: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
 class TenantLimit:
     """What an operator set for a tenant.
 
@@ -125,6 +137,11 @@ class Controls:
     def paused_tenants(self) -> tuple[str, ...]:
         """The tenants of which nothing may be sent."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
+
+    @property
+    def paused_lanes(self) -> tuple[str, ...]:
+        """The lanes that are paused by name."""
+        return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.LANE)
 
     def pause_of_lane(self, lane: str) -> Pause | None:
         """The pause that stops a whole lane, of this lane or of everything; None if there is none."""

@@ -100,3 +100,118 @@ audited as (
 )
 select scope, name, until_at, reason, actor, began_at
 from effective;
+
+-- name: list_lane_rules
+-- The lanes of senders.
+select sender, lane
+from dispatcher.lane_rule
+order by sender;
+
+-- name: set_lane_policy
+-- Sets what is not null, and keeps the rest. Audited. Returns the policy.
+with changed as (
+    insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
+    values (
+        %(lane)s, coalesce(%(weight)s::double precision, %(default_weight)s), %(on_uncertain)s, %(max_attempts)s,
+        %(redeliver_seconds)s
+    )
+    on conflict (lane) do update
+    set
+        weight = coalesce(%(weight)s::double precision, p.weight),
+        on_uncertain = coalesce(excluded.on_uncertain, p.on_uncertain),
+        max_attempts = coalesce(excluded.max_attempts, p.max_attempts),
+        redeliver_seconds = coalesce(excluded.redeliver_seconds, p.redeliver_seconds)
+    returning p.lane, p.weight, p.on_uncertain, p.max_attempts, p.redeliver_seconds
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_lane', %(reason)s, to_jsonb(changed)
+    from changed
+)
+select lane, weight, on_uncertain, max_attempts, redeliver_seconds
+from changed;
+
+-- name: unset_lane_policy
+-- Deletes what operators set for a lane. Audited. Zero rows: nothing was set.
+with deleted as (
+    delete from dispatcher.lane_policy
+    where lane = %(lane)s
+    returning lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_lane', %(reason)s, jsonb_build_object('lane', lane, 'unset', true)
+    from deleted
+)
+select lane
+from deleted;
+
+-- name: set_lane_rule
+-- Sets the lane of a sender's emails. The audit log gets the domain alone, since it contains no addresses. Returns the rule.
+with changed as (
+    insert into dispatcher.lane_rule (sender, lane)
+    values (%(sender)s, %(lane)s)
+    on conflict (sender) do update
+    set lane = excluded.lane
+    returning sender, lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'set_lane', %(reason)s,
+        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
+    from changed
+)
+select sender, lane
+from changed;
+
+-- name: unset_lane_rule
+-- Deletes the lane of a sender's emails. Audited. Zero rows: there is no such rule.
+with deleted as (
+    delete from dispatcher.lane_rule
+    where sender = %(sender)s
+    returning sender, lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'set_lane', %(reason)s,
+        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'), 'unset', true)
+    from deleted
+)
+select sender, lane
+from deleted;
+
+-- name: set_tenant_limit
+-- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+with changed as (
+    insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
+    values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)
+    on conflict (tenant_id) do update
+    set
+        weight = coalesce(%(weight)s::double precision, t.weight),
+        per_second = coalesce(excluded.per_second, t.per_second)
+    returning t.tenant_id, t.weight, t.per_second
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_tenant', %(reason)s, to_jsonb(changed)
+    from changed
+)
+select tenant_id, weight, per_second
+from changed;
+
+-- name: unset_tenant_limit
+-- Deletes what operators set for a tenant. Audited. Zero rows: nothing was set.
+with deleted as (
+    delete from dispatcher.tenant_limit
+    where tenant_id = %(tenant_id)s
+    returning tenant_id
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_tenant', %(reason)s, jsonb_build_object('tenant_id', tenant_id, 'unset', true)
+    from deleted
+)
+select tenant_id
+from deleted;

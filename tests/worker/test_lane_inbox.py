@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator
 from uuid import uuid4
+
+import pytest
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.broker.pointer import Pointer
 from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.status import OnUncertain
 from dispatcher.routing.breaker import CircuitBreaker
 from dispatcher.routing.routes import Route, Routes
+from dispatcher.store.leases import Lease
+from dispatcher.worker.in_flight_email import InFlightEmail
 from dispatcher.worker.lane_inbox import Arrival, LaneInbox
 from dispatcher.worker.window import URGENT_SHARE, Window
 from tests.waiting import until
 from tests.worker.scripted import ScriptedProvider
-from tests.worker.test_window import Scene
 
 PREFETCH = 64
 
@@ -33,7 +38,10 @@ class Inbox:
     async def handle(self, batch: list[Arrival]) -> None:
         for arrival in batch:
             self.leased.append(arrival)
-            self.window.emails[arrival.pointer.email_id] = Scene.email()
+            lease = Lease(arrival.pointer.email_id, None, 1, 1, None, None)
+            self.window.emails[lease.email_id] = InFlightEmail(
+                lease, arrival.delivery, OnUncertain.HOLD, confirmed_at=0.0, leased_until=0.0
+            )
 
     def arrive(self, lane: str, count: int) -> None:
         for _ in range(count):
@@ -49,17 +57,22 @@ class Inbox:
         return Counter(each.delivery.lane for each in self.leased)
 
 
-async def test_a_lane_alone_gets_the_whole_window() -> None:
-    inbox = Inbox()
+@pytest.fixture
+async def inbox() -> AsyncIterator[Inbox]:
+    """An inbox that leases."""
+    made = Inbox()
+    yield made
+    made.task.cancel()
 
+
+async def test_a_lane_alone_gets_the_whole_window(inbox: Inbox) -> None:
     inbox.arrive("bulk", 200)
     await until(lambda: len(inbox.leased) >= PREFETCH)
 
     assert inbox.lanes == {"bulk": PREFETCH}
 
 
-async def test_freed_slots_go_to_the_lanes_by_weight() -> None:
-    inbox = Inbox()
+async def test_freed_slots_go_to_the_lanes_by_weight(inbox: Inbox) -> None:
     inbox.arrive("bulk", 200)
     await until(lambda: len(inbox.leased) >= PREFETCH)
     inbox.leased.clear()
@@ -71,8 +84,7 @@ async def test_freed_slots_go_to_the_lanes_by_weight() -> None:
     assert inbox.lanes == {"normal": 40, "bulk": 10}
 
 
-async def test_the_urgent_lane_gets_slots_although_the_other_lanes_have_filled_the_window() -> None:
-    inbox = Inbox()
+async def test_the_urgent_lane_gets_slots_although_the_other_lanes_have_filled_the_window(inbox: Inbox) -> None:
     inbox.arrive("bulk", 200)
     await until(lambda: len(inbox.leased) >= PREFETCH)
 
@@ -83,8 +95,7 @@ async def test_the_urgent_lane_gets_slots_although_the_other_lanes_have_filled_t
     assert inbox.lanes == {"bulk": PREFETCH, "urgent": PREFETCH // URGENT_SHARE}
 
 
-async def test_what_is_not_leased_of_a_lane_can_be_taken_out_again() -> None:
-    inbox = Inbox()
+async def test_what_is_not_leased_of_a_lane_can_be_taken_out_again(inbox: Inbox) -> None:
     inbox.arrive("bulk", PREFETCH + 3)
     await until(lambda: len(inbox.leased) >= PREFETCH)
 
