@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "status": ("status:command", "Count emails by status, and messages by queue."),
+    "cancel": ("unsent:cancel", "Cancel emails that are not sent yet."),
+    "reschedule": ("unsent:reschedule", "Change when emails that are not sent yet are sent."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
     "webhooks": ("webhooks:command", "Post events to applications: add, list, test, replay."),
