@@ -16,6 +16,7 @@ from dispatcher.api import (
     operator_operations,
     status_operations,
     suppression_operations,
+    unsent_operations,
     webhook_operations,
 )
 
@@ -32,6 +33,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **webhook_operations.SCHEMAS,
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
+    **unsent_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

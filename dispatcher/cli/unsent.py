@@ -36,7 +36,6 @@ _TEXTS: Final = {
     "unknown": "not found in this database.",
 }
 _SUCCESSFUL: Final = frozenset({"cancelled", "rescheduled", "already_cancelled"})
-_SAMPLE: Final = 5
 _MAX_LISTED: Final = 20
 """The most results that are printed one per line. If there are more, the output is a count for each kind of result."""
 
@@ -177,13 +176,14 @@ async def _find(
 ) -> tuple[dict[Status, tuple[int, list[UUID]]], Sequence[UUID]]:
     """The selected emails that are pending or waiting, by status, and the ids of all selected emails."""
     from dispatcher.ops.names import find_ids
+    from dispatcher.ops.unsent import SAMPLE
     from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 
     if names:
         ids = await find_ids(session, selection.tenant_id or DEFAULT_TENANT, names)
-        return await count_unsent(session, UnsentFilter(email_ids=ids), sample=_SAMPLE), ids
+        return await count_unsent(session, UnsentFilter(email_ids=ids), sample=SAMPLE), ids
     ids = tuple(await find_unsent_ids(session, selection))
-    return await count_unsent(session, replace(selection, email_ids=ids), sample=_SAMPLE), ids
+    return await count_unsent(session, replace(selection, email_ids=ids), sample=SAMPLE), ids
 
 
 def _show(found: dict[Status, tuple[int, list[UUID]]], selected: int, *, as_json: bool) -> None:

@@ -22,6 +22,9 @@ from dispatcher.store.unsent import Decision
 BATCH: Final = 500
 """Emails per commit: a worker waits for such a commit if it leases one of these emails."""
 
+SAMPLE: Final = 5
+"""How many ids a preview shows per status."""
+
 
 class Change(StrEnum):
     """The result for one email."""
