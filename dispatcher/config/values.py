@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.controls import LANE, NORMAL
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
@@ -314,7 +314,7 @@ def rate(text: str) -> float:
 
 def lane_names(text: str) -> tuple[str, ...]:
     lanes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if any(not re.fullmatch(r"[a-z][a-z0-9_]{0,31}", lane) for lane in lanes):
+    if not all(map(LANE.fullmatch, lanes)):
         raise ValueError("must be names of lanes, comma-separated: lower-case letters, digits and _, at most 32")
     if NORMAL not in lanes:
         raise ValueError(f"must contain {NORMAL}, the lane of emails that nothing assigns to another lane")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +14,9 @@ from dispatcher.domain.status import OnUncertain
 
 NORMAL: Final = "normal"
 """The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
+
+LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""The name of a lane."""
 
 
 class PauseScope(StrEnum):

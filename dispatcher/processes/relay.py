@@ -23,6 +23,7 @@ from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts
 from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.timing import ExpiredEmails, WaitingEmails
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
@@ -56,6 +57,8 @@ def leader_services(
         LostHosts(settings, outbox, workers_here),
         LostMessages(settings, outbox),
         ProvenEmails(outbox),
+        ExpiredEmails(outbox),
+        WaitingEmails(outbox),
     )
 
 

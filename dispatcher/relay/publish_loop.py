@@ -146,7 +146,7 @@ class PublishLoop:
             return True
         if not self._pointers.has_unconfirmed and self._send_queue.is_open and self._dlq.is_open:
             self._process_slot.confirm.end()  # nothing is due
-        await outbox.wait(self._poll_seconds)
+        await outbox.wait(min([self._poll_seconds, *(service.wait_seconds for service in services)]))
         return False
 
     async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:

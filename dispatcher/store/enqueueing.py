@@ -83,6 +83,10 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "attachment_counts": [len(email.attachments) for email in emails],
         "octets": list(map(_octets, emails, template_datas)),
         "ignore_suppressions": [email.ignore_suppression for email in emails],
+        # As texts: psycopg cannot send a list without any instant as an array of instants.
+        "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
+        "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
+        "lanes": [email.lane for email in emails],
         "publish_in_seconds": publish_in_seconds,
     }
 

@@ -50,9 +50,10 @@ class Lease(NamedTuple):
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
-        created_at: When the email was enqueued; None if this column was not read.
+        due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
+        expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
     """
 
     email_id: UUID
@@ -64,9 +65,10 @@ class Lease(NamedTuple):
     attempt_base: int = 0
     traceparent: str | None = None
     octets_apart: int = 0
-    created_at: datetime | None = None
+    due_since: datetime | None = None
     pinned_to: str | None = None
     pinned_seconds: float | None = None
+    expires_in: float | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -80,13 +82,14 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
-        is_proven: Whether an event of a provider waits to settle the email. Until then, no worker may lease it.
+        is_left_out: Whether no worker may lease the email although it may be pending, because the relay finishes it: an
+            event of a provider proves that it was sent, or it has expired.
     """
 
     message_key: str
     status: Status
     our_token: int | None
-    is_proven: bool
+    is_left_out: bool
 
 
 class DeadLetterVerdict(StrEnum):
@@ -185,12 +188,12 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, *times in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds)
+            return lease._replace(**dict(zip(("pinned_to", "pinned_seconds", "expires_in"), times, strict=True)))
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -357,9 +360,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-3] or 0
+    octets_apart = row[-4] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-3])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-4])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -373,6 +376,7 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
+        row[-3],
         row[-2],
         row[-1],
     )

@@ -58,6 +58,15 @@ class RecoveredEmail:
     attempt_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpiredEmail:
+    """An email that was cancelled because it has expired."""
+
+    email_id: UUID
+    correlation_id: str | None
+    previous_status: Status
+
+
 class Outbox:
     """The relay's statements, on one session.
 
@@ -209,6 +218,24 @@ class Outbox:
             await find_proven(self._session, limit), lambda free: settle_proven(self._session, free)
         )
         return outcome.rows()
+
+    async def find_next_wake(self) -> float | None:
+        """In how many seconds the first waiting email is due; negative if it is overdue, None if no email waits."""
+        for (seconds,) in await self._fetch("find_next_wake"):
+            return float(seconds)
+        return None
+
+    async def wake(self, limit: int) -> int:
+        """Makes up to `limit` emails pending and due whose wait is over; returns how many."""
+        ids = [row[0] for row in await self._fetch("find_wakeable", {"limit": limit})]
+        outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("wake", ids_within(free)))
+        return len(outcome.rows())
+
+    async def cancel_expired(self, limit: int) -> list[ExpiredEmail]:
+        """Cancels up to `limit` emails that have expired and that no worker has leased."""
+        ids = [row[0] for row in await self._fetch("find_expired", {"limit": limit})]
+        outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("cancel_expired", ids_within(free)))
+        return from_rows(ExpiredEmail, outcome.rows())
 
     async def follow_timeline(self) -> Promotion | None:
         """Records PostgreSQL's timeline. See `timeline.follow_timeline`."""

@@ -83,13 +83,13 @@ class LedgerAttempt(Attempt):
         """See `contract.Attempt.mark_on_wire`.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has already
-                queued an outcome for the email.
+            LeaseExpired: The lease may have ended, the email has expired or was stopped, or a drain that timed out has
+                already queued an outcome for the email.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
             return
-        if not email.may(EmailEvent.MARK) or not self._is_lease_valid():
+        if not email.may(EmailEvent.MARK) or not self._may_send():
             raise LeaseExpired
         email.ledger_slot = self._ledger.mark_on_wire(
             email.lease.email_id,
@@ -103,14 +103,16 @@ class LedgerAttempt(Attempt):
         # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
         # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
         # saves writing slots for leases that have already ended.
-        if not self._is_lease_valid():
+        if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
         email.on(EmailEvent.SEND)
 
-    def _is_lease_valid(self) -> bool:
+    def _may_send(self) -> bool:
+        """Whether the lease is valid, and the email has not expired."""
         email = self.email
-        return email.confirmed_at > self._ledger.voided_at and steady_clock() < email.leased_until
+        now = steady_clock()
+        return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
         """See `contract.Attempt.mark_not_sent`. Idempotent."""

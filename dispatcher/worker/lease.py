@@ -268,7 +268,7 @@ class LeaseStage:
             metrics.MESSAGES_REJECTED.add(1)
             self._broker.reject(delivery)
             return False
-        if found.status is Status.PENDING and not found.is_proven:
+        if found.status is Status.PENDING and not found.is_left_out:
             # The email was released between the two queries: the next delivery can lease it. Requeue with a delay if
             # this worker still waits for the reply to its release statement, or if another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
@@ -276,8 +276,8 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # Finished, or leased elsewhere: the owner of the lease or recovery will finish it; or proven, and the relay
-        # will settle it.
+        # Finished, or not due yet; or leased elsewhere: the owner of the lease or recovery will finish it; or left out
+        # by the lease statement: the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

@@ -1,6 +1,7 @@
 -- name: lease
 -- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. Leaves out
--- an email that an event proves to be sent (see events.sql), so that no second send begins. A delivered message proves that the email was published, so the same write clears the due mark.
+-- an email that an event proves to be sent (see events.sql), so that no second send begins, and an email that has
+-- expired (see timing.sql). A delivered message proves that the email was published, so the same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
 -- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
@@ -14,8 +15,8 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last two columns are set if the email is pinned to a provider, which may have accepted it under an idempotency key
--- that many seconds ago or later.
+-- The last three columns: the provider to which the email is pinned, because it may have accepted the email under an
+-- idempotency key; how many seconds ago at most; and in how many seconds the email expires. Each is null otherwise.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -35,14 +36,15 @@ with leased as (
             )
         ) is true
         and e.proven_by is null
+        and (e.expires_at is null or e.expires_at > clock_timestamp())
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        e.created_at, e.provider, e.pinned_at
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
-    e.traceparent, e.created_at,
+    e.traceparent, e.due_since,
     c.sender, c.recipients, c.subject,
     case when c.octets_apart = 0 then c.text_body end,
     case when c.octets_apart = 0 then c.html_body end,
@@ -50,7 +52,8 @@ select
     case when c.octets_apart = 0 then c.template_data end,
     c.headers, c.tags, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    extract(epoch from e.expires_at - clock_timestamp())::double precision
 from leased as e
 left join lateral (
     select
@@ -83,16 +86,19 @@ where e.email_id = %(email_id)s
     and e.message_key = %(message_key)s
     and e.status = 'pending'
     and e.proven_by is null
+    and (e.expires_at is null or e.expires_at > clock_timestamp())
     and e.locked_until < now()
 returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision;
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    extract(epoch from e.expires_at - clock_timestamp())::double precision;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
 -- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null. Last
--- column: an event of a provider waits to settle the email. A missing id has no row.
+-- column: the lease statement leaves the email out although it is pending, because the relay finishes it: an event proves
+-- it, or it has expired. A missing id has no row.
 select
     email_id, message_key, status,
     case
@@ -103,7 +109,7 @@ select
             and dead_letter_discarded_at is null
             then rescued_token
     end,
-    proven_by is not null
+    proven_by is not null or coalesce(expires_at <= clock_timestamp(), false)
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;

@@ -6,12 +6,14 @@ listen email_dispatcher_due;
 -- Emails whose message must be published to the send queue, due at `since` or later, longest due first. A due mark
 -- is the time when it was written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds
 -- ahead of the clock was written before the clock was set back, so it is due, too. Two ranges are read, to skip the
--- emails between them: hundreds of thousands may wait there for a provider that is unavailable.
+-- emails between them: hundreds of thousands may wait there for a provider that is unavailable. An expired email is not
+-- published, because cancel_expired is about to cancel it.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at
     from dispatcher.email_log
     where publish_due_at >= %(since)s
         and publish_due_at < now()
+        and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
 )
@@ -20,6 +22,7 @@ union all
     select email_id, message_key, correlation_id, traceparent, publish_due_at
     from dispatcher.email_log
     where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
+        and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
 )
@@ -35,6 +38,7 @@ from (
         from dispatcher.email_log
         where publish_due_at >= %(since)s
             and publish_due_at < now()
+            and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s
     )
@@ -43,6 +47,7 @@ from (
         select email_id, publish_due_at
         from dispatcher.email_log
         where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
+            and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s
     )
