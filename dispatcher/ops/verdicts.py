@@ -22,9 +22,11 @@ class Verdict(StrEnum):
     ALREADY_SENT = "already_sent"
     """Nothing changed: the email is `sent`."""
     UNDER_WAY = "under_way"
-    """Nothing changed: the email is `pending` or `sending`."""
+    """Nothing changed: the email is `pending`, `waiting` or `sending`."""
     FAILED = "failed"
     """Nothing changed: the email is `failed`; use a replay."""
+    CANCELLED = "cancelled"
+    """Nothing changed: the email is `cancelled`."""
     CONTENT_PRUNED = "content_pruned"
     """Nothing changed: the email is held, and its content was deleted."""
     UNKNOWN = "unknown"
@@ -34,8 +36,10 @@ class Verdict(StrEnum):
 _VERDICTS: Final = {
     Status.SENT: Verdict.ALREADY_SENT,
     Status.PENDING: Verdict.UNDER_WAY,
+    Status.WAITING: Verdict.UNDER_WAY,
     Status.SENDING: Verdict.UNDER_WAY,
     Status.FAILED: Verdict.FAILED,
+    Status.CANCELLED: Verdict.CANCELLED,
     Status.HELD: Verdict.CONTENT_PRUNED,
 }
 

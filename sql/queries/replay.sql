@@ -70,7 +70,8 @@ judged as (
             ) then null
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
-            when s.status in ('pending', 'sending') then 'under_way'
+            when s.status = 'cancelled' then 'cancelled'
+            when s.status in ('pending', 'waiting', 'sending') then 'under_way'
             when s.dead_letter_discarded_at >= i.heeds_discards_from then 'discarded'
             when s.may_have_arrived and not i.include_held then 'may_have_arrived'
             when not s.has_content then 'content_pruned'
