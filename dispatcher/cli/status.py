@@ -59,9 +59,10 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
 
     An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery.
 
-    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due emails wait until the relay publishes them:
-    `longest_due_seconds` is the longest such wait. `latency_seconds` has percentiles of the time to acceptance since
-    an email could first be sent, for the newest emails (at most 1,000) of the last ten minutes.
+    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
+    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. `latency_seconds` has
+    percentiles of the time to acceptance since an email could first be sent, for the newest emails (at most 1,000) of
+    the last ten minutes.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
