@@ -371,12 +371,13 @@ async def test_nothing_is_pruned_unless_configured(books: Books, prune: Prune) -
 
 
 @pytest.mark.parametrize("fields", [{"erase_after_sending": True}, {"tags": ["login", "one_time_code"]}])
-async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
-    books: Books, prune: Prune, fields: dict[str, Any]
+@pytest.mark.parametrize("status", ["sent", "cancelled"])
+async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent_or_cancelled(
+    books: Books, prune: Prune, fields: dict[str, Any], status: str
 ) -> None:
     waiting = books.enqueue_one(**fields)
     sent, receipt = books.enqueue_one(**fields), books.enqueue_one(tags=["receipt"])
-    books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
+    books.connection.execute("update email_log set status = %s where email_id = any(%s)", [status, [sent, receipt]])
 
     assert await prune(FOR_EVER) == [PrunedStep("erased_after_sending", 1)]
 
