@@ -180,8 +180,8 @@ class AccessControl:
         finally:
             self._slots.release(name)
 
-    async def authenticate(self, request: Request, scope: Scope) -> Caller:
-        """Authenticates a request, checks its scope, and charges the key's rate.
+    async def authenticate(self, request: Request, *scopes: Scope) -> Caller:
+        """Authenticates a request, checks that its key has one of the scopes, and charges the key's rate.
 
         Raises:
             Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
@@ -193,8 +193,8 @@ class AccessControl:
             address = request.scope.get("client")
             return Caller(None, address[0] if address else "")
         key = await self._key(request)
-        if scope not in key.scopes:
-            raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.")
+        if not any(scope in key.scopes for scope in scopes):
+            raise Problem("insufficient-scope", f"Use a key that has the scope {' or '.join(scopes)}.")
         self.charge(key)
         return Caller(key, key.key_id)
 

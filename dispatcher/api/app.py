@@ -20,6 +20,7 @@ from dispatcher.api import (
     pause_operations,
     status_operations,
     suppression_operations,
+    unsent_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
@@ -35,6 +36,7 @@ from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
+from dispatcher.api.unsent_endpoints import UnsentEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
@@ -80,6 +82,11 @@ def make_app(
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
+    unsent = UnsentEndpoints(access, operators.bodies, operators.pool)
+    _add(app, "POST", "/v1/emails/{email_id:uuid}/cancel", unsent.cancel, unsent_operations.CANCEL)
+    _add(app, "POST", "/v1/emails/{email_id:uuid}/reschedule", unsent.reschedule, unsent_operations.RESCHEDULE)
+    _add(app, "POST", "/v1/emails/cancel", unsent.cancel_selected, unsent_operations.CANCEL_SELECTED)
+    _add(app, "POST", "/v1/emails/reschedule", unsent.reschedule_selected, unsent_operations.RESCHEDULE_SELECTED)
     _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM)
     _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE)
     _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)

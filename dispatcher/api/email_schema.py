@@ -147,7 +147,7 @@ _FIELDS: Final[dict[str, Any]] = {
     "send_at": _optional(_instant("The email is not sent before. At most 366 days ahead.")),
     "expires_at": _optional(
         _instant(
-            "From then on, the email is not sent: it is cancelled instead. Must be later than `send_at`, in the future, "
+            "From then on, the email is not sent, but cancelled. Must be in the future, later than `send_at`, "
             "and at most 366 days ahead."
         )
     ),

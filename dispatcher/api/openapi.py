@@ -17,6 +17,7 @@ from dispatcher.api import (
     pause_operations,
     status_operations,
     suppression_operations,
+    unsent_operations,
     webhook_operations,
 )
 
@@ -34,6 +35,7 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
     **pause_operations.SCHEMAS,
+    **unsent_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

@@ -106,11 +106,11 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
     content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending,
-    ignore_suppression, send_at, expires_at and lane. The command reports each invalid line by its number, and enqueues all valid lines. After an
-    interruption, enqueue the same file again.
+    ignore_suppression, send_at, expires_at and lane. The command reports each invalid line by its number, and enqueues
+    all valid lines. After an interruption, enqueue the same file again.
 
-    The times are part of the content. So a repeat with --expires-in has different content, unless --send-at is given, too;
-    with --expires-at, a repeat has the same content.
+    The times belong to the content. So a repeat with --expires-in has different content, unless --send-at is given too.
+    To repeat a command safely, use --expires-at.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.

@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
     "status": ("status:command", "Count emails by status, and messages by queue."),
+    "cancel": ("unsent:cancel", "Cancel emails that are not sent yet."),
+    "reschedule": ("unsent:reschedule", "Change when emails that are not sent yet are sent."),
     "lanes": ("lanes:command", "List lanes; set their shares, policies and senders."),
     "tenants": ("tenants:command", "List tenants' limits; set a tenant's rate and share."),
     "pause": ("pause:command", "Stop sending: everything, or one lane, tenant or provider."),

@@ -42,11 +42,12 @@ class ServerGauge:
 
 
 CURRENT: Final = ServerGauge(
-    "dispatcher_current_emails", "Current number of emails by status: pending, sending, failed, held.", ("status",)
+    "dispatcher_current_emails", "Current number of emails by status, without sent.", ("status",)
 )
 OLDEST_PENDING: Final = ServerGauge(
     "dispatcher_oldest_pending_seconds",
-    "Age of the oldest pending email that no operator paused; 0 if no email is pending.",
+    "The longest time that a pending email has waited since it could first be sent, without what an operator paused; 0 "
+    "if no email is pending.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",

@@ -20,7 +20,8 @@ class Counts:
 
     Attributes:
         emails: Number of emails by status. Contains every status.
-        oldest_pending_seconds: Age of the oldest pending email that no operator paused; None if none is pending.
+        oldest_pending_seconds: The longest time that a pending email has waited since it could first be sent; None if
+            none is pending. Emails that wait for a later time, or that an operator paused, do not count.
         longest_due_seconds: The longest time that an email has been due and is not yet published, without what an
             operator paused; None if none is due.
     """
