@@ -148,7 +148,9 @@ def _window(
         before = read_cpu(processes)
         time.sleep(ended_at - time.time())
         after = read_cpu(processes)
-        posted = json.loads(load.communicate()[0]) if load else {"posted": 0, "statuses": {}, "events_per_second": 0.0}
+        posted: dict[str, Any] = {"posted": 0, "statuses": {}, "events_per_second": 0.0}
+        if load:
+            posted = json.loads(load.communicate()[0])
         if arrivals.wait(DRAIN_SECONDS) or (load and load.returncode):
             raise RuntimeError("the process that enqueues emails or posts events has failed")
     _drain(scene)

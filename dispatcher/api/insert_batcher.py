@@ -67,7 +67,8 @@ class InsertBatcher:
     """Inserts drafts in batches.
 
     Attributes:
-        on_inserted: Called with the new drafts of each committed batch, and the instants at which they are due.
+        on_inserted: Called with the new drafts of each committed batch that are due now, and the instants at which the
+            relay would publish them.
         max_emails: The largest batch; 1 inserts each email with its own statement.
     """
 
@@ -150,9 +151,8 @@ class InsertBatcher:
         metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
         metrics.API_INSERT_EMAILS.observe(len(batch))
         metrics.API_EMAILS.add(len(insertion.due_at), "accepted")
-        if insertion.due_at:
-            accepted = [draft for draft in drafts if draft.email_id in insertion.due_at]
-            self.on_inserted(accepted, insertion.due_at)
+        if due_at := {email_id: due for email_id, due in insertion.due_at.items() if due is not None}:
+            self.on_inserted([draft for draft in drafts if draft.email_id in due_at], due_at)
         results = [_result_of(queued.draft, insertion) for queued in batch]
         metrics.API_EMAILS.add(sum(_was_known(result) for result in results), "known")
         for queued, result in zip(batch, results, strict=True):
@@ -181,6 +181,8 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     if draft.email_id in insertion.due_at:
         return Enqueued(draft.email_id, key, Acceptance.ACCEPTED)
     holder = insertion.known.get(draft.key)
+    if holder is None and draft.email.expires_at is not None:
+        return Enqueued(draft.email_id, key, Acceptance.EXPIRED)
     if holder is None:  # the email with this key was pruned between the two statements
         return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder

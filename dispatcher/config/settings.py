@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
+from dispatcher.domain.controls import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
 
@@ -98,6 +99,13 @@ class Settings:
     dlq: str = setting(values.queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
     queue_type: str = setting(
         values.choice(*QUEUE_TYPES), "quorum", "The type of the queues that `init` declares: quorum or classic."
+    )
+    lanes: tuple[str, ...] = setting(
+        values.lane_names,
+        ",".join(DEFAULT_LANES),
+        "The lanes, most urgent first, comma-separated; `normal` is always one of them. Each lane has its own send "
+        "queue: DISPATCHER_QUEUE for `normal`, and DISPATCHER_QUEUE.LANE for the others. Use the same value on all "
+        "hosts, and run `init` after a change.",
     )
     providers: tuple[str, ...] = setting(
         values.provider_names,
@@ -406,6 +414,10 @@ class Settings:
     def ceiling_of(self, provider: str) -> float | None:
         """The most emails per second of a provider; None for no limit."""
         return self.own[provider].max_per_second
+
+    def queue_of(self, lane: str) -> str:
+        """The send queue of a lane."""
+        return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
         """The settings of the provider with this settings class; the defaults if none were read."""

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dispatcher.domain.controls import LANE, NORMAL
+
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
 
@@ -308,6 +310,15 @@ def rate(text: str) -> float:
     if not 0.1 <= rate <= 1_000_000:
         raise ValueError("must be a number of emails per second from 0.1 to 1000000")
     return rate
+
+
+def lane_names(text: str) -> tuple[str, ...]:
+    lanes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not all(map(LANE.fullmatch, lanes)):
+        raise ValueError("must be names of lanes, comma-separated: lower-case letters, digits and _, at most 32")
+    if NORMAL not in lanes:
+        raise ValueError(f"must contain {NORMAL}, the lane of emails that nothing assigns to another lane")
+    return lanes
 
 
 def queue_name(text: str) -> str:

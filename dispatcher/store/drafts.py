@@ -35,11 +35,12 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id, when the relay publishes the email if the API does not.
+        due_at: For each inserted email, by id, when the relay publishes the email if the API does not. None: the email
+            waits until its send_at, and must not be published before.
         known: For each key that already existed, the id and payload hash of the email that has the key.
     """
 
-    due_at: Mapping[UUID, datetime]
+    due_at: Mapping[UUID, datetime | None]
     known: Mapping[Key, tuple[UUID, bytes]]
 
 
@@ -68,7 +69,7 @@ class DraftStore:
                     await transaction.enter_async_context(connection.transaction())
                 parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
                 rows = await fetch(connection, "enqueue", parameters)
-                due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
+                due_at: dict[UUID, datetime | None] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await fetch(connection, "enqueue_attachments", attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}

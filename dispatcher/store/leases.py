@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.controls import read_controls
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
@@ -50,9 +52,10 @@ class Lease(NamedTuple):
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
-        created_at: When the email was enqueued; None if this column was not read.
+        due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
+        expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
         tenant_id: Whose suppressed recipients get no email.
     """
 
@@ -65,9 +68,10 @@ class Lease(NamedTuple):
     attempt_base: int = 0
     traceparent: str | None = None
     octets_apart: int = 0
-    created_at: datetime | None = None
+    due_since: datetime | None = None
     pinned_to: str | None = None
     pinned_seconds: float | None = None
+    expires_in: float | None = None
     tenant_id: str = "default"
 
     @property
@@ -82,13 +86,14 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
-        is_proven: Whether an event of a provider waits to settle the email. Until then, no worker may lease it.
+        is_left_out: Whether no worker may lease the email although it may be pending, because the relay finishes it: an
+            event of a provider proves that it was sent, or it has expired.
     """
 
     message_key: str
     status: Status
     our_token: int | None
-    is_proven: bool
+    is_left_out: bool
 
 
 class DeadLetterVerdict(StrEnum):
@@ -169,30 +174,41 @@ class LeaseStore:
         self.locked = LockedRows(pool)
         self.suppressions = SuppressionReader(pool)
 
-    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases the given emails, except emails that are not pending or do not have the given message key."""
+    async def lease(
+        self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> list[Lease]:
+        """Leases the given emails, except emails that are not pending or do not have the given message key.
+
+        Args:
+            paused_tenants: Leaves out the emails of these tenants.
+        """
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
             "most_octets": MAX_OCTETS,
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
-    async def lease_without_content(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
+    async def lease_without_content(
+        self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> Lease | None:
         """As `lease`, for one email that `lease` could not read. The caller must read its content separately."""
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
         }
-        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds, tenant_id in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, *others in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds, tenant_id=tenant_id)
+            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
+            return lease._replace(**dict(zip(names, others, strict=True)))
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -241,6 +257,31 @@ class LeaseStore:
         """The states of emails that could not be leased, by id. Does not contain ids that have no row."""
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
+
+    async def read_controls(self) -> Controls:
+        """What operators set for all hosts."""
+        return await read_controls(self._pool)
+
+    async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
+        """Which of these emails belong to one of these tenants or lanes."""
+        parameters = {**ids_within(email_ids), "tenants": list(tenants), "lanes": list(lanes)}
+        return await self._ids("find_paused", parameters)
+
+    async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
+        """Makes pending emails of paused tenants due again, unpublished. Skips locked rows.
+
+        Args:
+            tenants: The paused tenants; leaves out the emails of others.
+            away_seconds: In how many seconds the emails become due.
+
+        Returns:
+            The ids of the emails that are due again.
+        """
+        named = {"tenants": list(tenants), "away_seconds": away_seconds}
+        outcome = await self.locked.execute_unlocked(
+            email_ids, lambda free: self._ids("put_back", {**ids_within(free), **named})
+        )
+        return set().union(*outcome.answers)
 
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
         """Replays emails whose dead letters were moved back to the send queue.
@@ -363,9 +404,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-4] or 0
+    octets_apart = row[-5] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-4])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-5])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -379,7 +420,7 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        *row[-3:],
+        *row[-4:],
     )
 
 

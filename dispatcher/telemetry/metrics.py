@@ -42,7 +42,7 @@ SEND_SECONDS: Final = Histogram(
 )
 END_TO_END_SECONDS: Final = Histogram(
     "dispatcher_end_to_end_seconds",
-    "Time from the enqueue to the provider's acceptance.",
+    "Time from the enqueue to the provider's acceptance; for a scheduled email, from its send_at.",
     _END_TO_END_SECONDS,
     panel=Panel.SENDING,
 )
@@ -52,6 +52,13 @@ HELD: Final = Counter(
     ("reason",),
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
+)
+CANCELLED: Final = Counter(
+    "dispatcher_cancelled_emails_total",
+    "Emails that were cancelled before they were sent, or while held: by a command or request, or by expiry.",
+    ("reason",),
+    (("cancelled",), ("expired",)),
+    panel=Panel.SENDING,
 )
 SUPPRESSED_RECIPIENTS: Final = Counter(
     "dispatcher_suppressed_recipients_total",

@@ -59,7 +59,10 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened before the email was sent. Raised through an adapter, and caught in this file."""
+    """The breaker opened, or the provider was paused, before the email was sent.
+
+    Raised through an adapter, and caught in this file.
+    """
 
 
 class LedgerAttempt(Attempt):
@@ -86,13 +89,13 @@ class LedgerAttempt(Attempt):
         """See `contract.Attempt.mark_on_wire`.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has already
-                queued an outcome for the email.
+            LeaseExpired: The lease may have ended, the email has expired or was stopped, or a drain that timed out has
+                already queued an outcome for the email.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
             return
-        if not email.may(EmailEvent.MARK) or not self._is_lease_valid():
+        if not email.may(EmailEvent.MARK) or not self._may_send():
             raise LeaseExpired
         email.ledger_slot = self._ledger.mark_on_wire(
             email.lease.email_id,
@@ -106,14 +109,16 @@ class LedgerAttempt(Attempt):
         # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
         # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
         # saves writing slots for leases that have already ended.
-        if not self._is_lease_valid():
+        if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
         email.on(EmailEvent.SEND)
 
-    def _is_lease_valid(self) -> bool:
+    def _may_send(self) -> bool:
+        """Whether the lease is valid, and the email has not expired."""
         email = self.email
-        return email.confirmed_at > self._ledger.voided_at and steady_clock() < email.leased_until
+        now = steady_clock()
+        return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
         """See `contract.Attempt.mark_not_sent`. Idempotent."""
@@ -125,7 +130,7 @@ class LedgerAttempt(Attempt):
 
     def connection_acquired(self) -> None:
         """See `contract.Attempt.connection_acquired`."""
-        if not self.route.breaker.may_proceed(self.trial):
+        if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
@@ -218,7 +223,7 @@ class Attempts:
                 route = self._choose(email, content)
                 if route is None:
                     return self._no_provider(email, content)
-                if route.limit is not None and not await _take_token(route, route.limit):
+                if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
                     continue
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
@@ -397,9 +402,9 @@ class Attempts:
             return self.failed(email, error)
 
 
-async def _take_token(route: Route, limit: RateLimit) -> bool:
+async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
-    return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
+    return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
 def _must_end(email: InFlightEmail) -> bool:

@@ -23,6 +23,7 @@ and the release stage raise the others. `tests/model` searches every path throug
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -133,7 +134,10 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.mark_on_wire`: another worker may have the lease by now. Caught inside the worker."""
+    """Raised by `Attempt.mark_on_wire`: the email has expired, or another worker may have the lease by now.
+
+    Caught inside the worker.
+    """
 
 
 class InFlightEmail:
@@ -147,6 +151,7 @@ class InFlightEmail:
         attempt_number: The current attempt, or the next one.
         confirmed_at: Start time of the last statement that confirmed the lease (`clock.steady_clock`).
         leased_until: The earliest end of the lease (`clock.steady_clock`).
+        expires_at: From then on, no attempt may begin (`clock.steady_clock`); infinite if the email never expires.
         ledger_slot: The attempt's slot in the in-flight ledger; None while it has none.
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
@@ -160,7 +165,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
-        "suppressed",
+        *("suppressed", "expires_at"),
     )
 
     def __init__(
@@ -174,6 +179,8 @@ class InFlightEmail:
         self.attempt_number = lease.attempt_number
         self.confirmed_at = confirmed_at
         self.leased_until = leased_until
+        # PostgreSQL counted the seconds later than `confirmed_at`, so the email never expires too late.
+        self.expires_at = math.inf if lease.expires_in is None else confirmed_at + lease.expires_in
         self.ledger_slot: int | None = None
         self.provider = ""
         self.started_at = self._started_steadily_at = 0.0

@@ -84,9 +84,9 @@ def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
     for provider, values in send_seconds.items():
         metrics.SEND_SECONDS.observe_all(values, provider)
     metrics.END_TO_END_SECONDS.observe_all(
-        (ended.result.finished_at - ended.email.lease.created_at).total_seconds()
+        (ended.result.finished_at - ended.email.lease.due_since).total_seconds()
         for ended in batch
-        if ended.result.outcome == ACCEPTED and ended.email.lease.created_at is not None
+        if ended.result.outcome == ACCEPTED and ended.email.lease.due_since is not None
     )
 
 

@@ -21,6 +21,7 @@ from dispatcher.domain.outcome import Deferred, Outcome, Uncertain, with_suppres
 from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.results import result_of
@@ -217,9 +218,15 @@ class SendStage:
             email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. A waiting email takes up no room in the window."""
+        """Retries the email later, under the same lease. A waiting email takes up no room in the window.
+
+        Releases the email if it expires before: the relay then cancels it, and no lease delays that.
+        """
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
+            return
+        if steady_clock() + seconds >= email.expires_at:
+            self.release(email, seconds)
             return
         email.on(EmailEvent.WAIT)
         email.work = self._loop.call_later(seconds, self._retries.add, email)

@@ -146,7 +146,7 @@ select email_id
 from dispatcher.email_log
 where proven_by is not null
     and status <> 'sent'
-    and status in ('pending', 'failed', 'held')
+    and status in ('pending', 'waiting', 'failed', 'held', 'cancelled')
 order by email_id
 limit %(limit)s;
 
@@ -162,7 +162,7 @@ with free as (
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
-        and (proven_by is not null and status in ('pending', 'failed', 'held')) is true
+        and (proven_by is not null and status in ('pending', 'waiting', 'failed', 'held', 'cancelled')) is true
     order by email_id
     for no key update skip locked
 ),
@@ -209,6 +209,7 @@ settled as (
         proven_by = case when not j.is_dropped then j.proven_by end,
         provider = case when not j.is_dropped or j.previous_status = 'held' then j.proven_by else e.provider end,
         sent_at = case when not j.is_dropped then clock_timestamp() end,
+        wait_until = case when j.is_dropped then e.wait_until end,
         rescued_token = null,
         error_type = case
             when not j.is_dropped then null

@@ -68,6 +68,7 @@ closed as (
             else e.was_uncertain or r.outcome = 'uncertain'
         end,
         pinned_at = case when r.is_pinned then coalesce(e.pinned_at, least(r.started_at, clock_timestamp())) end,
+        wait_until = null,
         rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
         publish_due_at = case

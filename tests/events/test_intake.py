@@ -171,7 +171,7 @@ async def test_a_marked_email_is_never_leased(intake: EventIntake, books: Books,
 
     assert await store.lease(books.keys([email_id]), 60) == []
     assert await store.lease_without_content(email_id, books.key(email_id), 60) is None
-    assert (await store.find_unleased([email_id]))[email_id].is_proven
+    assert (await store.find_unleased([email_id]))[email_id].is_left_out
 
 
 async def test_a_released_email_is_not_sent_again_after_an_event(
