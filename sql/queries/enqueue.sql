@@ -1,15 +1,18 @@
 -- name: enqueue
--- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due
--- immediately, and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself,
--- and the relay publishes the emails that the caller did not publish.
--- Returns the inserted ids and when each is due. Each email is due at a different instant, because the relay continues
--- from an instant. A missing id has a key that already existed (see find_by_key).
+-- Inserts the emails whose message key is new, and makes them due. The caller publishes the emails of direct_lanes
+-- itself, except those of relay_tenants. They are due after publish_in_seconds: the relay publishes those that the caller
+-- did not publish. All other emails are due immediately, and the commit wakes the relay.
+-- Returns the inserted ids, when each is due, and the lane of each email that the caller publishes itself. A missing id
+-- has a key that already existed (see find_by_key).
 -- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
 -- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
 -- The statement runs with the search_path of the application's session. So each operator and function has exactly the
 -- argument types that pg_catalog declares: PostgreSQL finds no better match in another schema.
 with input as (
-    select *
+    select
+        t.*,
+        'normal'::text as lane,
+        'normal'::text = any(%(direct_lanes)s::text[]) and t.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct
     from unnest(
         %(email_ids)b::uuid[],
         %(tenant_ids)b::text[],
@@ -49,7 +52,11 @@ logged as (
     )
     select
         email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
-        clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+        case
+            when is_direct
+                then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+            else clock_timestamp()
+        end
     from input
     join claimed using (email_id)
     returning email_id, publish_due_at
@@ -68,16 +75,15 @@ stored as (
 select
     email_id,
     publish_due_at,
-    case
-        when %(publish_in_seconds)s::double precision = double precision '0'
-            then pg_notify('email_dispatcher_due'::text, ''::text)
-    end,
+    case when is_direct then lane end,
+    case when not is_direct then pg_notify('email_dispatcher_due'::text, ''::text) end,
     -- After the commit, the email must not be lost. So the commit waits for the disk, even if the session does not.
     case
         when current_setting('synchronous_commit'::text) = 'off'::text
             then set_config('synchronous_commit'::text, 'on'::text, true)
     end
-from logged;
+from logged
+join input using (email_id);
 
 -- name: enqueue_attachments
 -- The attachments of emails that `enqueue` has just inserted, in the same transaction.
