@@ -198,8 +198,12 @@ async def serve(
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([NEEDS_A_KEY])
         drafts = DraftStore(write_sessions, publish_in_seconds=RELAY_AFTER_SECONDS)
-        immediate_publisher = ImmediatePublisher(publisher, drafts, settings.queue, bundle=settings.bundle_emails)
-        batcher = InsertBatcher(drafts, immediate_publisher.add, settings.api_insert_batch_emails)
+        queues = {lane: settings.queue_of(lane) for lane in settings.lanes}
+        immediate_publisher = ImmediatePublisher(
+            publisher, drafts, queues, read_sessions, bundle=settings.bundle_emails
+        )
+        await immediate_publisher.begin()
+        batcher = InsertBatcher(drafts, immediate_publisher, settings.api_insert_batch_emails)
         refusals = RefusalCounter()
         enqueueing = EnqueueEndpoints(
             access,

@@ -62,12 +62,20 @@ def draft(emails: Sequence[Email], traceparent: str | None = None, lane: str | N
     ]
 
 
-def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.0) -> Parameters:
+def insert_parameters(
+    drafts: Sequence[Draft],
+    *,
+    publish_in_seconds: float = 0.0,
+    direct_lanes: Sequence[str] = (),
+    relay_tenants: Sequence[str] = (),
+) -> Parameters:
     """The parameters of `enqueue`, sorted by key.
 
     Args:
-        publish_in_seconds: How long the relay waits before it publishes the emails; 0 for immediately. During this
-            wait, the caller publishes emails and marks them as published; the relay then leaves them out.
+        publish_in_seconds: How long the relay waits before it publishes emails of `direct_lanes`. During this wait, the
+            caller publishes them and marks them as published; the relay then leaves them out.
+        direct_lanes: The lanes whose emails the caller publishes.
+        relay_tenants: The tenants whose emails the relay publishes in any case.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
@@ -100,6 +108,8 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "sender_addresses": addresses,
         "sender_domains": [address[address.rindex("@") :] for address in addresses],
         "publish_in_seconds": publish_in_seconds,
+        "direct_lanes": list(direct_lanes),
+        "relay_tenants": list(relay_tenants),
     }
 
 

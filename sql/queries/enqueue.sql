@@ -1,13 +1,15 @@
 -- name: enqueue
 -- Inserts the emails whose message key is new, and makes them due. An email's lane is its own or its API key's (lanes),
 -- else that of the rule for its sender's address, else for the sender's domain, else normal. The lane's policy is copied
--- into the row, so that no later statement reads it. With publish_in_seconds = 0 they are due
--- immediately, and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself,
--- and the relay publishes the emails that the caller did not publish. An email with send_at in the future waits, and is
--- not due: the relay wakes it (see timing.sql).
--- Returns the inserted ids and when each is due; null: not before send_at. Each email is due at a different instant,
--- because the relay continues from an instant. A missing id has a key that already existed (see find_by_key), or the
--- email has expired. An expired email claims no key, so a repeat of an earlier enqueue still finds its own email.
+-- into the row, so that no later statement reads it.
+-- The caller publishes the emails of direct_lanes itself, except those of relay_tenants. They are due after
+-- publish_in_seconds: the relay publishes those that the caller did not publish. All other emails are due immediately,
+-- and the commit wakes the relay. An email with send_at in the future waits, and is not due: the relay wakes it (see
+-- timing.sql).
+-- Returns the inserted ids, when each is due (null: not before send_at), and the lane of each email that the caller
+-- publishes itself. Each email is due at a different instant, because the relay continues from an instant. A missing id
+-- has a key that already existed (see find_by_key), or the email has expired. An expired email claims no key, so a
+-- repeat of an earlier enqueue still finds its own email.
 -- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
 -- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
 -- The statement runs with the search_path of the application's session. So each operator and function has exactly the
@@ -49,7 +51,8 @@ with input as (
 laned as (
     select
         input.email_id, chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain,
-        policy.max_attempts, policy.redeliver_seconds
+        policy.max_attempts, policy.redeliver_seconds,
+        chosen.lane = any(%(direct_lanes)s::text[]) and input.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct
     from input
     left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
     left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
@@ -80,8 +83,10 @@ logged as (
         case when is_later then 'scheduled'::text end,
         case when is_later then send_at::timestamptz end,
         case
-            when not is_later
+            when is_later then null
+            when is_direct
                 then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+            else clock_timestamp()
         end
     from input
     join claimed using (email_id)
@@ -105,9 +110,9 @@ stored as (
 select
     email_id,
     publish_due_at,
+    case when is_direct and publish_due_at is not null then lane end,
     case
-        when %(publish_in_seconds)s::double precision = double precision '0'
-            and publish_due_at is not null
+        when not is_direct and publish_due_at is not null
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
     -- After the commit, the email must not be lost. So the commit waits for the disk, even if the session does not.
@@ -115,7 +120,8 @@ select
         when current_setting('synchronous_commit'::text) = 'off'::text
             then set_config('synchronous_commit'::text, 'on'::text, true)
     end
-from logged;
+from logged
+join laned using (email_id);
 
 -- name: enqueue_attachments
 -- The attachments of emails that `enqueue` has just inserted, in the same transaction.
