@@ -325,8 +325,8 @@ async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Conn
     plain = make_key(connection)
     login = make_key(connection, lane="urgent", allowed_lanes=["bulk"])
 
-    refused = await api.post({**EMAIL, "lane": "urgent"}, token=plain)
-    unknown = await api.post({**EMAIL, "lane": "slow"}, token=login)
+    refused = await api.post(body={**EMAIL, "lane": "urgent"}, token=plain)
+    unknown = await api.post(body={**EMAIL, "lane": "slow"}, token=login)
     assert (refused.status, refused.code) == (403, "lane-forbidden")
     assert refused.json["errors"][0]["pointer"] == "#/lane"
     assert (unknown.status, unknown.code) == (422, "invalid-email")
@@ -334,6 +334,6 @@ async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Conn
 
     for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
         email = {**EMAIL, "lane": lane} if lane else EMAIL
-        assert (await api.post(email, key=key, token=token)).status == 202
+        assert (await api.post(key, email, token=token)).status == 202
     rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
     assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]
