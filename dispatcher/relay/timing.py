@@ -9,8 +9,8 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
-"""The most emails per round: as many as the relay publishes between two rounds. So if 100,000 emails are scheduled for
-the same second, an email that becomes due meanwhile is published within a round or two."""
+"""The most emails per round: as many as the relay publishes between two rounds. So 100,000 emails that are scheduled
+for the same second do not delay the publishing of emails that are already due."""
 WAKE_SECONDS: Final = 0.25
 """The longest wait before the relay looks for the next scheduled email, which may have been enqueued meanwhile."""
 PACE_SECONDS: Final = 0.02
