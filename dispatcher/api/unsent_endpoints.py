@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,14 +24,14 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import unsent
 from dispatcher.ops.acts import Act
-from dispatcher.ops.unsent import Change, Changed
-from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.ops.unsent import Change, Changed, ChangeMany
+from dispatcher.store.connections import Pool, session
 from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
+from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
 """The most emails that one request with a filter changes. This takes a second or two."""
 
-ChangeMany = Callable[[AsyncSession, Sequence[UUID]], Awaitable[list[Changed]]]
 MakeChange = Callable[[Mapping[str, Any], Act, str], ChangeMany]
 
 
@@ -106,6 +106,7 @@ class UnsentEndpoints:
             tenant_id = caller.tenant(given.get("tenant_id"))
             change = make(given, act_of(caller, given["reason"]), tenant_id)
             (changed,) = await change(connection, [request.path_params["email_id"]])
+            _count([changed])
         return json_response({"id": changed.email_id, "status": _status_after(changed)})
 
     async def _change_selected(
@@ -124,6 +125,7 @@ class UnsentEndpoints:
                 change = make(given, act_of(caller, given["reason"]), selected.tenant_id or "")
                 ids = await find_unsent_ids(connection, selected, most=MAX_EMAILS)
                 async for batch in unsent.change_all(connection, ids, change):
+                    _count(batch)
                     results.update(each.change.value for each in batch)
         return json_response(
             {
@@ -133,6 +135,10 @@ class UnsentEndpoints:
                 "results": results,
             }
         )
+
+
+def _count(results: Sequence[Changed]) -> None:
+    metrics.CANCELLED.add(sum(each.change is Change.CANCELLED for each in results), "cancelled")
 
 
 def _status_after(changed: Changed) -> Status:
@@ -149,6 +155,8 @@ def _status_after(changed: Changed) -> Status:
         case Change.EXPIRES_FIRST:
             error = FieldError("pointer", "#/send_at", "must be earlier than the time when the email expires")
             raise Problem("invalid-body", errors=[error])
+        case Change.LOCKED:
+            raise Problem("overloaded", "Another transaction has locked the email's row.", retry_after=1)
         case Change.UNKNOWN:
             raise Problem("not-found", "The tenant has no email with this id.")
         case Change.TOO_LATE:
