@@ -261,16 +261,14 @@ def test_before_the_first_read_nothing_is_leased() -> None:
 
 
 def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released() -> None:
-    async def lease_slowly(
-        store: FakeStore, keys_by_id: dict[UUID, str], seconds: float, tenants: Sequence[str] = ()
-    ) -> list[Lease]:
-        found = await FakeStore.lease(store, keys_by_id, seconds, tenants)
-        store.controls = Controls((A_PAUSE,))
-        await asyncio.sleep(5)
-        return found
-
     class Slow(FakeStore):
-        lease = lease_slowly
+        async def lease(
+            self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+        ) -> list[Lease]:
+            found = await super().lease(keys_by_id, lease_seconds, paused_tenants)
+            self.controls = Controls((A_PAUSE,))
+            await asyncio.sleep(5)
+            return found
 
     async def scenario(bench: StageBench) -> None:
         bench.store.__class__ = Slow
