@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dispatcher.domain.comparable_address import comparable_address
 from dispatcher.store.api_keys import ApiKey
+from dispatcher.store.comparable_address import comparable_address
 
 
 def may_send_from(sender: str, key: ApiKey) -> bool:

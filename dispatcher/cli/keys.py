@@ -171,7 +171,7 @@ def _senders(options: dict[str, Any]) -> tuple[list[str] | None, list[str] | Non
 
 
 def _comparable(kind: str, text: str) -> str:
-    from dispatcher.domain.comparable_address import comparable_address
+    from dispatcher.store.comparable_address import comparable_address
 
     before = "x@" if kind == "domain" else ""
     try:

@@ -198,7 +198,7 @@ def _comparable(sender: str) -> str:
     Raises:
         UsageError: It is neither an address nor a domain.
     """
-    from dispatcher.domain.comparable_address import comparable_address
+    from dispatcher.store.comparable_address import comparable_address
 
     try:
         if sender.startswith("@"):

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.comparable_address import comparable_address
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_ids
+from dispatcher.store.comparable_address import comparable_address
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
