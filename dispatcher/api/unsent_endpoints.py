@@ -27,6 +27,7 @@ from dispatcher.ops.acts import Act
 from dispatcher.ops.unsent import Change, Changed
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
+from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
 """The most emails that one request with a filter changes. This takes a second or two."""
@@ -106,6 +107,7 @@ class UnsentEndpoints:
             tenant_id = caller.tenant(given.get("tenant_id"))
             change = make(given, act_of(caller, given["reason"]), tenant_id)
             (changed,) = await change(connection, [request.path_params["email_id"]])
+            _count([changed])
         return json_response({"id": changed.email_id, "status": _status_after(changed)})
 
     async def _change_selected(
@@ -124,6 +126,7 @@ class UnsentEndpoints:
                 change = make(given, act_of(caller, given["reason"]), selected.tenant_id or "")
                 ids = await find_unsent_ids(connection, selected, most=MAX_EMAILS)
                 async for batch in unsent.change_all(connection, ids, change):
+                    _count(batch)
                     results.update(each.change.value for each in batch)
         return json_response(
             {
@@ -133,6 +136,10 @@ class UnsentEndpoints:
                 "results": results,
             }
         )
+
+
+def _count(results: Sequence[Changed]) -> None:
+    metrics.CANCELLED.add(sum(each.change is Change.CANCELLED for each in results), "cancelled")
 
 
 def _status_after(changed: Changed) -> Status:

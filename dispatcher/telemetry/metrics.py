@@ -55,7 +55,7 @@ HELD: Final = Counter(
 )
 CANCELLED: Final = Counter(
     "dispatcher_cancelled_emails_total",
-    "Emails that were cancelled before they were sent, or while held: by a command or request, or by expiry.",
+    "Emails that were cancelled before they were sent, or while held: by a request over HTTP, or by expiry.",
     ("reason",),
     (("cancelled",), ("expired",)),
     panel=Panel.SENDING,

@@ -38,7 +38,9 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     ended = prepared("status", "--json")
 
     assert ended.code == 0
-    assert ended.json["emails"] == {"pending": 1, "sending": 0, "sent": 0, "failed": 0, "held": 0}
+    assert ended.json["emails"] == {"pending": 1} | dict.fromkeys(
+        ("waiting", "sending", "sent", "failed", "held", "cancelled"), 0
+    )
     assert ended.json["queues"] == dict.fromkeys(topology.queues, 0)
     assert 0 < ended.json["oldest_pending_seconds"] < 60
     assert 0 < ended.json["longest_due_seconds"] < 60
@@ -173,7 +175,7 @@ def test_table_names_every_status_and_queue(prepared: CommandLine, topology: Top
 
     first_words = [line.split()[0] for line in ended.stdout.splitlines() if line.strip()]
     assert first_words == [
-        *("pending", "sending", "sent", "failed", "held", "oldest", "oldest", "workers"),
+        *("pending", "waiting", "sending", "sent", "failed", "held", "cancelled", "oldest", "oldest", "workers"),
         *topology.send_queues.values(),
         topology.dlq,
     ]

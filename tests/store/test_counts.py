@@ -79,8 +79,6 @@ def rows_read(plan: dict[str, Any]) -> Iterator[int]:
         ("find_lost_messages", {"age_seconds": 60, "ahead_seconds": 90}),
         ("find_oldest_dead_letters", {"limit": 100}),
         ("list_workers", {}),
-        ("measure_latency", {}),
-        ("sample_pending", {"limit": 100}),
     ],
 )
 def test_what_the_monitor_repeats_reads_no_waiting_email(
