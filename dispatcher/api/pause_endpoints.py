@@ -25,8 +25,7 @@ from dispatcher.store.controls import list_pauses
 
 
 def _is_length(value: object) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and 0 < value <= pausing.MAX_SECONDS
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= pausing.MAX_SECONDS
 
 
 _NEW: Final[Mapping[str, tuple[Check, str]]] = {

@@ -232,7 +232,11 @@ def problems_with_pauses(
     """The problems of the providers, with those that an operator paused for all workers."""
     paused = [
         ProviderProblem(
-            pause.name, OPERATOR, workers, pause.describe(), pause.until and (pause.until - now).total_seconds()
+            pause.name,
+            OPERATOR,
+            workers,
+            pause.describe(),
+            (pause.until - now).total_seconds() if pause.until else None,
         )
         for pause in pauses
         if pause.scope is PauseScope.PROVIDER
