@@ -42,7 +42,8 @@ with leased as (
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at,
+        e.max_attempts
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -55,7 +56,8 @@ select
     c.headers, c.tags, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
-    extract(epoch from e.expires_at - clock_timestamp())::double precision
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.max_attempts
 from leased as e
 left join lateral (
     select
@@ -95,7 +97,8 @@ returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
-    extract(epoch from e.expires_at - clock_timestamp())::double precision;
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.max_attempts;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
