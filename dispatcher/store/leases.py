@@ -56,6 +56,7 @@ class Lease(NamedTuple):
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
+        max_attempts: The lane's; None for the host's setting.
         tenant_id: Whose suppressed recipients get no email.
     """
 
@@ -72,6 +73,7 @@ class Lease(NamedTuple):
     pinned_to: str | None = None
     pinned_seconds: float | None = None
     expires_in: float | None = None
+    max_attempts: int | None = None
     tenant_id: str = "default"
 
     @property
@@ -207,7 +209,7 @@ class LeaseStore:
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
+            names = ("pinned_to", "pinned_seconds", "expires_in", "max_attempts", "tenant_id")
             return lease._replace(**dict(zip(names, others, strict=True)))
         return None
 
@@ -404,9 +406,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-5] or 0
+    octets_apart = row[-6] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-5])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -420,7 +422,7 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        *row[-4:],
+        *row[-5:],
     )
 
 

@@ -16,9 +16,9 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last four columns: the provider to which the email is pinned, because it may have accepted the email under an
--- idempotency key; how many seconds ago at most; in how many seconds the email expires; and the tenant, whose suppressed
--- recipients get no email. The first three are null if they do not apply.
+-- The last five columns: the provider to which the email is pinned, because it may have accepted the email under an
+-- idempotency key; how many seconds ago at most; in how many seconds the email expires; the maximum of attempts from its
+-- lane; and the tenant, whose suppressed recipients get no email. The first four are null if they do not apply.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -43,7 +43,7 @@ with leased as (
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.max_attempts, e.tenant_id
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -57,6 +57,7 @@ select
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.max_attempts,
     e.tenant_id
 from leased as e
 left join lateral (
@@ -98,6 +99,7 @@ returning
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.max_attempts,
     e.tenant_id;
 
 -- name: find_unleased
