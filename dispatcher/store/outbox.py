@@ -123,7 +123,10 @@ class Outbox:
     async def find_publish_due(self, limit: int) -> list[DuePointer]:
         """Up to `limit` emails whose message must be published, longest due first."""
         parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
-        return await self._find_pointers("find_publish_due", "find_publish_due_ids", parameters)
+        try:
+            return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
+        except StatementRefused:
+            return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
         """The lanes and tenants with due marks, except in the given lanes. Some marks may be ahead of the clock."""
@@ -140,13 +143,12 @@ class Outbox:
             "mosts": [each.most for each in ranges],
             "ahead_seconds": AHEAD_SECONDS,
         }
-        return await self._find_pointers("find_due_of_tenants", "find_due_ids_of_tenants", parameters)
-
-    async def _find_pointers(self, name: str, name_of_ids: str, parameters: Mapping[str, Any]) -> list[DuePointer]:
         try:
-            return from_rows(DuePointer, await self._fetch(name, parameters))
+            return from_rows(DuePointer, await self._fetch("find_due_of_tenants", parameters))
         except StatementRefused:
-            ids = await self._fetch(name_of_ids, parameters)
+            return await self._find_readable(await self._fetch("find_due_ids_of_tenants", parameters))
+
+    async def _find_readable(self, ids: Sequence[Row]) -> list[DuePointer]:
         outcome = await self._fetch_readable("find_due_pointers", ids)
         return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
 
