@@ -142,9 +142,8 @@ def _route(
     limit = None if ceiling is None else RateLimit(store, name, ceiling, weights)
     most = max_in_flight(name, settings)
     breaker = breakers.new_breaker(name, window=most)
-    return Route(
-        with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails), breaker, limit, Gate(most, weights)
-    )
+    provider = with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails)
+    return Route(provider, breaker, limit, Gate(most, weights))
 
 
 async def _dispatch(
