@@ -114,7 +114,7 @@ class ServerGauges(Collector):
 
     def _of_queues(self, queues: dict[str, FoundQueue]) -> Iterator[Metric]:
         send = {lane: queues[self._settings.queue_of(lane)] for lane in self._settings.lanes}
-        depths = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
+        depths: dict[Labels, float] = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
         yield QUEUES.show({**depths, ("dlq",): queues[self._settings.dlq].messages})
         yield SEND_QUEUE_WORKERS.show({(lane,): queue.consumers for lane, queue in send.items()})
 

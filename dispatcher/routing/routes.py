@@ -38,6 +38,7 @@ from dispatcher.routing.breaker import (
     CircuitBreaker,
 )
 from dispatcher.routing.evidence import Blame
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
@@ -53,6 +54,7 @@ class Route:
 
     Attributes:
         limit: None if the operator set no ceiling.
+        gate: Limits the attempts at the same time; None for no limit.
         is_paused: Whether an operator paused the provider (see `domain.controls`).
         name: The provider's name.
         capabilities: The provider's capabilities.
@@ -61,6 +63,7 @@ class Route:
     provider: Provider
     breaker: CircuitBreaker
     limit: RateLimit | None = None
+    gate: Gate | None = None
     is_paused: bool = False
     name: str = field(init=False)
     capabilities: Capabilities = field(init=False)

@@ -100,7 +100,7 @@ class KeyStore:
 
 
 def _key(row: Row) -> ApiKey:
-    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *rest, allowed_lanes = row
+    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *limits, lane, allowed_lanes = row
     return ApiKey(
         key_id,
         tenant_id,
@@ -109,6 +109,7 @@ def _key(row: Row) -> ApiKey:
         frozenset(scopes),
         None if domains is None else frozenset(domains),
         None if addresses is None else frozenset(addresses),
-        *rest,
-        frozenset(allowed_lanes),
+        *limits,
+        lane=lane,
+        allowed_lanes=frozenset(allowed_lanes),
     )

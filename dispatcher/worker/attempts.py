@@ -23,6 +23,7 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
@@ -217,6 +218,7 @@ class Attempts:
         assert content is not None
         answer: Awaitable[Outcome]
         while True:
+            gate: Gate | None = None
             if bulk is not None:
                 (attempt, answer), bulk = bulk, None
             else:
@@ -225,9 +227,15 @@ class Attempts:
                     return self._no_provider(email, content)
                 if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
                     continue
+                if (gate := route.gate) is not None:
+                    await gate.acquire(email.delivery.lane)
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
-            outcome = await self._outcome(attempt, content, answer)
+            try:
+                outcome = await self._outcome(attempt, content, answer)
+            finally:
+                if gate is not None:
+                    gate.release()
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()

@@ -21,6 +21,7 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event
 from dispatcher.host.process_table import ChildContext, ProcessSlot
 from dispatcher.providers.registry import max_in_flight, open_provider
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
@@ -139,8 +140,10 @@ def _route(
 ) -> Route:
     ceiling = settings.ceiling_of(name)
     limit = None if ceiling is None else RateLimit(store, name, ceiling, weights)
-    breaker = breakers.new_breaker(name, window=max_in_flight(name, settings))
-    return Route(with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails), breaker, limit)
+    most = max_in_flight(name, settings)
+    breaker = breakers.new_breaker(name, window=most)
+    provider = with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails)
+    return Route(provider, breaker, limit, Gate(most, weights))
 
 
 async def _dispatch(

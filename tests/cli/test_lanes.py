@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import psycopg
 import pytest
 
@@ -15,7 +17,7 @@ def storing(storing: CommandLine) -> CommandLine:
     return storing.without_process
 
 
-def stored(connection: psycopg.Connection, sender: str, lane: str | None = None, **more: str) -> tuple[object, ...]:
+def stored(connection: psycopg.Connection, sender: str, lane: str | None = None, **more: Any) -> tuple[object, ...]:
     """Enqueues an email; returns the lane and the policy in its row."""
     email = Email(
         message_key=f"{sender} {lane} {more}",
