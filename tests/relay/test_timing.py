@@ -134,7 +134,7 @@ async def test_the_relay_cancels_an_email_that_expires_before_it_is_sent(
     assert message.pointer.email_id == other
 
 
-async def test_a_held_email_that_expires_needs_no_person_any_more(
+async def test_a_held_email_that_expires_needs_no_operator_any_more(
     outbox: Outbox, store: LeaseStore, books: Books
 ) -> None:
     email_id = books.enqueue_one(expires_at=soon())
