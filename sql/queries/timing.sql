@@ -45,7 +45,7 @@ for no key update skip locked;
 
 -- name: cancel_expired
 -- Cancels the emails of find_expired: completes their keys, and announces them. A held email may have been sent; from now
--- on, no person need decide. So its dead letter is stale, and this is audited.
+-- on, no operator need decide. So its dead letter is stale, and this is audited.
 -- The note about the outcome is also written for a pending email that may have been sent, by policy or under an
 -- idempotency key. Returns a row per email, with its status before.
 with free as (
@@ -91,7 +91,7 @@ completed as (
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
-        'expiry', 'cancel', 'The email expired while it was held, so no person need decide.', email_id,
+        'expiry', 'cancel', 'The email expired while it was held, so no operator need decide.', email_id,
         jsonb_build_object('attempts', attempt_count)
     from cancelled
     where previous_status = 'held'

@@ -32,7 +32,7 @@ def test_a_code_that_expires_while_the_provider_is_away_is_cancelled_and_never_s
     host: Host, double: Double, expires_in: float, away: float
 ) -> None:
     with psycopg.connect(host.database_url) as connection:
-        connection.execute("update outgoing_feed set is_on = true")
+        connection.execute("update outgoing_feed set is_on = true, wanted_at = now()")
     run = host.run(RETRY_BASE_SECONDS=1)
     host.await_finished(host.enqueue(emails(1, name="first")))
     double.kill()
