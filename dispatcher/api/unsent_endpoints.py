@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,15 +24,14 @@ from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import unsent
 from dispatcher.ops.acts import Act
-from dispatcher.ops.unsent import Change, Changed
-from dispatcher.store.connections import AsyncSession, Pool, session
+from dispatcher.ops.unsent import Change, Changed, ChangeMany
+from dispatcher.store.connections import Pool, session
 from dispatcher.store.unsent import UnsentFilter, count_unsent, find_unsent_ids
 from dispatcher.telemetry import metrics
 
 MAX_EMAILS: Final = 10_000
 """The most emails that one request with a filter changes. This takes a second or two."""
 
-ChangeMany = Callable[[AsyncSession, Sequence[UUID]], Awaitable[list[Changed]]]
 MakeChange = Callable[[Mapping[str, Any], Act, str], ChangeMany]
 
 
@@ -156,6 +155,8 @@ def _status_after(changed: Changed) -> Status:
         case Change.EXPIRES_FIRST:
             error = FieldError("pointer", "#/send_at", "must be earlier than the time when the email expires")
             raise Problem("invalid-body", errors=[error])
+        case Change.LOCKED:
+            raise Problem("overloaded", "Another transaction has locked the email's row.", retry_after=1)
         case Change.UNKNOWN:
             raise Problem("not-found", "The tenant has no email with this id.")
         case Change.TOO_LATE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -151,7 +151,7 @@ def unsent_filter_options(command: Callable[..., T]) -> Callable[..., T]:
 
 
 def _with_options(
-    options: Mapping[str, Callable[..., Any]], select: Callable[[dict[str, Any]], Any]
+    options: dict[str, Callable[..., Any]], select: Callable[[dict[str, Any]], Any]
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -22,11 +22,9 @@ from dispatcher.errors import InvalidEmail
 if TYPE_CHECKING:
     from dispatcher.domain.status import Status
     from dispatcher.ops.acts import Act
-    from dispatcher.ops.unsent import Changed
+    from dispatcher.ops.unsent import Changed, ChangeMany
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.unsent import UnsentFilter
-
-    ChangeMany = Callable[[AsyncSession, Sequence[UUID]], Awaitable[list[Changed]]]
 
 _TEXTS: Final = {
     "cancelled": "cancelled.",
@@ -34,6 +32,7 @@ _TEXTS: Final = {
     "already_cancelled": "not changed: already cancelled.",
     "too_late": "too late: not changed, because the status is {status}.",
     "expires_first": "not changed: the email expires before the new time.",
+    "locked": "not changed: another transaction holds a lock on its row. Try again later.",
     "unknown": "not found in this database.",
 }
 _SUCCESSFUL: Final = frozenset({"cancelled", "rescheduled", "already_cancelled"})

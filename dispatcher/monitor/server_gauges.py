@@ -42,7 +42,9 @@ class ServerGauge:
 
 
 CURRENT: Final = ServerGauge(
-    "dispatcher_current_emails", "Current number of emails by status, without sent.", ("status",)
+    "dispatcher_current_emails",
+    "Current number of emails by status: pending, waiting, sending, failed, held.",
+    ("status",),
 )
 OLDEST_PENDING: Final = ServerGauge(
     "dispatcher_oldest_pending_seconds",

@@ -14,6 +14,7 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.domain.status import Status
+from dispatcher.errors import StoreBusy
 from dispatcher.ops.acts import Act
 from dispatcher.store import unsent
 from dispatcher.store.connections import AsyncSession
@@ -40,17 +41,22 @@ class Change(StrEnum):
     sent."""
     EXPIRES_FIRST = "expires_first"
     """Nothing changed: the email expires before the new time."""
+    LOCKED = "locked"
+    """Nothing changed: another transaction holds a lock on the email's row."""
     UNKNOWN = "unknown"
     """There is no such email."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result for one email, with the status that decided it; None if there is no such email."""
+    """The result for one email, with the status that decided it; None if the email is unknown or locked."""
 
     email_id: UUID
     change: Change
     status: Status | None
+
+
+ChangeMany = Callable[[AsyncSession, Sequence[UUID]], Awaitable[list[Changed]]]
 
 
 async def cancel(
@@ -95,10 +101,20 @@ def _result(email_id: UUID, decided: Decision | None, changed: Change, if_cancel
 
 
 async def change_all(
-    session: AsyncSession,
-    email_ids: Sequence[UUID],
-    change: Callable[[AsyncSession, Sequence[UUID]], Awaitable[list[Changed]]],
+    session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany
 ) -> AsyncIterator[list[Changed]]:
     """Changes any number of emails in batches, each in one commit; yields the results of each batch."""
     for first in range(0, len(email_ids), BATCH):
-        yield await change(session, email_ids[first : first + BATCH])
+        yield await _change_free(session, email_ids[first : first + BATCH], change)
+
+
+async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
+    """Halves a batch until its locked emails are found, so that these do not prevent the change of the others."""
+    try:
+        return await change(session, email_ids)
+    except StoreBusy:
+        if len(email_ids) == 1:
+            return [Changed(email_ids[0], Change.LOCKED, None)]
+    half = len(email_ids) // 2
+    first = await _change_free(session, email_ids[:half], change)
+    return first + await _change_free(session, email_ids[half:], change)

@@ -10,6 +10,38 @@ from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
+-- name: count_for_monitor
+-- As count_unfinished, without `cancelled`, and fast although millions of emails may wait: beyond 100,000, the number of
+-- waiting emails is an estimate from the last vacuum of their index.
+select status, count(*)
+from dispatcher.email_log
+where status in ('pending', 'sending', 'failed', 'held')
+group by status
+union all
+select
+    'waiting',
+    case
+        when counted.emails < 100000 then counted.emails
+        else greatest(
+            counted.emails,
+            (
+                select sum(greatest(c.reltuples, 0))::bigint
+                from pg_inherits as i
+                join pg_class as c on c.oid = i.inhrelid
+                where i.inhparent = 'dispatcher.email_log_waiting'::regclass
+            )
+        )
+    end
+from (
+    select count(*) as emails
+    from (
+        select email_id
+        from dispatcher.email_log
+        where status = 'waiting'
+        limit 100000
+    ) as first
+) as counted;
+
 -- name: count_sent
 -- The number of emails ever sent, from the hourly counts, without a scan.
 select coalesce(sum(email_count), 0)::bigint

@@ -65,8 +65,10 @@ async def test_a_rescheduled_email_waits_until_the_time(api: Api, connection: ps
     missing = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=REASON)
     connection.execute("update email_log set expires_at = wait_until")
     expired = await api.call("POST", f"/v1/emails/{email_id}/reschedule", body=LATER)
+    shown = (await api.get(f"/v1/emails/{email_id}")).json["waiting"]
 
     assert (done.status, done.json) == (200, {"id": email_id, "status": "waiting"})
+    assert (shown["reason"], datetime.fromisoformat(shown["until"])) == ("scheduled", TOMORROW)
     assert column(connection, "wait_until") == {"k-1": TOMORROW}
     assert [(each.status, each.pointers) for each in [*wrong, missing, expired]] == [(422, ["#/send_at"])] * 6
 

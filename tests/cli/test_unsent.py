@@ -137,3 +137,15 @@ def test_rescheduled_emails_wait_until_the_time_in_its_zone(prepared: CommandLin
     assert timedelta(hours=1.9) < planned[second] - datetime.now(UTC) < timedelta(hours=2)
     assert (now.code, now.json) == (0, {"counts": {"rescheduled": 2}, "unchanged": {}})
     assert all(row["wait_until"] < datetime.now(UTC) + timedelta(minutes=1) for row in tables.rows())
+
+
+def test_show_says_until_when_and_because_of_what_an_email_waits(prepared: CommandLine, tables: Books) -> None:
+    email_id = str(tables.enqueue_one())
+
+    prepared("reschedule", email_id, "--send-in", "2h", *WHY)
+    shown = prepared("dlq", "show", email_id, "--no-queue")
+
+    (line,) = [line for line in shown.stdout.splitlines() if line.startswith("waits")]
+    until = tables.row(UUID(email_id))["wait_until"].astimezone().isoformat(sep=" ", timespec="milliseconds")
+    assert line.split(maxsplit=1)[1] == f"until {until} because it is scheduled"
+    assert "reschedule" in shown.stdout.partition("operator actions")[2]

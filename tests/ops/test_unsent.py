@@ -11,7 +11,7 @@ import pytest
 
 from dispatcher.domain.status import Status
 from dispatcher.ops.acts import Act
-from dispatcher.ops.unsent import Change, Changed, cancel, reschedule
+from dispatcher.ops.unsent import Change, Changed, cancel, change_all, reschedule
 from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.leases import LeaseStore
 from tests.store.books import Books
@@ -185,6 +185,24 @@ async def test_an_email_that_a_promotion_made_uncertain_is_not_rescheduled(sessi
 
     assert changed == Changed(email_id, Change.TOO_LATE, Status.PENDING)
     assert books.status(email_id) == "pending"
+
+
+async def test_a_locked_email_does_not_prevent_the_change_of_others(tables_url: str, books: Books) -> None:
+    email_ids = books.enqueue(5)
+
+    async with (
+        await connect_async(tables_url, name="operator", lock_seconds=0.1) as operator,
+        await connect_async(tables_url, name="left open") as other,
+        other.transaction(),
+    ):
+        await other.execute("select from email_log where email_id = %s for update", [email_ids[2]])
+        batches = [
+            batch async for batch in change_all(operator, email_ids, lambda session, ids: cancel(session, ids, ACT))
+        ]
+
+    changes = [each.change for batch in batches for each in batch]
+    assert changes == [*[Change.CANCELLED] * 2, Change.LOCKED, *[Change.CANCELLED] * 2]
+    assert books.statuses() == {"cancelled": 4, "pending": 1}
 
 
 async def test_exactly_one_of_cancel_and_lease_wins(tables_url: str, books: Books) -> None:

@@ -33,9 +33,10 @@ async def test_waiting_and_cancelled_emails_are_counted_and_not_pending(tables_u
 
     found = await counts(tables_url)
 
-    assert (found.emails[Status.WAITING], found.emails[Status.CANCELLED], found.emails[Status.PENDING]) == (1, 1, 0)
+    exact = count_emails(books.connection).emails
+    assert (found.emails[Status.WAITING], found.emails[Status.PENDING]) == (1, 0)
+    assert (exact[Status.WAITING], exact[Status.CANCELLED], exact[Status.PENDING]) == (1, 1, 0)
     assert (found.oldest_pending_seconds, found.longest_due_seconds) == (None, None)
-    assert count_emails(books.connection).emails[Status.WAITING] == 1
 
 
 async def test_a_scheduled_email_that_has_become_pending_is_as_old_as_its_schedule(
