@@ -23,7 +23,7 @@ LONGEST_COUNT_SECONDS: Final = 0.25
 """The longest time between two counts while workers take no messages."""
 LEAST_EMAILS: Final = 100
 """The smallest target, for workers that are slow."""
-EMPTY_EMAILS: Final = 500
+EMPTY_EMAILS: Final = 1000
 """The smallest target while the queue is empty: workers take everything, so the rate is unknown. A publisher that uses
 all of it is at a higher target 50 ms later."""
 DECAY: Final = 0.7
