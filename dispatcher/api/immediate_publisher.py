@@ -129,9 +129,10 @@ class ImmediatePublisher:
             return
         self._queued += len(direct)
         for draft in drafts:  # keeps only the pointer: the content may be large
-            if lane := direct.get(draft.email_id):
+            due_at = insertion.due_at.get(draft.email_id)
+            if due_at is not None and (lane := direct.get(draft.email_id)):
                 self._credits[lane].take(1)
-                self._batches.add((lane, _pointer(draft), insertion.due_at[draft.email_id]))
+                self._batches.add((lane, _pointer(draft), due_at))
 
     async def begin(self) -> None:
         """Reads pauses and ceilings, and the depth of the queues. Call this before the first email is inserted."""

@@ -110,6 +110,6 @@ def _key(row: Row) -> ApiKey:
         None if domains is None else frozenset(domains),
         None if addresses is None else frozenset(addresses),
         *limits,
-        lane=lane,
-        allowed_lanes=frozenset(allowed_lanes),
+        lane,
+        frozenset(allowed_lanes),
     )

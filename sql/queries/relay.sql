@@ -117,8 +117,8 @@ where lanes.lane is not null
     and lanes.lane <> all(%(without_lanes)s::text[]);
 
 -- name: find_due_of_tenants
--- For each given lane and tenant, up to `most` due emails with a mark from `since` to `until`, longest due first. As in
--- find_publish_due, two ranges are read. All marks of the second range are later than those of the first, so it is read
+-- For each given lane and tenant, up to `most` due emails with a mark from `since` to `until`, longest due first, without
+-- expired emails. As in find_publish_due, two ranges are read. All marks of the second range are later than those of the first, so it is read
 -- only if the first has fewer emails than wanted.
 select due.*
 from unnest(
@@ -132,6 +132,7 @@ cross join lateral (
             and e.tenant_id = t.tenant_id
             and e.publish_due_at >= t.since
             and e.publish_due_at <= least(t.until, now())
+            and (e.expires_at is null or e.expires_at > now())
         order by e.publish_due_at
         limit t.most
     )
@@ -143,6 +144,7 @@ cross join lateral (
             and e.tenant_id = t.tenant_id
             and e.publish_due_at >= greatest(t.since, now() + %(ahead_seconds)s * interval '1 second')
             and e.publish_due_at <= t.until
+            and (e.expires_at is null or e.expires_at > now())
         order by e.publish_due_at
         limit t.most
     )
@@ -162,6 +164,7 @@ cross join lateral (
         and e.tenant_id = t.tenant_id
         and e.publish_due_at >= t.since
         and e.publish_due_at <= t.until
+        and (e.expires_at is null or e.expires_at > now())
         and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
     order by e.publish_due_at
     limit t.most

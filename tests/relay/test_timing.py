@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import psycopg
 import pytest
 
+from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.status import Status
 from dispatcher.processes.relay import leader_services
@@ -198,6 +199,6 @@ async def test_evidence_makes_a_waiting_or_cancelled_email_sent(outbox: Outbox, 
 
 
 def test_every_relay_that_leads_wakes_and_cancels(settings: Settings) -> None:
-    services = leader_services(settings, lambda: ())(Outbox.__new__(Outbox))
+    services = leader_services(settings, Publisher.__new__(Publisher), lambda: ())(Outbox.__new__(Outbox))
 
     assert {ExpiredEmails, WaitingEmails} <= {type(service) for service in services}
