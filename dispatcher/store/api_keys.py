@@ -100,7 +100,8 @@ class KeyStore:
 
 
 def _key(row: Row) -> ApiKey:
-    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *limits, lane, allowed_lanes = row
+    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *others = row
+    requests_per_second, recipients_per_day, created_at, revoked_at, lane, allowed_lanes = others
     return ApiKey(
         key_id,
         tenant_id,
@@ -109,7 +110,10 @@ def _key(row: Row) -> ApiKey:
         frozenset(scopes),
         None if domains is None else frozenset(domains),
         None if addresses is None else frozenset(addresses),
-        *limits,
+        requests_per_second,
+        recipients_per_day,
+        created_at,
+        revoked_at,
         lane,
         frozenset(allowed_lanes),
     )
