@@ -283,3 +283,45 @@ async def test_a_window_of_five_hundred_is_leased_in_one_statement(pool: Pool, s
 
     assert {lease.email_id for lease in leases} == set(keys)
     assert len({row["locked_by"] for row in books.rows()}) == 1
+
+
+async def test_an_expired_email_is_not_leased_and_its_message_is_settled(store: LeaseStore, books: Books) -> None:
+    expired, unread, alive = books.enqueue(3, expires_at=datetime.now(UTC) + timedelta(hours=1))
+    for email_id in (expired, unread):
+        books.change(email_id, expires_at=EXPIRED)
+
+    leases = await store.lease(books.keys([expired, alive]), 60)
+
+    assert [lease.email_id for lease in leases] == [alive]
+    assert await store.lease_without_content(unread, books.key(unread), 60) is None
+    found = await store.find_unleased([expired, alive])
+    assert {email_id: each.is_left_out for email_id, each in found.items()} == {expired: True, alive: False}
+
+
+async def test_a_lease_says_in_how_many_seconds_the_email_expires(store: LeaseStore, books: Books) -> None:
+    first, second = books.enqueue(2, expires_at=datetime.now(UTC) + timedelta(hours=1))
+
+    (lease,) = await store.lease(books.keys([first]), 60)
+    unread = await store.lease_without_content(second, books.key(second), 60)
+
+    assert lease.expires_in is not None
+    assert unread is not None
+    assert unread.expires_in is not None
+    assert 3500 < unread.expires_in <= lease.expires_in + 1 < 3601.1
+    assert (await lease_one(store, books)).expires_in is None
+
+
+async def test_a_scheduled_email_counts_from_its_schedule(store: LeaseStore, books: Books) -> None:
+    send_at = datetime.now(UTC) + timedelta(days=3)
+    email_id = books.enqueue_one(send_at=send_at)
+    assert await store.lease(books.keys([email_id]), 60) == [], "a waiting email is not leased"
+    books.change(email_id, status="pending", wait_until=None)
+
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+
+    assert lease.due_since == send_at
+    assert lease.email is not None
+    assert lease.email.created_at == send_at, "the Date header is not days before the arrival"
+    content = await store.read_content(email_id)
+    assert content is not None
+    assert content.created_at == send_at
