@@ -26,6 +26,7 @@ from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
@@ -90,8 +91,16 @@ def _id(value: object) -> UUID | None:
         return None
 
 
+def _is_instant(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(parse_instant(value))
+    except ValueError:
+        return False
+
+
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
 _TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
+INSTANT: Final[tuple[Check, str]] = (_is_instant, "must be a time in ISO 8601, such as 2026-11-21T10:00:00Z")
 DECISION: Final[Mapping[str, tuple[Check, str]]] = {
     "reason": (_is_reason, _REASON_RULE),
     "tenant_id": (_is_tenant, _TENANT_RULE),

@@ -101,14 +101,14 @@ class EventIntake:
             lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
         )
         for email_id, error in outcome.refused.items():
-            metrics.EVENTS.add(1, "unknown", "unknown", "refused")
+            metrics.EVENTS.add(1, "unknown", "unknown", "refused", "unknown")
             self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
         found = outcome.rows()
         for each in found:
             labels = each.provider, each.metric_kind
-            metrics.EVENTS.add(each.new, *labels, "new")
-            metrics.EVENTS.add(each.duplicates, *labels, "duplicate")
-            metrics.EVENTS.add(each.unknown, *labels, "unknown")
+            metrics.EVENTS.add(each.new, *labels, "new", each.mailbox)
+            metrics.EVENTS.add(each.duplicates, *labels, "duplicate", each.mailbox)
+            metrics.EVENTS.add(each.unknown, *labels, "unknown", each.mailbox)
             metrics.DELIVERY_SECONDS.observe_all(each.delivery_seconds, each.provider)
         return found, outcome.locked
 

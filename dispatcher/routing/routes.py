@@ -148,11 +148,6 @@ class Routes:
         self._routes = tuple(routes)
         self._jitter = jitter
 
-    @property
-    def first_name(self) -> str:
-        """The name of the first provider in order."""
-        return self._routes[0].name
-
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
         """The first route that can send the email and may be tried now; None if there is none.
 

@@ -54,6 +54,7 @@ class Lease(NamedTuple):
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
+        tenant_id: Whose suppressed recipients get no email.
     """
 
     email_id: UUID
@@ -69,6 +70,7 @@ class Lease(NamedTuple):
     pinned_to: str | None = None
     pinned_seconds: float | None = None
     expires_in: float | None = None
+    tenant_id: str = "default"
 
     @property
     def trace_id(self) -> str | None:
@@ -188,12 +190,13 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base, *times in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, *others in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            return lease._replace(**dict(zip(("pinned_to", "pinned_seconds", "expires_in"), times, strict=True)))
+            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
+            return lease._replace(**dict(zip(names, others, strict=True)))
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -263,7 +266,11 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has leased."""
+        """Extends leases, given as token by email id.
+
+        Returns:
+            The ids of emails that this worker may still send: it has the lease, and no event proves an acceptance.
+        """
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
@@ -360,9 +367,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-4] or 0
+    octets_apart = row[-5] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-4])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-5])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -376,9 +383,7 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        row[-3],
-        row[-2],
-        row[-1],
+        *row[-4:],
     )
 
 

@@ -160,8 +160,9 @@ EVENTS: Final = Counter(
     "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
     "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
     "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
-    "count whole requests or messages.",
-    ("provider", "kind", "result"),
+    "count whole requests or messages. mailbox: the recipient's, by domain: gmail, microsoft, yahoo, apple, other, or "
+    "unknown (the event names no recipient).",
+    ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
 SETTLED: Final = Counter(

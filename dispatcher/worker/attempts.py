@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.header_names import headers_fault
@@ -29,6 +29,9 @@ from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
+
+NO_PROVIDER: Final = "none"
+"""The provider of an attempt that made no request."""
 
 
 class NoRoute(Exception):
@@ -282,8 +285,8 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that makes no request to a provider."""
-        email.begin_attempt(email.provider or self._routes.first_name)
+        """The outcome of an attempt that makes no request. A pinned email keeps the provider to which it is pinned."""
+        email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:

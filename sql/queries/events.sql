@@ -5,7 +5,7 @@
 -- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
 -- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
 -- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.
--- Returns a row per provider, kind and bounce: the number of events, of new events, and of events without an email; the seconds
+-- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events without an email; the seconds
 -- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
 with given as (
     select *
@@ -19,8 +19,9 @@ with given as (
         %(masked)s::text[],
         %(codes)s::text[],
         %(details)s::text[],
-        %(happened_ats)s::timestamptz[]
-    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at)
+        %(happened_ats)s::timestamptz[],
+        %(mailboxes)s::text[]
+    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox)
 ),
 known as (
     select email_id, sent_at, tenant_id, message_key, correlation_id
@@ -121,20 +122,22 @@ marked as (
     returning e.email_id, e.status
 ),
 counted as (
-    select provider, kind, bounce, true as is_new, false as is_unknown,
-        case when kind = 'delivered' then extract(epoch from happened_at - sent_at)::double precision end as seconds
-    from stored
+    select
+        s.provider, s.kind, s.bounce, g.mailbox, true as is_new, false as is_unknown,
+        case when s.kind = 'delivered' then extract(epoch from s.happened_at - sent_at)::double precision end as seconds
+    from stored as s
     join known using (email_id)
+    join (select distinct email_id, event_key, mailbox from given) as g using (email_id, event_key)
     union all
-    select provider, kind, bounce, false, email_id not in (select email_id from known), null
+    select provider, kind, bounce, mailbox, false, email_id not in (select email_id from known), null
     from given
 )
 select
-    provider, kind, bounce, count(*) filter (where not is_new), count(*) filter (where is_new),
+    provider, kind, bounce, mailbox, count(*) filter (where not is_new), count(*) filter (where is_new),
     count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
     array(select email_id from marked where status <> 'sending')
 from counted
-group by provider, kind, bounce;
+group by provider, kind, bounce, mailbox;
 
 -- name: find_proven
 -- Marked emails that no worker has leased, oldest first: settle_proven settles them.
@@ -273,10 +276,3 @@ announced as (
 select email_id, correlation_id, proven_by, previous_status, status
 from settled
 where status <> previous_status;
-
--- name: find_recipients
--- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
-select email_id, recipients
-from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;

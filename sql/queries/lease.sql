@@ -15,8 +15,9 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last three columns: the provider to which the email is pinned, because it may have accepted the email under an
--- idempotency key; how many seconds ago at most; and in how many seconds the email expires. Each is null otherwise.
+-- The last four columns: the provider to which the email is pinned, because it may have accepted the email under an
+-- idempotency key; how many seconds ago at most; in how many seconds the email expires; and the tenant, whose suppressed
+-- recipients get no email. The first three are null if they do not apply.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -40,7 +41,7 @@ with leased as (
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -53,7 +54,8 @@ select
     c.headers, c.tags, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
-    extract(epoch from e.expires_at - clock_timestamp())::double precision
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.tenant_id
 from leased as e
 left join lateral (
     select
@@ -92,7 +94,8 @@ returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
-    extract(epoch from e.expires_at - clock_timestamp())::double precision;
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.tenant_id;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
@@ -117,23 +120,29 @@ where email_id = any(%(email_ids)s)
 -- name: renew
 -- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended it
 -- beyond the wait before the retry. An expired lease is extended, too, unless its email was already recovered. If an id
--- is missing in the result, the worker has lost its lease.
+-- is missing in the result, the worker must not begin an attempt: it has lost its lease, or an event proves that a
+-- provider accepted the email. A proven email keeps its lease, because it may be on the wire.
 -- The end always changes, even if only by a microsecond. Recovery identifies an expired lease by its end, and must
 -- detect the renewal even if the clock was set back.
-update dispatcher.email_log as e
-set locked_until = greatest(
-    e.locked_until + interval '1 microsecond',
-    clock_timestamp() + %(lease_seconds)s * interval '1 second'
+with renewed as (
+    update dispatcher.email_log as e
+    set locked_until = greatest(
+        e.locked_until + interval '1 microsecond',
+        clock_timestamp() + %(lease_seconds)s * interval '1 second'
+    )
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (e.email_id, e.lease_token, e.status) in (
+                select w.email_id, w.lease_token, 'sending'
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+            )
+        ) is true
+    returning e.email_id, e.proven_by
 )
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-    and (
-        (e.email_id, e.lease_token, e.status) in (
-            select w.email_id, w.lease_token, 'sending'
-            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-        )
-    ) is true
-returning e.email_id;
+select email_id
+from renewed
+where proven_by is null;
 
 -- name: release
 -- Releases leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due

@@ -22,6 +22,7 @@ MUTANTS = {
     "recovery_undone_unfenced": Rules(fenced_undo=False, faults=frozenset({Fault.RELAY})),
     "proven_emails_leased": Rules(policy=OnUncertain.RESEND, proof_stops_leases=False, faults=frozenset({Fault.EVENT})),
     "proven_emails_retried": Rules(proof_stops_retries=False, faults=frozenset({Fault.EVENT, Fault.OPERATOR})),
+    "proven_emails_resumed": Rules(proof_stops_waits=False, faults=frozenset({Fault.EVENT, Fault.OPERATOR})),
     "recorded_under_the_workers_name": Rules(own_name=False, faults=frozenset({Fault.REPLY})),
     "pinned_email_fails_over": Rules(keys=True, pins=False, faults=_NONE),
     "pin_not_durable": Rules(keys=True, durable_pins=False, faults=_NONE),

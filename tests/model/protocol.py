@@ -80,6 +80,7 @@ class Rules:
         doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
         proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
+        proof_stops_waits: The same, if the event arrives while the email waits for its next attempt.
         table: The product's table of email states. Some mutants remove a row.
     """
 
@@ -101,6 +102,7 @@ class Rules:
     doubts: bool = True
     proof_stops_leases: bool = True
     proof_stops_retries: bool = True
+    proof_stops_waits: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
@@ -516,6 +518,9 @@ def _works(state: State, i: int, rules: Rules) -> Iterator[Change]:
             yield from _ends_early(state, i, rules)
             yield from _waits(state, i, rules)
             yield from _leaves(state, i, rules)
+        case EmailState.WAITING:
+            yield from _ends_early(state, i, rules)
+            yield from _retries(state, i, rules)
         case EmailState.MARKED:
             yield from _leaves(state, i, rules)
         case EmailState.ON_THE_WIRE if worker.outcome is Answer.NONE:
@@ -560,20 +565,20 @@ def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) 
 
 def _ends_early(state: State, i: int, rules: Rules, *before: EmailEvent) -> Iterator[Change]:
     """The worker stops the email, the email cannot be sent now, or the adapter finds that the email can never be
-    sent."""
+    sent. A waiting email can only be stopped."""
     stopped = (*before, EmailEvent.STOP)
     after = _on(state, i, *stopped, EmailEvent.RELEASE, rules=rules)
     yield Change(f"worker {i}: stops it, and releases it", after)
     after = _on(state, i, *stopped, EmailEvent.ANSWER, rules=rules, outcome=Answer.REJECTED)
     yield Change(f"worker {i}: stops it, and its adapter refuses it", after, fault=Fault.REFUSAL)
-    if not before:
+    if not before and state.workers[i].email is not EmailState.WAITING:
         yield Change(f"worker {i}: releases it", _on(state, i, EmailEvent.RELEASE, rules=rules))
         after = _on(state, i, EmailEvent.ANSWER, rules=rules, outcome=Answer.REJECTED)
         yield Change(f"worker {i}: finds that it cannot be sent", after, fault=Fault.REFUSAL)
 
 
 def _waits(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """The email waits for memory, for the answers to other emails, or for its next attempt."""
+    """The email waits for memory, or for the answers to other emails."""
     yield Change(f"worker {i}: lets it wait", _on(state, i, EmailEvent.WAIT, EmailEvent.RESUME, rules=rules))
     yield from _ends_early(state, i, rules, EmailEvent.WAIT)
 
@@ -754,8 +759,7 @@ def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"{text}, and will not retry: its lease was lost", after)
     elif _is_retried(worker) and worker.attempt < MAX_ATTEMPTS:
         again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
-        for change in _waits(again, i, rules):
-            yield change._replace(text=f"{text}; then {change.text}")
+        yield Change(f"{text}; then waits for its next attempt", _on(again, i, EmailEvent.WAIT, rules=rules))
     else:
         yield Change(text, _finished(state, i, rules))
 
@@ -785,11 +789,23 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: has finished with it", _finished(state, i, rules))
 
 
+def _retries(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """The wait for the next attempt is over: the worker renews its lease, and begins the attempt if it may."""
+    row = state.row
+    if row.status is not Status.SENDING or not state.workers[i].owns or (row.proven and rules.proof_stops_waits):
+        return  # the worker stops the email, as it may at any time
+    after = _lease_prolonged(state, rules)._replace(sent_after_event=state.sent_after_event or row.proven)
+    yield Change(
+        f"worker {i}: renews its lease, retries", _on(after, i, EmailEvent.RESUME, rules=rules, confirmed=True)
+    )
+
+
 def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker, row = state.workers[i], state.row
     if row.status is Status.SENDING and worker.owns:
         after = _lease_prolonged(state, rules)
-        yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
+        if not row.proven:
+            yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
         yield Change(f"worker {i}: renews its lease, and the reply is lost", after, fault=Fault.REPLY)
 
 

@@ -169,7 +169,7 @@ class State(NamedTuple):
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
-        sent_after_event: A worker got a lease, or a longer lease for a retry, after an event had proven the email.
+        sent_after_event: A worker got a lease, or began a retry, after an event had proven the email.
     """
 
     row: Row = Row()

@@ -20,9 +20,9 @@ from tests.store.machine import Machine, Sessions
 _WANTED: Final = (
     "(e.email_id, e.message_key, e.status) in (\n                select w.email_id, w.message_key, 'pending'"
 )
-_OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n            select w.email_id, w.lease_token, 'sending'"
-_BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n            select w.email_id, 'sending'"
-_WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\n            select w.email_id, w.lease_token"
+_OURS: Final = "(e.email_id, e.lease_token, e.status) in (\n                select w.email_id, w.lease_token, 'sending'"
+_BY_ANY_TOKEN: Final = "(e.email_id, e.status) in (\n                select w.email_id, 'sending'"
+_WHATEVER_ITS_STATUS: Final = "(e.email_id, e.lease_token) in (\n                select w.email_id, w.lease_token"
 _SEEN: Final = (
     "(email_id, lease_token, locked_until, status) in (\n"
     "                select w.email_id, w.lease_token, w.expired_at, 'sending'"
@@ -65,6 +65,7 @@ MUTANTS: Final = {
     ),
     "renewal_with_any_token": Mutant("renew", _OURS, _BY_ANY_TOKEN),
     "renewal_of_a_released_email": Mutant("renew", _OURS, _WHATEVER_ITS_STATUS),
+    "renewal_of_a_proven_email": Mutant("renew", "where proven_by is null", "where true"),
     "renewal_that_shortens_a_lease": Mutant("renew", "greatest(", "least("),
     "renewal_that_keeps_the_end": Mutant("renew", "e.locked_until + interval '1 microsecond'", "e.locked_until"),
     "release_with_any_token": Mutant("release", "e.lease_token = w.lease_token and ", ""),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import selectors
 import tempfile
-from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +36,7 @@ from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
-from dispatcher.store.suppressions import SuppressedHashes, SuppressionReader
+from dispatcher.store.suppressions import SuppressionReader, SuppressionsRead
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.pipeline import Pipeline
 from tests.providers.emails import an_email
@@ -111,10 +110,10 @@ class NobodySuppressed(SuppressionReader):
     async def open_hasher(self) -> AddressHasher:
         return AddressHasher(b"key")
 
-    async def read_all(self) -> SuppressedHashes:
-        return SuppressedHashes(array("Q"), has_domains=False, until="1")
+    async def read_all(self) -> SuppressionsRead:
+        return SuppressionsRead({}, until="1")
 
-    async def read_changed(self, since: str) -> SuppressedHashes:  # noqa: ARG002
+    async def read_changed(self, since: str) -> SuppressionsRead:  # noqa: ARG002
         return await self.read_all()
 
 
