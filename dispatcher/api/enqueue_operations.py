@@ -69,7 +69,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         },
     },
     "Accepted": object_schema(
-        {"id": ID, "message_key": {"type": "string"}, "status": {"type": "string", "const": "pending"}}
+        {"id": ID, "message_key": {"type": "string"}, "status": {"type": "string", "enum": ["pending", "waiting"]}}
     ),
     "Result": {
         "oneOf": [

@@ -123,7 +123,9 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
 }
 _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.ALREADY_SENT: "Nothing was changed: its status is sent.",
-    Verdict.UNDER_WAY: "Nothing was changed: its status is pending or sending.",
+    Verdict.UNDER_WAY: "Nothing was changed: its status is pending, waiting or sending.",
+    Verdict.CANCELLED: "Nothing was changed: its status is cancelled.",
+    Verdict.EXPIRED: "Nothing was changed: it has expired, and is never sent again.",
     Verdict.FAILED: "Nothing was changed: its status is failed. Replay it instead.",
     Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",

@@ -200,7 +200,7 @@ class StatusEndpoints:
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
         """Why the email is not sent yet. Leaves out the explanation, which may mention other tenants' emails."""
-        if email.status not in (Status.PENDING, Status.SENDING):
+        if email.status not in (Status.PENDING, Status.WAITING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)
         if facts is None:

@@ -124,11 +124,11 @@ class UnsentEndpoints:
                 change = make(given, act_of(caller, given["reason"]), selected.tenant_id or "")
                 ids = await find_unsent_ids(connection, selected, most=MAX_EMAILS)
                 async for batch in unsent.change_all(connection, ids, change):
-                    results.update(each.change for each in batch)
+                    results.update(each.change.value for each in batch)
         return json_response(
             {
-                "selected": {status: min(number, MAX_EMAILS) for status, (number, _) in found.items()},
-                "samples": {status: ids for status, (_, ids) in found.items()},
+                "selected": {status.value: min(number, MAX_EMAILS) for status, (number, _) in found.items()},
+                "samples": {status.value: ids for status, (_, ids) in found.items()},
                 "has_more": total > MAX_EMAILS,
                 "results": results,
             }

@@ -18,7 +18,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
-from dispatcher.producers import Acceptance, Enqueued
+from dispatcher.producers import ALREADY_EXPIRED, Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap
 
 KEY_HEADER: Final = "Idempotency-Key"
@@ -157,8 +157,11 @@ def _invalid_body(pointer: str, detail: str) -> Problem:
     return Problem("invalid-body", errors=[FieldError("pointer", pointer, detail)])
 
 
-def require_enqueued(answer: InsertResult) -> Enqueued:
+def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
     """The enqueued email, whether this request or an earlier one with the same content enqueued it.
+
+    Args:
+        prefix: The JSON pointer to the email in the body.
 
     Raises:
         Problem: the email was not enqueued, or an earlier email with the same key has different content.
@@ -166,6 +169,8 @@ def require_enqueued(answer: InsertResult) -> Enqueued:
     match answer:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
             return answer
+        case Enqueued(acceptance=Acceptance.EXPIRED):
+            raise Problem("invalid-email", errors=[_field_error(InvalidEmail("expires_at", ALREADY_EXPIRED), prefix)])
         case Enqueued():
             detail = f"Use a new {_KEY_NAMES} for a new email, or repeat the original request."
             raise Problem("idempotency-key-reused", detail)

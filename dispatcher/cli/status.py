@@ -57,9 +57,12 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
 
-    `oldest_pending_seconds` is the age of the oldest pending email. Due emails wait until the relay publishes them:
-    `longest_due_seconds` is the longest such wait. `latency_seconds` has percentiles of the time from enqueue to
-    acceptance, for the newest emails (at most 1,000) of the last ten minutes.
+    An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery.
+
+    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
+    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. `latency_seconds` has
+    percentiles of the time to acceptance since an email could first be sent, for the newest emails (at most 1,000) of
+    the last ten minutes.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
@@ -77,7 +80,8 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
 
     \b
     JSON:
-      {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
+      {"emails": {"pending": 0, "waiting": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0,
+                  "cancelled": 0},
        "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},

@@ -17,6 +17,7 @@ from dispatcher.cli.filter_options import DEFAULT_TENANT, Age, require_names_or_
 from dispatcher.cli.options import audit_options, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.domain.status import Status
@@ -47,13 +48,13 @@ class Instant(click.ParamType[datetime]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         """The instant. A time without a zone is refused: it may be meant in any zone."""
+        from dispatcher.domain.email_json import instant_of
+        from dispatcher.domain.email_rules import instant
+
         try:
-            instant = datetime.fromisoformat(str(value).upper())
-        except ValueError:
-            instant = datetime(1, 1, 1)  # noqa: DTZ001 - refused below
-        if instant.utcoffset() is None:
-            self.fail(f"{value!r} is not a time with a zone. Write for example 2026-12-24T18:00:00+01:00.", param, ctx)
-        return instant
+            return instant("time", instant_of("time", value))
+        except InvalidEmail as error:
+            self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
 def _selecting(command: Callable[..., int]) -> Callable[..., int]:

@@ -16,11 +16,16 @@ MAX_AHEAD_COUNT: Final = 10_000
 MARKED_SECONDS: Final = 60.0
 """How long an email may stay due. Its due mark is usually cleared within half a minute after RabbitMQ's confirm."""
 _REASONS: Final = frozenset(Reason)
+_NO_RELAY: Final = "No relay runs for this database: start `dispatcher run` on a host."
 
 
 class WaitReason(StrEnum):
-    """What a pending or sending email waits for."""
+    """What a pending, waiting or sending email waits for."""
 
+    SCHEDULED = "scheduled"
+    """The email is scheduled for later."""
+    REDELIVERY = "redelivery"
+    """The provider deferred the email, and it is tried again later."""
     LOCKED = "locked"
     """Another transaction holds a lock on the email's row."""
     NOT_DUE = "not_due"
@@ -66,7 +71,7 @@ class ProviderProblem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL records about one pending or sending email, and about everything that it may wait for.
+    """What PostgreSQL records about one pending, waiting or sending email, and about everything that it may wait for.
 
     Attributes:
         now: The current time. All times here are by PostgreSQL's clock.
@@ -76,6 +81,10 @@ class Facts:
         has_relay: Whether a relay publishes for the database.
         workers: The number of workers with a session, on all hosts.
         ahead: Pending emails that were enqueued before this one, at most `MAX_AHEAD_COUNT`.
+        wait_until: When a waiting email becomes due; None if the email is not waiting.
+        wait_reason: `scheduled` or `redelivery`, if the email waits or has waited.
+        attempt_count: The number of attempts so far.
+        provider: The provider of the last attempt.
         ceilings: The most emails per second, by provider. Contains only providers with a limit.
     """
 
@@ -89,6 +98,10 @@ class Facts:
     has_relay: bool
     workers: int
     ahead: int
+    wait_until: datetime | None = None
+    wait_reason: str | None = None
+    attempt_count: int = 0
+    provider: str | None = None
     troubles: Sequence[ProviderProblem] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict)
 
@@ -101,12 +114,14 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
+        because: For an email that waits until a planned time, the clause after "because" in `detail`; otherwise None.
     """
 
     reason: WaitReason
     detail: str
     until: datetime | None = None
     ahead: int | None = None
+    because: str | None = None
 
 
 def explain_wait(
@@ -125,7 +140,19 @@ def explain_wait(
         )
     if facts.status is Status.SENDING:
         return _of_lease(facts, recovery_seconds)
+    if facts.wait_until is not None and (facts.wait_until > facts.now or facts.has_relay):
+        return _of_schedule(facts, facts.wait_until)
     return _of_publishing(facts) or _of_workers(facts, providers)
+
+
+def _of_schedule(facts: Facts, until: datetime) -> WaitExplanation:
+    because = "it is scheduled"
+    reason = WaitReason.SCHEDULED
+    if facts.wait_reason == WaitReason.REDELIVERY:
+        reason = WaitReason.REDELIVERY
+        why = f": {facts.error_type}" if facts.error_type else ""
+        because = f"{facts.provider or 'the provider'} deferred it (attempt {facts.attempt_count}{why})"
+    return WaitExplanation(reason, f"The email waits because {because}.", until, because=because)
 
 
 def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
@@ -143,6 +170,8 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
     """Why the email's message is not yet on the send queue; None if it is, or if it will be immediately."""
+    if facts.wait_until is not None:
+        return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
@@ -152,9 +181,7 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
-        return WaitExplanation(
-            WaitReason.NO_RELAY, "No relay runs for this database: start `dispatcher run` on a host."
-        )
+        return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if due_seconds > MARKED_SECONDS:
         words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)

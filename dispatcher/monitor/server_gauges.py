@@ -40,10 +40,11 @@ class ServerGauge:
 
 
 CURRENT: Final = ServerGauge(
-    "dispatcher_current_emails", "Current number of emails by status: pending, sending, failed, held.", ("status",)
+    "dispatcher_current_emails", "Current number of emails by status, without sent.", ("status",)
 )
 OLDEST_PENDING: Final = ServerGauge(
-    "dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if no email is pending."
+    "dispatcher_oldest_pending_seconds",
+    "The longest time that a pending email has waited since it could first be sent; 0 if no email is pending.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",

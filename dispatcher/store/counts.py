@@ -17,7 +17,8 @@ class Counts:
 
     Attributes:
         emails: Number of emails by status. Contains every status.
-        oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
+        oldest_pending_seconds: The longest time that a pending email has waited since it could first be sent; None if
+            none is pending. An email that waits for a later time does not count.
         longest_due_seconds: The longest time that an email has been due and is not yet published; None if none is due.
     """
 

@@ -165,12 +165,12 @@ returning e.email_id;
 
 -- name: replay_dead_letters
 -- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if the dead letter
--- matches its current failure (see ops/dead_letters.py), the email cannot have arrived, it has content, and its dead
--- letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
+-- matches its current failure (see ops/dead_letters.py), the email cannot have arrived and has not expired, it has
+-- content, and its dead letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
 -- per email: replayed, refused (an operator must use a command), or stale. An id is missing if another transaction has
 -- locked its row.
 with free as (
-    select email_id, status, attempt_count, was_uncertain
+    select email_id, status, attempt_count, was_uncertain, coalesce(expires_at <= clock_timestamp(), false) as is_expired
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -185,6 +185,7 @@ candidate as (
         )
         and e.status in ('failed', 'held') as is_current,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
+        e.is_expired,
         e.email_id in (
             select c.email_id
             from dispatcher.email_content as c
@@ -204,7 +205,7 @@ judged as (
         email_id,
         case
             when not is_current then 'stale'
-            when may_have_arrived or not has_content or times >= %(most_times)s then 'refused'
+            when may_have_arrived or is_expired or not has_content or times >= %(most_times)s then 'refused'
             else 'replayed'
         end as verdict
     from candidate

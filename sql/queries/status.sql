@@ -17,15 +17,19 @@ from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
--- The age of the oldest pending email, and the longest time that an email has been due, both in seconds. Null if no
--- email is pending or due.
+-- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
+-- been due, both in seconds. Null if no email is pending or due. A scheduled email that has just become pending was
+-- enqueued long ago, so the first emails by id are compared.
 select
     (
-        select extract(epoch from clock_timestamp() - created_at)::double precision
-        from dispatcher.email_log
-        where status = 'pending'
-        order by email_id
-        limit 1
+        select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
+        from (
+            select due_since, created_at
+            from dispatcher.email_log
+            where status = 'pending'
+            order by email_id
+            limit 10000
+        ) as first
     ),
     (
         select extract(epoch from clock_timestamp() - publish_due_at)::double precision
@@ -72,12 +76,12 @@ full join leasing using (worker)
 order by worker;
 
 -- name: measure_latency
--- Seconds from enqueue to acceptance of the newest sent emails: their number, and the 50th, 95th and 99th percentile.
+-- Seconds from when the newest sent emails could first be sent to their acceptance: their number, and the 50th, 95th and 99th percentile.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
 from (
-    select sent_at, created_at
+    select sent_at, coalesce(due_since, created_at) as created_at
     from dispatcher.email_log
     where status = 'sent'
         and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')

@@ -105,8 +105,12 @@ def test_sent_is_final_and_only_an_operator_or_evidence_changes_failed_and_held(
     assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
     # When a host is lost, recovery sets emails without evidence to `held`. If a worker of the host returns with
     # evidence, the evidence replaces that status.
-    assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
-    assert leaving[Status.PENDING] == {Transition.LEASE, Transition.HOLD, Transition.EVIDENCE}
+    # A held email that has expired needs no operator any more.
+    assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL, Transition.EXPIRE}
+    assert leaving[Status.CANCELLED] == {Transition.EVIDENCE}
+    changes = {Transition.RESCHEDULE, Transition.CANCEL, Transition.EXPIRE, Transition.EVIDENCE}
+    assert leaving[Status.PENDING] == changes | {Transition.LEASE, Transition.HOLD}
+    assert leaving[Status.WAITING] == changes | {Transition.WAKE}
 
 
 def test_every_status_can_be_reached_and_every_transition_is_used() -> None:
@@ -114,5 +118,5 @@ def test_every_status_can_be_reached_and_every_transition_is_used() -> None:
     assert {transition for _, transition in TRANSITIONS} == set(Transition)
 
 
-def test_only_a_transition_into_sending_or_pending_leaves_work_to_do() -> None:
-    assert set(Status) - {Status.PENDING, Status.SENDING} == FINISHED
+def test_only_a_transition_into_sending_pending_or_waiting_leaves_work_to_do() -> None:
+    assert set(Status) - {Status.PENDING, Status.WAITING, Status.SENDING} == FINISHED

@@ -15,6 +15,8 @@ _OUTCOMES = {
     Status.HELD: "uncertain",
     Status.PENDING: "uncertain",
 }
+RECORDABLE = frozenset(_OUTCOMES)
+"""The statuses that an attempt can lead to."""
 
 
 def result(lease: Lease, status: Status, **fields: Any) -> Result:
