@@ -13,6 +13,8 @@ BATCH: Final = 500
 the same second, an email that becomes due meanwhile is published within a round or two."""
 WAKE_SECONDS: Final = 0.25
 """The longest wait before the relay looks for the next scheduled email, which may have been enqueued meanwhile."""
+PACE_SECONDS: Final = 0.02
+"""The shortest wait between two incomplete batches. Emails that become due meanwhile share one statement."""
 EXPIRE_SECONDS: Final = 1.0
 """An email that has expired is not sent, even if it is not cancelled yet."""
 
@@ -29,8 +31,11 @@ class WaitingEmails:
         """Wakes a batch. Returns the seconds until the next email is due, at most `WAKE_SECONDS`."""
         seconds = await self._outbox.find_next_wake()
         if seconds is None or seconds > 0:
-            return WAKE_SECONDS if seconds is None else min(seconds, WAKE_SECONDS)
-        return 0.0 if await self._outbox.wake(BATCH) else WAKE_SECONDS
+            return WAKE_SECONDS if seconds is None else min(max(seconds, PACE_SECONDS), WAKE_SECONDS)
+        woken = await self._outbox.wake(BATCH)
+        if woken == BATCH:
+            return 0.0
+        return PACE_SECONDS if woken else WAKE_SECONDS  # if none: other transactions have locked them
 
 
 class ExpiredEmails:

@@ -72,7 +72,6 @@ async def test_many_scheduled_emails_of_one_second_do_not_delay_the_others(outbo
 
     assert await service.run_once() == 0.0, "the relay publishes a batch, then wakes the next one"
     assert books.statuses() == {"pending": BATCH, "waiting": 3}
-    assert await service.run_once() == 0.0
     assert await service.run_once() > 0
     assert books.statuses() == {"pending": BATCH + 3}
     due = [row["publish_due_at"] for row in books.rows()]
