@@ -302,6 +302,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
                 "worker": "floor",
                 "lease_seconds": 60.0,
                 "most_octets": MAX_OCTETS,
+                "paused_tenants": [],
             }
             leased += await _fetch(database, "lease", parameters)
     assert len(leased) == len(keys), "every email was leased"

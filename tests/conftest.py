@@ -207,8 +207,8 @@ async def topology(servers: Servers, topology_names: Topology) -> AsyncIterator[
     yield topology_names
     async with await open_connection(servers.amqp_url, name="test clean-up") as opened:
         channel = await opened.open_channel()
-        await channel.call(channel.raw.queue_delete, queue=topology_names.queue)
-        await channel.call(channel.raw.queue_delete, queue=topology_names.dlq)
+        for queue in topology_names.queues:
+            await channel.call(channel.raw.queue_delete, queue=queue)
         await channel.call(channel.raw.exchange_delete, exchange=topology_names.exchange)
 
 

@@ -75,6 +75,23 @@ class Caller:
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
 
+    @property
+    def lane(self) -> str | None:
+        """The lane of emails that name none; None: by the sender's rule, or normal."""
+        return None if self.key is None else self.key.lane
+
+    def check_lane(self, lane: str | None, prefix: str = "") -> None:
+        """Checks that the caller may name a lane.
+
+        Raises:
+            Problem: the key does not allow it.
+        """
+        key = self.key
+        if lane is not None and key is not None and lane != key.lane and lane not in key.allowed_lanes:
+            error = FieldError("pointer", pointer_of("lane", prefix), "is a lane that this key may not use")
+            detail = "Leave out lane, or use a key that was created with --lane or --allow-lane for it."
+            raise Problem("lane-forbidden", detail, errors=[error])
+
     def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
         """Checks that the caller may use a field of an email.
 

@@ -17,6 +17,7 @@ from dispatcher.api import (
     feed_operations,
     openapi,
     operator_operations,
+    pause_operations,
     status_operations,
     suppression_operations,
     unsent_operations,
@@ -30,6 +31,7 @@ from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
 from dispatcher.api.operator_endpoints import OperatorEndpoints
+from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
@@ -103,6 +105,10 @@ def make_app(
     _add(app, "GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS)
     _add(app, "POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS)
     _add(app, "DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS)
+    pauses = PauseEndpoints(access, operators.bodies, operators.pool)
+    _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
+    _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
+    _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
     unsubscribed = UnsubscribeEndpoints(access, operators.pool)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)

@@ -58,7 +58,7 @@ class EnqueueEndpoints:
         document = parse(body)
         require_key(document, key)
         email = self.validator.email(document, caller, key=key)
-        return draft([email], traceparent)[0]
+        return draft([email], traceparent, caller.lane)[0]
 
     async def create_many(self, request: Request) -> Response:
         """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
@@ -86,7 +86,7 @@ class EnqueueEndpoints:
                 made.append(self.validator.email(document, caller, prefix=f"/emails/{index}"))
             except Problem as problem:
                 made.append(problem.without_traceback())
-        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent))
+        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent, caller.lane))
         return [next(drafts) if isinstance(item, Email) else item for item in made]
 
     def _accepted(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:

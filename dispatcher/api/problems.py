@@ -41,6 +41,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
         "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
+        "lane-forbidden": ProblemType(403, "The API key may not use this lane."),
         "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
         "signature-invalid": ProblemType(403, "The request is not signed by a provider that is configured here."),
         "signature-stale": ProblemType(403, "The request's signature is too old, or its time is in the future."),

@@ -12,6 +12,7 @@ import orjson
 
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import known_lane
 from dispatcher.cli.filter_options import Age
 from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
@@ -160,6 +161,7 @@ def _email(options: dict[str, Any]) -> Email:
     _check_presence(options)
     flags = ("erase_after_sending", "ignore_suppression")
     listed = ("to", "cc", "bcc", "reply_to", "tags")
+    known_lane(options["lane"], "--lane")
     optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain", "lane")
     arguments = {
         "headers": _headers(options["headers"]),

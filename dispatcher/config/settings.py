@@ -9,7 +9,7 @@ from typing import Final, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
-from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.controls import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
 
@@ -102,7 +102,7 @@ class Settings:
     )
     lanes: tuple[str, ...] = setting(
         values.lane_names,
-        "urgent,normal,bulk",
+        ",".join(DEFAULT_LANES),
         "The lanes, most urgent first, comma-separated; `normal` is always one of them. Each lane has its own send "
         "queue: DISPATCHER_QUEUE for `normal`, and DISPATCHER_QUEUE.LANE for the others. Use the same value on all "
         "hosts, and run `init` after a change.",
@@ -417,7 +417,7 @@ class Settings:
 
     def queue_of(self, lane: str) -> str:
         """The send queue of a lane."""
-        return self.queue if lane == NORMAL else f"{self.queue}.{lane}"
+        return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
         """The settings of the provider with this settings class; the defaults if none were read."""

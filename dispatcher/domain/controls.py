@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
@@ -14,6 +14,18 @@ from dispatcher.domain.status import OnUncertain
 
 NORMAL: Final = "normal"
 """The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
+DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
+"""Most urgent first."""
+
+
+def send_queue(queue: str, lane: str) -> str:
+    """The send queue of a lane.
+
+    Args:
+        queue: The send queue of the normal lane.
+    """
+    return queue if lane == NORMAL else f"{queue}.{lane}"
+
 
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """The name of a lane."""
@@ -26,6 +38,11 @@ class PauseScope(StrEnum):
     LANE = "lane"
     TENANT = "tenant"
     PROVIDER = "provider"
+
+
+def subject_of(scope: PauseScope, name: str) -> str:
+    """What a pause of this scope and name stops, such as `tenant acme`."""
+    return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +66,19 @@ class Pause:
     @property
     def subject(self) -> str:
         """What is paused, such as `tenant acme`."""
-        return f"{self.scope} {self.name}".rstrip() if self.scope is not PauseScope.ALL else "everything"
+        return subject_of(self.scope, self.name)
+
+    @property
+    def login(self) -> str:
+        """The actor without the host, because tenants may read it."""
+        return self.actor.partition("@")[0]
+
+    def describe(self) -> str:
+        """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`"""
+        until = f" until {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.until else ""
+        return (
+            f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {self.login}: {self.reason.rstrip('.')}."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +97,18 @@ class LanePolicy:
     on_uncertain: OnUncertain | None = None
     max_attempts: int | None = None
     redeliver_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRule:
+    """The lane of a sender's emails, unless the email or its API key has a lane.
+
+    Attributes:
+        sender: An address, or a domain as `@example.com`, in lower case.
+    """
+
+    sender: str
+    lane: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +137,11 @@ class Controls:
     def paused_tenants(self) -> tuple[str, ...]:
         """The tenants of which nothing may be sent."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
+
+    @property
+    def paused_lanes(self) -> tuple[str, ...]:
+        """The lanes that are paused by name."""
+        return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.LANE)
 
     def pause_of_lane(self, lane: str) -> Pause | None:
         """The pause that stops a whole lane, of this lane or of everything; None if there is none."""

@@ -7,7 +7,8 @@ at once. A name that did not wait gets no credit for that time: its clock is set
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 MAX_ABSENT: Final = 1000
@@ -39,6 +40,35 @@ class Turns:
             self._clocks = clocks
         return name
 
+    def allot(self, waiting: Mapping[str, int], turns: int) -> list[str]:
+        """The next turns, in order, and charges them. Takes a logarithmic time per turn, even for thousands of names.
+
+        Args:
+            waiting: The most turns that each name needs now.
+            turns: The most turns of all names.
+        """
+        clocks = [
+            (max(self._clocks.get(name, 0.0), self._now), at, name)
+            for at, (name, wanted) in enumerate(waiting.items())
+            if wanted > 0
+        ]
+        heapify(clocks)
+        left = dict(waiting)
+        order: list[str] = []
+        while clocks and len(order) < turns:
+            clock, at, name = clocks[0]
+            order.append(name)
+            left[name] -= 1
+            self._now = max(self._now, clock)
+            self._clocks[name] = later = clock + 1 / self._weight_of(name)
+            if left[name]:
+                heapreplace(clocks, (later, at, name))
+            else:
+                heappop(clocks)
+        if len(self._clocks) > len(waiting) + MAX_ABSENT:
+            self._clocks = {name: clock for name, clock in self._clocks.items() if clock > self._now}
+        return order
+
     def charge(self, name: str, emails: int = 1) -> None:
-        """Notes that a name was served."""
+        """Notes that a name was served. A negative number gives unused turns of `allot` back."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
@@ -15,6 +16,8 @@ MAX_AHEAD_COUNT: Final = 10_000
 """The count of emails ahead stops at this number. A larger number would not help an operator."""
 MARKED_SECONDS: Final = 60.0
 """How long an email may stay due. Its due mark is usually cleared within half a minute after RabbitMQ's confirm."""
+OPERATOR: Final = "paused_by_operator"
+"""The state of a provider that an operator paused."""
 _REASONS: Final = frozenset(Reason)
 _NO_RELAY: Final = "No relay runs for this database: start `dispatcher run` on a host."
 
@@ -28,6 +31,8 @@ class WaitReason(StrEnum):
     """The provider deferred the email, and it is tried again later."""
     LOCKED = "locked"
     """Another transaction holds a lock on the email's row."""
+    PAUSED = "paused"
+    """An operator paused everything, the email's lane or tenant, or every provider that could send it."""
     NOT_DUE = "not_due"
     """The email is due later, because a worker could not use the provider that it needs, or had no memory for it."""
     NO_RELAY = "no_relay"
@@ -55,7 +60,8 @@ class ProviderProblem:
     """A provider that at least one worker cannot use now.
 
     Attributes:
-        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`.
+        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`. `OPERATOR` if an operator
+            paused the provider.
         workers: How many workers report one of these states.
         reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
             scrubbed. None if unknown.
@@ -86,6 +92,7 @@ class Facts:
         attempt_count: The number of attempts so far.
         provider: The provider of the last attempt.
         ceilings: The most emails per second, by provider. Contains only providers with a limit.
+        pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
     """
 
     now: datetime
@@ -104,6 +111,7 @@ class Facts:
     provider: str | None = None
     troubles: Sequence[ProviderProblem] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict)
+    pauses: Sequence[Pause] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +146,9 @@ def explain_wait(
         return WaitExplanation(
             WaitReason.LOCKED, f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
         )
+    if facts.pauses and facts.status is Status.PENDING:
+        first = facts.pauses[0]
+        return WaitExplanation(WaitReason.PAUSED, first.describe(), first.until)
     if facts.status is Status.SENDING:
         return _of_lease(facts, recovery_seconds)
     if facts.wait_until is not None and (facts.wait_until > facts.now or facts.has_relay):
@@ -215,7 +226,24 @@ def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProb
     return away if {each.provider for each in away} >= set(providers) else []
 
 
+def problems_with_pauses(
+    problems: Sequence[ProviderProblem], pauses: Sequence[Pause], *, now: datetime, workers: int
+) -> list[ProviderProblem]:
+    """The problems of the providers, with those that an operator paused for all workers."""
+    paused = [
+        ProviderProblem(
+            pause.name, OPERATOR, workers, pause.describe(), pause.until and (pause.until - now).total_seconds()
+        )
+        for pause in pauses
+        if pause.scope is PauseScope.PROVIDER
+    ]
+    names = {problem.provider for problem in paused}
+    return [*(problem for problem in problems if problem.provider not in names), *paused]
+
+
 def _wait_reason(problem: ProviderProblem) -> WaitReason:
+    if problem.state == OPERATOR:
+        return WaitReason.PAUSED
     if problem.state == "paused":
         return WaitReason.PROVIDER_PAUSED
     is_ours = problem.reason is None or problem.reason in _REASONS
@@ -225,6 +253,8 @@ def _wait_reason(problem: ProviderProblem) -> WaitReason:
 def describe_problem(problem: ProviderProblem) -> str:
     """A sentence that says why a provider cannot be used."""
     match _wait_reason(problem):
+        case WaitReason.PAUSED:
+            return problem.reason or ""
         case WaitReason.PROVIDER_PAUSED:
             return f"{problem.provider} asked us to wait ({problem.reason or 'no reason given'})."
         case WaitReason.PROVIDER_REFUSES:

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import orjson
 
+from dispatcher.domain.comparable_address import comparable_address
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_ids
 
@@ -29,12 +30,14 @@ class Draft:
 
     Attributes:
         payload_hash: Compared with the stored hash if the key already exists.
+        lane: The email's own lane, or its API key's; None: by the sender's rule, or normal.
     """
 
     email_id: UUID
     email: Email
     payload_hash: bytes
     traceparent: str | None
+    lane: str | None = None
 
     @property
     def key(self) -> Key:
@@ -42,15 +45,21 @@ class Draft:
         return (self.email.tenant_id, self.email.message_key)
 
 
-def draft(emails: Sequence[Email], traceparent: str | None = None) -> list[Draft]:
+def draft(emails: Sequence[Email], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
     """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
     The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
+
+    Args:
+        lane: The lane of emails that name none.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
     ids = new_email_ids(len(emails))
-    return [Draft(new_id, email, email.payload_hash(), traceparent) for new_id, email in zip(ids, emails, strict=True)]
+    return [
+        Draft(new_id, email, email.payload_hash(), traceparent, email.lane or lane)
+        for new_id, email in zip(ids, emails, strict=True)
+    ]
 
 
 def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.0) -> Parameters:
@@ -62,6 +71,7 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
+    addresses = [comparable_address(email.sender) for email in emails]
     template_datas = [_json(dict(email.template_data)) for email in emails]
     return {
         "email_ids": [item.email_id for item in ordered],
@@ -86,7 +96,9 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         # As texts: psycopg cannot send a list without any instant as an array of instants.
         "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
         "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
-        "lanes": [email.lane for email in emails],
+        "lanes": [item.lane for item in ordered],
+        "sender_addresses": addresses,
+        "sender_domains": [address[address.rindex("@") :] for address in addresses],
         "publish_in_seconds": publish_in_seconds,
     }
 

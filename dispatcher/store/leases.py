@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,10 +11,12 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.controls import read_controls
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
@@ -172,23 +174,33 @@ class LeaseStore:
         self.locked = LockedRows(pool)
         self.suppressions = SuppressionReader(pool)
 
-    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases the given emails, except emails that are not pending or do not have the given message key."""
+    async def lease(
+        self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> list[Lease]:
+        """Leases the given emails, except emails that are not pending or do not have the given message key.
+
+        Args:
+            paused_tenants: Leaves out the emails of these tenants.
+        """
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
             "most_octets": MAX_OCTETS,
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
-    async def lease_without_content(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
+    async def lease_without_content(
+        self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> Lease | None:
         """As `lease`, for one email that `lease` could not read. The caller must read its content separately."""
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
         }
         for token, attempt_number, on_uncertain, attempt_base, *others in await fetch(
             self._pool, "lease_without_content", parameters
@@ -245,6 +257,31 @@ class LeaseStore:
         """The states of emails that could not be leased, by id. Does not contain ids that have no row."""
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
+
+    async def read_controls(self) -> Controls:
+        """What operators set for all hosts."""
+        return await read_controls(self._pool)
+
+    async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
+        """Which of these emails belong to one of these tenants or lanes."""
+        parameters = {**ids_within(email_ids), "tenants": list(tenants), "lanes": list(lanes)}
+        return await self._ids("find_paused", parameters)
+
+    async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
+        """Makes pending emails of paused tenants due again, unpublished. Skips locked rows.
+
+        Args:
+            tenants: The paused tenants; leaves out the emails of others.
+            away_seconds: In how many seconds the emails become due.
+
+        Returns:
+            The ids of the emails that are due again.
+        """
+        named = {"tenants": list(tenants), "away_seconds": away_seconds}
+        outcome = await self.locked.execute_unlocked(
+            email_ids, lambda free: self._ids("put_back", {**ids_within(free), **named})
+        )
+        return set().union(*outcome.answers)
 
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
         """Replays emails whose dead letters were moved back to the send queue.

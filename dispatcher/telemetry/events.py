@@ -57,6 +57,8 @@ EVENTS: Final = MappingProxyType(
         "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
         "reason, seconds.",
         "provider.resumed": "The provider can be used again. Field: provider.",
+        "controls.changed": "A worker applied a change of the operators' pauses. Fields: paused and resumed (what, "
+        "separated by commas).",
         "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "
         "per_second.",
         # processes

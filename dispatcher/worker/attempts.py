@@ -59,7 +59,10 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened before the email was sent. Raised through an adapter, and caught in this file."""
+    """The breaker opened, or the provider was paused, before the email was sent.
+
+    Raised through an adapter, and caught in this file.
+    """
 
 
 class LedgerAttempt(Attempt):
@@ -127,7 +130,7 @@ class LedgerAttempt(Attempt):
 
     def connection_acquired(self) -> None:
         """See `contract.Attempt.connection_acquired`."""
-        if not self.route.breaker.may_proceed(self.trial):
+        if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
@@ -220,7 +223,7 @@ class Attempts:
                 route = self._choose(email, content)
                 if route is None:
                     return self._no_provider(email, content)
-                if route.limit is not None and not await _take_token(route, route.limit):
+                if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
                     continue
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
@@ -399,9 +402,9 @@ class Attempts:
             return self.failed(email, error)
 
 
-async def _take_token(route: Route, limit: RateLimit) -> bool:
+async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
-    return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
+    return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
 def _must_end(email: InFlightEmail) -> bool:

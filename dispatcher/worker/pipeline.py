@@ -26,8 +26,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.worker.attempts import Attempts
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.contents import ContentLoader
+from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import EndedAttempt, InFlightEmail, ReleaseRequest
-from dispatcher.worker.lease import Arrival, LeaseStage
+from dispatcher.worker.lane_inbox import LaneInbox
+from dispatcher.worker.lease import LeaseStage
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
@@ -57,7 +59,7 @@ class Pipeline:
             breakers: The listener that created the breakers of `routes`.
             process_slot: Where the worker reports its acks and its waits for commits.
         """
-        arrivals: BatchQueue[Arrival] = BatchQueue()
+        arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
         releases: BatchQueue[ReleaseRequest] = BatchQueue()
         retries: BatchQueue[InFlightEmail] = BatchQueue()
@@ -94,8 +96,9 @@ class Pipeline:
             releases=releases,
             retries=retries,
         )
+        self.controls = OperatorControls(settings.lanes, consumer, store, routes, breakers, self.window, self.send)
         self.lease = LeaseStage(
-            settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
+            settings, store, consumer, outage, ledger, self.window, self.controls, inbox=arrivals, leased=self.send
         )
         self.record = RecordStage(store, consumer, outage, ledger, self.window, inbox=outcomes, deferred=self.send)
         self.release = ReleaseStage(store, consumer, outage, self.window, inbox=releases)
@@ -107,6 +110,7 @@ class Pipeline:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._suppressed.run))
+            group.create_task(raise_on_stray_cancel(self.controls.run, self.lease))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))

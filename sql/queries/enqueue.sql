@@ -1,5 +1,7 @@
 -- name: enqueue
--- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due
+-- Inserts the emails whose message key is new, and makes them due. An email's lane is its own or its API key's (lanes),
+-- else that of the rule for its sender's address, else for the sender's domain, else normal. The lane's policy is copied
+-- into the row, so that no later statement reads it. With publish_in_seconds = 0 they are due
 -- immediately, and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself,
 -- and the relay publishes the emails that the caller did not publish. An email with send_at in the future waits, and is
 -- not due: the relay wakes it (see timing.sql).
@@ -34,12 +36,27 @@ with input as (
         %(ignore_suppressions)b::boolean[],
         %(send_ats)b::text[],
         %(expires_ats)b::text[],
-        %(lanes)b::text[]
+        %(lanes)b::text[],
+        %(sender_addresses)b::text[],
+        %(sender_domains)b::text[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
         sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
-        octets, ignore_suppression, send_at, expires_at, lane
+        octets, ignore_suppression, send_at, expires_at, lane, sender_address, sender_domain
     )
+),
+-- The lane of each email, and the lane's policy.
+laned as (
+    select
+        input.email_id, chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain,
+        policy.max_attempts, policy.redeliver_seconds
+    from input
+    left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
+    left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
+    cross join lateral (
+        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal'::text) as lane offset 0
+    ) as chosen
+    left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
 ),
 claimed as (
     insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
@@ -52,12 +69,12 @@ claimed as (
 ),
 logged as (
     insert into dispatcher.email_log (
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, lane, expires_at, status, wait_until,
-        wait_reason, due_since, publish_due_at
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, lane, max_attempts,
+        redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
-        coalesce(lane, 'normal'::text), expires_at::timestamptz,
+        email_id, tenant_id, message_key, laned.on_uncertain, correlation_id, traceparent, laned.lane,
+        max_attempts, redeliver_seconds, expires_at::timestamptz,
         case when is_later then 'waiting'::text else 'pending'::text end,
         case when is_later then send_at::timestamptz end,
         case when is_later then 'scheduled'::text end,
@@ -68,6 +85,7 @@ logged as (
         end
     from input
     join claimed using (email_id)
+    join laned using (email_id)
     cross join lateral (
         select coalesce(send_at::timestamptz > clock_timestamp(), false) as is_later offset 0
     ) as schedule

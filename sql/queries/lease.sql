@@ -1,7 +1,8 @@
 -- name: lease
 -- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. Leaves out
--- an email that an event proves to be sent (see events.sql), so that no second send begins, and an email that has
--- expired (see timing.sql). A delivered message proves that the email was published, so the same write clears the due mark.
+-- an email that an event proves to be sent (see events.sql), so that no second send begins; an email that has expired
+-- (see timing.sql); and the emails of tenants that an operator paused (see put_back). A delivered message proves that the
+-- email was published, so the same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
 -- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
@@ -37,6 +38,7 @@ with leased as (
             )
         ) is true
         and e.proven_by is null
+        and e.tenant_id <> all(%(paused_tenants)s::text[])
         and (e.expires_at is null or e.expires_at > clock_timestamp())
         and e.locked_until < now()
     returning
@@ -88,6 +90,7 @@ where e.email_id = %(email_id)s
     and e.message_key = %(message_key)s
     and e.status = 'pending'
     and e.proven_by is null
+    and e.tenant_id <> all(%(paused_tenants)s::text[])
     and (e.expires_at is null or e.expires_at > clock_timestamp())
     and e.locked_until < now()
 returning

@@ -18,24 +18,51 @@ where outcome = 'accepted';
 
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
--- been due, both in seconds. Null if no email is pending or due. A scheduled email that has just become pending was
--- enqueued long ago, so the first emails by id are compared.
+-- been due, both in seconds. Leaves out what an operator paused, except by provider. Null if no email is pending or due,
+-- or if the first 100,000 are paused. A scheduled email that has just become pending was enqueued long ago, so the first
+-- emails by id are compared.
+with paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
 select
     (
         select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
         from (
-            select due_since, created_at
-            from dispatcher.email_log
-            where status = 'pending'
-            order by email_id
+            select e.due_since, e.created_at
+            from (
+                select due_since, created_at, lane, tenant_id
+                from dispatcher.email_log
+                where status = 'pending'
+                order by email_id
+                limit 100000
+            ) as e
+            where not exists (
+                select from paused as p
+                where p.scope = 'all'
+                    or (p.scope = 'lane' and p.name = e.lane)
+                    or (p.scope = 'tenant' and p.name = e.tenant_id)
+            )
             limit 10000
         ) as first
     ),
     (
-        select extract(epoch from clock_timestamp() - publish_due_at)::double precision
-        from dispatcher.email_log
-        where publish_due_at is not null
-        order by publish_due_at
+        select extract(epoch from clock_timestamp() - e.publish_due_at)::double precision
+        from (
+            select publish_due_at, lane, tenant_id
+            from dispatcher.email_log
+            where publish_due_at is not null
+            order by publish_due_at
+            limit 100000
+        ) as e
+        where not exists (
+            select from paused as p
+            where p.scope = 'all'
+                or (p.scope = 'lane' and p.name = e.lane)
+                or (p.scope = 'tenant' and p.name = e.tenant_id)
+        )
         limit 1
     );
 

@@ -64,7 +64,7 @@ async def start() -> AsyncIterator[Start]:
             publishing = PublishLoop(
                 settings,
                 publisher,
-                leader_services(settings, lambda: ()),
+                leader_services(settings, publisher, lambda: ()),
                 free_process_slot(),
                 poll_seconds=poll_seconds,
                 mark_after_seconds=MARK_AFTER_SECONDS,
