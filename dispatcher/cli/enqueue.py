@@ -12,8 +12,8 @@ import orjson
 
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import known_lane
 from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import known_lane
 from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_json import instant_of

@@ -752,8 +752,11 @@ class Machine(RuleBasedStateMachine):
             self.publish(number, is_late=False)
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
-        assert self.run(self.outbox.has_lost_messages(age_seconds)) == bool(gone)
-        assert self.run(self.outbox.republish_lost(age_seconds, 100, OnUncertain.HOLD, 5)) == (len(gone), [])
+        assert bool(self.run(self.outbox.find_lost_messages(age_seconds))) == bool(gone)
+        assert self.run(self.outbox.republish_lost(["normal"], age_seconds, 100, OnUncertain.HOLD, 5)) == (
+            len(gone),
+            [],
+        )
         for known in gone:
             known.due_since = self._now()
 
