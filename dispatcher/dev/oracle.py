@@ -379,11 +379,9 @@ def _is_true(entry: DlqEntry, records: Records) -> bool:
     row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:
         return row is not None
-    was_held = entry.status == "held"
-    return was_held and (
-        row.status in ("sent", "cancelled")
-        or (row.status == "failed" and records.expired_leases.get(entry.email_id, 0) > 0)
-    )
+    was_recovered = records.expired_leases.get(entry.email_id, 0) > 0
+    may_follow = ("sent", "cancelled", "failed") if was_recovered else ("sent", "cancelled")
+    return entry.status == "held" and row.status in may_follow
 
 
 def _names(answer: Answer, records: Records) -> bool:

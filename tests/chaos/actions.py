@@ -148,16 +148,7 @@ KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill p
 """Actions that send SIGKILL to one of our processes."""
 
 GENTLE: Final = (
-    "provider",
-    "step clock",
-    "inject",
-    "purge queue",
-    "alarm broker",
-    "add worker",
-    "release",
-    "kill api",
-    "cancel",
-    "reschedule",
-    "pause",
+    *("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api"),
+    *("cancel", "reschedule", "pause"),
 )
 """The name prefixes of actions that do not prevent a worker from renewing its leases."""

@@ -86,7 +86,7 @@ def _chosen(stage: StormStage, random: Random) -> list[UUID]:
 
 def _run(stage: StormStage, *words: str) -> str | None:
     """What the command printed; None if it failed, because a server is away."""
-    settings = {"DISPATCHER_DATABASE_URL": stage.database_url, "DISPATCHER_PROVIDERS": stage.provider_name}
+    settings = {"DISPATCHER_DATABASE_URL": stage.clock.url, "DISPATCHER_PROVIDERS": stage.provider_name}
     command = [sys.executable, "-m", "dispatcher.cli.main", *words]
     env = {"PATH": os.defpath, **settings}
     with suppress(subprocess.TimeoutExpired):
