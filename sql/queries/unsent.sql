@@ -1,12 +1,22 @@
 -- name: cancel_emails
 -- Cancels those of the given emails that are pending or waiting. The row decides: from then on, no worker can lease the
 -- email, and a message that RabbitMQ still has is acknowledged without an attempt. Leaves out an email that an event
--- proves to be sent (see events.sql). The keys are completed, and each cancellation is audited.
+-- proves to be sent (see events.sql), and an email whose message a promotion made uncertain (see timeline.sql): a worker
+-- may be sending it. The keys are completed, and each cancellation is audited.
 -- Waits for locked rows, so that each answer is about a committed state, such as a lease that began just before.
 -- Returns a row per email that exists: its status before, whether it was cancelled, and false. With tenant_id, only
 -- emails of this tenant.
 with found as (
-    select email_id, status, status in ('pending', 'waiting') and proven_by is null as is_unsent
+    select
+        email_id,
+        status,
+        status in ('pending', 'waiting')
+            and proven_by is null
+            and (
+                status = 'waiting'
+                or publish_due_at is not null
+                or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
+            ) as is_unsent
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -55,8 +65,7 @@ from found;
 
 -- name: reschedule_emails
 -- As cancel_emails, but the emails wait until send_at, or are due at once if send_at has passed. The time for
--- redeliveries counts from then on. Leaves out an email that expires before send_at (last column), and an email whose
--- message a promotion made uncertain (see timeline.sql): it may have been sent.
+-- redeliveries counts from then on. Leaves out an email that expires before send_at (last column).
 with found as (
     select
         email_id,

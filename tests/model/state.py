@@ -146,6 +146,7 @@ class Row(NamedTuple):
         in_doubt: The email was published before a promotion that lost commits, and was not leased since the promotion.
         pinned: Only the provider with idempotency keys may be tried.
         proven: An event proves that the provider accepted the email, and has not settled it yet.
+        is_over: The email's expires_at has passed, by the clocks of PostgreSQL and of the workers.
     """
 
     status: Status = Status.PENDING
@@ -158,6 +159,7 @@ class Row(NamedTuple):
     in_doubt: bool = False
     pinned: bool = False
     proven: bool = False
+    is_over: bool = False
 
 
 class State(NamedTuple):
@@ -173,6 +175,9 @@ class State(NamedTuple):
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
         sent_after_event: A worker got a lease, or began a retry, after an event had proven the email.
+        redelivered: The email was redelivered. The model has only one redelivery.
+        cancelled: The email was cancelled or expired when no attempt could have been accepted.
+        wrong: What a step did that no step may do; empty if there was no such step.
     """
 
     row: Row = Row()
@@ -187,6 +192,9 @@ class State(NamedTuple):
     may_be_held: bool = False
     promoted: bool = False
     sent_after_event: bool = False
+    redelivered: bool = False
+    cancelled: bool = False
+    wrong: str = ""
 
 
 def canonical(state: State) -> State:

@@ -47,6 +47,57 @@ MUTANTS: Final = {
     "lease_with_the_same_token": Mutant("lease", "e.lease_token + 1", "e.lease_token"),
     "lease_that_keeps_the_due_mark": Mutant("lease", "publish_due_at = null", "publish_due_at = e.publish_due_at"),
     "state_with_another_workers_lease": Mutant("find_unleased", " and locked_by = %(worker)s", " and %(worker)s <> ''"),
+    "lease_of_a_cancelled_email": Mutant(
+        "lease",
+        "w.message_key, 'pending'",
+        "w.message_key, case when e.status = 'cancelled' then e.status else 'pending' end",
+    ),
+    "lease_of_a_waiting_email": Mutant(
+        "lease",
+        "w.message_key, 'pending'",
+        "w.message_key, case when e.status = 'waiting' then e.status else 'pending' end",
+    ),
+    "lease_after_the_expiry": Mutant(
+        "lease", "        and (e.expires_at is null or e.expires_at > clock_timestamp())\n"
+    ),
+    "cancel_of_a_leased_email": Mutant(
+        "cancel_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'sending')\n"
+    ),
+    "cancel_of_a_dead_email": Mutant(
+        "cancel_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'held', 'failed')\n"
+    ),
+    "cancel_of_a_proven_email": Mutant("cancel_emails", "            and proven_by is null\n"),
+    "cancel_that_keeps_the_due_mark": Mutant(
+        "cancel_emails", "        publish_due_at = null,\n        dead_letter", "        dead_letter"
+    ),
+    "cancel_that_completes_no_key": Mutant("cancel_emails", "k.message_key = c.message_key", "false"),
+    "reschedule_of_a_leased_email": Mutant(
+        "reschedule_emails", "status in ('pending', 'waiting')\n", "status in ('pending', 'waiting', 'sending')\n"
+    ),
+    "reschedule_of_a_proven_email": Mutant("reschedule_emails", "            and proven_by is null\n"),
+    "reschedule_beyond_the_expiry": Mutant(
+        "reschedule_emails", "where is_unsent and not expires_first", "where is_unsent"
+    ),
+    "reschedule_that_keeps_the_due_mark": Mutant(
+        "reschedule_emails",
+        "        published_at = null,\n        publish_due_at = null\n",
+        "        published_at = null\n",
+    ),
+    "wake_that_is_not_due": Mutant("wake", "publish_due_at = clock_timestamp()", "publish_due_at = null"),
+    "expiry_that_keeps_the_dead_letter": Mutant(
+        "cancel_expired",
+        "        publish_due_at = null,\n        dead_letter_due_at = null\n",
+        "        publish_due_at = null\n",
+    ),
+    "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "        publish_due_at = null,\n"),
+    "expiry_that_leaves_held_emails": Mutant(
+        "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"
+    ),
+    "replay_after_the_expiry": Mutant("replay_next", "            when s.is_expired then 'expired'\n"),
+    "dead_letter_moved_back_after_the_expiry": Mutant(
+        "replay_dead_letters", "may_have_arrived or is_expired", "may_have_arrived"
+    ),
+    "settlement_that_leaves_cancelled_emails": Mutant("find_proven", "'held', 'cancelled'", "'held'"),
     "lease_of_a_proven_email": Mutant("lease", "        and e.proven_by is null\n"),
     "record_that_retries_a_proven_email": Mutant(
         "record", "\n        and (r.status <> 'sending' or e.proven_by is null)"
@@ -202,7 +253,7 @@ MUTANTS: Final = {
         "replay_dead_letters", "\n        and e.status in ('failed', 'held')"
     ),
     "dead_letter_of_an_email_that_may_have_arrived": Mutant(
-        "replay_dead_letters", "may_have_arrived or not has_content", "not has_content"
+        "replay_dead_letters", "may_have_arrived or is_expired", "is_expired"
     ),
     "dead_letter_of_a_failed_uncertain_email": Mutant(
         "replay_dead_letters", "e.status = 'held' or e.was_uncertain", "e.status = 'held'"
