@@ -30,6 +30,7 @@ from dispatcher.store.outbox import Outbox
 
 QUIET_TENANTS: Final = 99
 QUIET_EMAILS: Final = 50
+WARM_EMAILS: Final = 5000
 SECONDS: Final = 120.0
 SCANS: Final = 50
 WAITING: Final = """
@@ -71,10 +72,10 @@ def _quiet_latencies(servers: Servers, folder: Path, noisy: int, workers: int) -
             for start in range(0, noisy, 1000):
                 enqueue_many(connection, _emails("noisy", range(start, min(start + 1000, noisy))))
         with scene.running("run"), psycopg.connect(database_url) as connection:
-            enqueue_many(connection, _emails("warm", range(100)))
+            # The workers' connections to the provider are open, and the noisy tenant's emails are being sent, if any.
+            enqueue_many(connection, _emails("warm", range(WARM_EMAILS)))
             connection.commit()
-            warm = min(noisy, 5000) + 100 if noisy else 100
-            wait_until(lambda: len(scene.double.acceptances()) >= warm, SECONDS)
+            wait_until(lambda: len(scene.double.acceptances()) >= WARM_EMAILS, SECONDS)
             quiet = [
                 str(answer.email_id)
                 for number in range(QUIET_TENANTS)

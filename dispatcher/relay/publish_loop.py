@@ -123,7 +123,7 @@ class PublishLoop:
             await outbox.listen()
             self._outage.reset()
             self._log.info("relay.leading")
-            own_services: list[Service] = [_ControlsReader(outbox, self._shares), _Notifications(outbox)]
+            own_services: tuple[Service, ...] = _ControlsReader(outbox, self._shares), _Notifications(outbox)
             services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
             while not self._is_stopping:
                 await self._publish_round(outbox, services)

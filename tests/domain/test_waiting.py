@@ -41,7 +41,7 @@ def facts(**changes: Any) -> Facts:
         ({"workers": 0}, WaitReason.NO_WORKER, None),
         ({"due_at": NOW - SECOND, "has_relay": False}, WaitReason.NO_RELAY, None),
         ({"due_at": NOW - 5 * SECOND}, WaitReason.QUEUED, None),
-        ({"due_at": NOW - 90 * SECOND}, WaitReason.UNPUBLISHED, None),
+        ({"due_at": NOW - 90 * SECOND, "ahead": 0}, WaitReason.UNPUBLISHED, None),
         ({"due_at": NOW + 20 * SECOND, "was_leased": True}, WaitReason.NOT_DUE, NOW + 20 * SECOND),
         ({"due_at": NOW + 20 * SECOND}, WaitReason.QUEUED, None),  # the HTTP API has published it
         ({"troubles": [REFUSES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
