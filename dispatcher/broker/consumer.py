@@ -222,12 +222,11 @@ class Consumer:
     async def _consume_lanes(self, session: _Session) -> None:
         """Starts and cancels consumers on a channel. Raises ChannelClosed if a queue does not exist."""
         async with self._lanes_lock:
+            unwanted = self._queues.keys() if self._stopping.is_set() else self._paused_lanes
+            await session.cancel(unwanted)
             for lane, queue in self._queues.items():
-                is_wanted = lane not in self._paused_lanes and not self._stopping.is_set()
-                if is_wanted:
+                if lane not in self._paused_lanes and not self._stopping.is_set():
                     await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
-                else:
-                    await session.cancel(lane)
 
     async def cancel(self) -> None:
         """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
@@ -383,10 +382,17 @@ class _Session:
         """Notes that RabbitMQ has accepted the consumers."""
         self.is_consuming = not self._given_up
 
-    async def cancel(self, lane: str) -> None:
-        """Stops the deliveries of a lane, and waits for RabbitMQ's confirmation. Idempotent."""
-        if self._tag(lane) in self.channel.raw.consumer_tags:
-            await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag(lane))
+    async def cancel(self, lanes: Iterable[str]) -> None:
+        """Stops the deliveries of these lanes at once, and waits for RabbitMQ's confirmation. Idempotent."""
+        *others, last = [tag for lane in lanes if (tag := self._tag(lane)) in self.channel.raw.consumer_tags] or [None]
+        if last is None:
+            return
+        try:
+            for tag in others:  # from this call on, pika returns all deliveries of the consumer to RabbitMQ
+                self.channel.raw.basic_cancel(consumer_tag=tag, callback=lambda _: None)
+        except exceptions.AMQPError as error:
+            raise self.channel.fault(error) from error
+        await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=last)
 
     def _tag(self, lane: str) -> str:
         return f"{self._name} {lane}"
