@@ -59,7 +59,7 @@ class Lease(NamedTuple):
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
         tenant_id: Whose suppressed recipients get no email.
-        limits: The email's own limits of retries, as PostgreSQL counted them; None if it has none and redelivery is off.
+        limits: The email's own limits of retries, as PostgreSQL counted them; None if it has none, without redelivery.
     """
 
     email_id: UUID
