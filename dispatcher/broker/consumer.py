@@ -384,9 +384,10 @@ class _Session:
 
     async def cancel(self, lanes: Iterable[str]) -> None:
         """Stops the deliveries of these lanes at once, and waits for RabbitMQ's confirmation. Idempotent."""
-        *others, last = [tag for lane in lanes if (tag := self._tag(lane)) in self.channel.raw.consumer_tags] or [None]
-        if last is None:
+        tags = [tag for lane in lanes if (tag := self._tag(lane)) in self.channel.raw.consumer_tags]
+        if not tags:
             return
+        *others, last = tags
         try:
             for tag in others:  # from this call on, pika returns all deliveries of the consumer to RabbitMQ
                 self.channel.raw.basic_cancel(consumer_tag=tag, callback=lambda _: None)

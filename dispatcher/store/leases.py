@@ -173,7 +173,7 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's limit of redelivery in seconds after the email was due, for emails whose lane has none.
+            redeliver_seconds: The host's limit of redelivery, in seconds after the email was due. A lane may have its own.
         """
         self._pool = pool
         self._worker = worker
@@ -414,7 +414,8 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-6] or 0
+    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits = row[-6:]
+    octets_apart = octets_apart or 0
     try:
         email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
     except _NO_EMAIL:
@@ -430,8 +431,11 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        *row[-5:-1],
-        limits_in(row[-1]),
+        pinned_to,
+        pinned_seconds,
+        expires_in,
+        tenant_id,
+        None if limits is None else limits_in(limits),
     )
 
 

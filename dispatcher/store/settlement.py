@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -115,7 +115,7 @@ async def find_expiring(
         "redeliver_seconds": redeliver_seconds,
     }
     rows = await fetch(session, "find_expiring", parameters)
-    return [FoundLease(*row[:-1], limits=limits_in(row[-1])) for row in rows]
+    return [replace(FoundLease(*others), limits=limits_in(limits)) for *others, limits in rows]
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:

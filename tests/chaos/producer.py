@@ -119,7 +119,7 @@ def email_of(key: str, asker: str, due_at: float = 0.0) -> Email:
     )
 
 
-def _times(number: int, due_at: float) -> dict[str, datetime]:
+def _times(number: int, due_at: float) -> dict[str, Any]:
     place = number % TIMED_EVERY
     moments = {"send_at": SCHEDULED.get(place), "expires_at": EXPIRING.get(place)}
     return {name: datetime.fromtimestamp(due_at + s, UTC) for name, s in moments.items() if s is not None}

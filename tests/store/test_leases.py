@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -21,6 +22,11 @@ from tests.store.results import result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def about(seconds: float) -> Any:
+    """Equal to a number of seconds that PostgreSQL computed within the last half minute."""
+    return pytest.approx(seconds, abs=30)
 
 
 async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
@@ -346,16 +352,16 @@ async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool,
     }
 
     assert off[plain].limits is None
-    assert off[own].limits == RetryLimits(None, pytest.approx(1000, abs=30), 2)
+    assert off[own].limits == RetryLimits(None, about(1000), 2)
     assert on == {
-        plain: RetryLimits(None, pytest.approx(600, abs=30), 0),
-        own: RetryLimits(None, pytest.approx(1000, abs=30), 2),
-        attempts: RetryLimits(2, pytest.approx(0, abs=30), 0),
-        expiring: RetryLimits(None, pytest.approx(200, abs=30), 0),
-        replayed: RetryLimits(None, pytest.approx(540, abs=30), 0),
+        plain: RetryLimits(None, about(600), 0),
+        own: RetryLimits(None, about(1000), 2),
+        attempts: RetryLimits(2, about(0), 0),
+        expiring: RetryLimits(None, about(200), 0),
+        replayed: RetryLimits(None, about(540), 0),
     }
     await store(600).release(dict.fromkeys(on, 2) | dict.fromkeys((expiring, replayed), 1))
     key = books.key(own)
     alone = await store(600).lease_without_content(own, key, 60)
     assert alone is not None
-    assert alone.limits == RetryLimits(None, pytest.approx(1000, abs=30), 2)
+    assert alone.limits == RetryLimits(None, about(1000), 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any, Final
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.worker.bench import Bench
 from tests.worker.scripted import answer
 
 GREYLISTED = Deferred(Reason.REFUSED, "Greylisted, try again later", "451 4.7.1")
-QUICK = {"MAX_ATTEMPTS": "2", "RETRY_BASE_SECONDS": "0.01"}
+QUICK: Final[dict[str, Any]] = {"MAX_ATTEMPTS": "2", "RETRY_BASE_SECONDS": "0.01"}
 
 
 async def test_a_deferral_that_used_up_its_attempts_waits_and_its_message_is_acked(bench: Bench) -> None:
@@ -57,7 +58,7 @@ async def test_a_redelivered_email_has_all_its_attempts_again(bench: Bench) -> N
     ids=["off", "off for its lane", "its time is over", "expires before", "a rejection"],
 )
 async def test_the_email_fails_as_without_redelivery(
-    bench: Bench, outcome: Outcome, settings: dict[str, str], row: dict[str, object]
+    bench: Bench, outcome: Outcome, settings: dict[str, Any], row: dict[str, object]
 ) -> None:
     bench.provider.always = answer(outcome)
     await bench.start(**QUICK, **settings)
