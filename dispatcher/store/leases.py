@@ -173,7 +173,8 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's limit of redelivery, in seconds after the email was due. A lane may have its own.
+            redeliver_seconds: The host's limit of redelivery, in seconds after the email was due. A lane may have
+                its own.
         """
         self._pool = pool
         self._worker = worker
