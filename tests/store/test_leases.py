@@ -354,7 +354,7 @@ async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool,
         expiring: RetryLimits(None, pytest.approx(200, abs=30), 0),
         replayed: RetryLimits(None, pytest.approx(540, abs=30), 0),
     }
-    await store(600).release(dict.fromkeys(on, 2) | {email: 1 for email in (expiring, replayed)})
+    await store(600).release(dict.fromkeys(on, 2) | dict.fromkeys((expiring, replayed), 1))
     key = books.key(own)
     alone = await store(600).lease_without_content(own, key, 60)
     assert alone is not None
