@@ -376,7 +376,15 @@ async def test_every_status_change_is_in_the_table_of_transitions(
                 await store.record([result(lease, Status(status))])
         seen.add((before, Status(books.status(lease.email_id))))
 
-    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *Status]
+    moves = [
+        "lease",
+        "renew",
+        "release",
+        "release_unanswered",
+        "release_found",
+        "rescue",
+        *(set(Status) - {Status.CANCELLED}),
+    ]
     for before in Status:
         for moved in moves:
             await watch(before, moved)
