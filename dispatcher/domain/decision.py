@@ -2,7 +2,7 @@
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
-deferred, none left           → Redeliver   if redelivery is on, and its time and the email's are not over then
+deferred, none left           → Redeliver   if redelivery is on, and its time and the email's expiry are later
                                 MarkFailed  otherwise, with the deferral's reason
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
@@ -128,7 +128,8 @@ def decide(
     """Decides what to do after an attempt.
 
     Args:
-        attempt_number: The number of the attempt that just ended: from 1, again from 1 after a replay or redelivery.
+        attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
+            redelivery.
         on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
         key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an

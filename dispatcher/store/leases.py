@@ -59,7 +59,7 @@ class Lease(NamedTuple):
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
         tenant_id: Whose suppressed recipients get no email.
-        limits: The email's own limits of retries, as PostgreSQL counted them; None if it has none, without redelivery.
+        limits: The email's own limits of retries; None if it has none and redelivery is off.
     """
 
     email_id: UUID
@@ -173,8 +173,7 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-            redeliver_seconds: The host's limit of redelivery, in seconds after the email was due. A lane may have
-                its own.
+            redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
         """
         self._pool = pool
         self._worker = worker

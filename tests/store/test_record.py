@@ -91,11 +91,13 @@ async def test_a_redelivery_ends_the_lease_and_waits_without_a_dead_letter(store
 
 
 async def test_a_redelivery_under_a_lease_that_recovery_took_makes_the_dead_letter_stale(
-    store: LeaseStore, outbox: Outbox, books: Books
+    store: LeaseStore, books: Books, tables_url: str
 ) -> None:
     lease = await lease_one(store, books)
     books.change(lease.email_id, locked_until=EXPIRED)
-    await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+    async with await connect_async(tables_url, name="relay") as session:
+        outbox = Outbox(session)
+        await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
     assert books.row(lease.email_id)["status"] == "held"
 
     ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])

@@ -146,7 +146,7 @@ class Bench:
         stopping = asyncio.Event()
         process_table = ProcessTable(["worker"])
         process_slot = process_table.take_slot("worker", 0)
-        leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+        leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)
 
         async def work() -> None:
             await _dispatch(settings, identity, stopping, leases, routes, listener, ledger, process_slot)
