@@ -303,6 +303,7 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
                 "lease_seconds": 60.0,
                 "most_octets": MAX_OCTETS,
                 "paused_tenants": [],
+                "redeliver_seconds": 0.0,
             }
             leased += await _fetch(database, "lease", parameters)
     assert len(leased) == len(keys), "every email was leased"
@@ -364,6 +365,7 @@ async def _record(sizes: Sizes, database: Any, leased: Sequence[Any], gate: Gate
                 "provider_message_ids": [str(email_id) for email_id in email_ids],
                 "expired_ats": [None] * count,
                 "are_pinned": [False] * count,
+                "wait_seconds": [None] * count,
                 "worker": "floor",
                 "slot": "floor:w0",
             }

@@ -159,6 +159,12 @@ class Settings:
         values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
     )
     retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "60", "Longest wait between two attempts.")
+    redeliver_for: float = setting(
+        values.off_or_duration(60, 1_209_600),
+        "off",
+        "For how long after an email was due it is tried again, minutes to hours apart, if it was deferred and its "
+        "attempts are used up, such as 4h or 86400 (seconds); off: the email fails. Use the same value on all hosts.",
+    )
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
         "hold",

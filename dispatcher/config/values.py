@@ -91,6 +91,28 @@ def off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
     return parse
 
 
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def off_or_duration(lowest: float, highest: float) -> Callable[[str], float]:
+    """A parser of seconds: a number of seconds, or a number with a unit, such as `30m` or `4h`; 0 for off."""
+
+    def parse(text: str) -> float:
+        number, unit = (text[:-1], text[-1]) if text[-1:] in _UNIT_SECONDS else (text, "s")
+        try:
+            found = 0.0 if text in ("0", "off") else float(number) * _UNIT_SECONDS[unit]
+        except ValueError:
+            found = float("nan")
+        if found != 0.0 and not lowest <= found <= highest:
+            raise ValueError(
+                f"must be a number of seconds from {lowest:g} to {highest:g}, or a number with the unit s, m, h or d, "
+                "such as 4h; or off"
+            )
+        return found
+
+    return parse
+
+
 def choice(*allowed: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text.lower() not in allowed:

@@ -6,7 +6,7 @@
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
-       └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed)
+       └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed | waiting)
 
     waiting ──its time has come──▶ pending          pending ──reschedule──▶ waiting
     sending ──deferred, attempts used up, but redelivery is on──▶ waiting
@@ -95,6 +95,7 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.WAITING, Transition.RESCHEDULE): Status.WAITING,
         (Status.PENDING, Transition.RESCHEDULE): Status.WAITING,
         (Status.SENDING, Transition.REDELIVER): Status.WAITING,
+        (Status.HELD, Transition.REDELIVER): Status.WAITING,
         (Status.WAITING, Transition.CANCEL): Status.CANCELLED,
         (Status.PENDING, Transition.CANCEL): Status.CANCELLED,
         (Status.WAITING, Transition.EXPIRE): Status.CANCELLED,

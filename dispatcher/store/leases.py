@@ -13,6 +13,7 @@ from uuid import UUID
 
 from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
@@ -47,7 +48,8 @@ class Lease(NamedTuple):
         email: The content; None if it was deleted, or must be read separately.
         token: Fences every write under this lease.
         attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
-        attempt_base: The number of attempts before the last replay; only later attempts count towards the maximum.
+        attempt_base: The number of attempts before the last replay or redelivery; only later attempts count towards the
+            maximum.
         on_uncertain: The email's own policy; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
@@ -57,6 +59,8 @@ class Lease(NamedTuple):
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
         tenant_id: Whose suppressed recipients get no email.
+        limits: The email's own limits of retries, as PostgreSQL counted them; None if it has none, and redelivery is
+            off.
     """
 
     email_id: UUID
@@ -73,6 +77,7 @@ class Lease(NamedTuple):
     pinned_seconds: float | None = None
     expires_in: float | None = None
     tenant_id: str = "default"
+    limits: RetryLimits | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -119,6 +124,7 @@ class Result(NamedTuple):
         expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
             expired. The result is recorded only if the lease still has this end.
         is_pinned: The provider may have accepted the email under an idempotency key, and is the only one to try again.
+        wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
     """
 
     email_id: UUID
@@ -136,6 +142,7 @@ class Result(NamedTuple):
     provider_message_id: str | None = None
     expired_at: datetime | None = None
     is_pinned: bool = False
+    wait_seconds: float | None = None
 
     def without_provider_texts(self) -> Result:
         """The result without the provider's texts, for when PostgreSQL refuses to store them."""
@@ -145,7 +152,7 @@ class Result(NamedTuple):
 _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
-    "are_pinned",
+    *("are_pinned", "wait_seconds"),
 )
 """The statement's parameter for each field of `Result`, in order."""
 
@@ -162,15 +169,18 @@ class LeaseStore:
         suppressions: The statements about suppressed recipients.
     """
 
-    def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
+    def __init__(self, pool: Pool, *, worker: str, slot: str, redeliver_seconds: float = 0.0) -> None:
         """
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
+            redeliver_seconds: The host's limit of redelivery in seconds after the email was due, for emails whose lane
+                has none.
         """
         self._pool = pool
         self._worker = worker
         self._slot = slot
+        self._redeliver_seconds = redeliver_seconds
         self.locked = LockedRows(pool)
         self.suppressions = SuppressionReader(pool)
 
@@ -188,6 +198,7 @@ class LeaseStore:
             "lease_seconds": lease_seconds,
             "paused_tenants": list(paused_tenants),
             "most_octets": MAX_OCTETS,
+            "redeliver_seconds": self._redeliver_seconds,
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
@@ -201,14 +212,15 @@ class LeaseStore:
             "worker": self._worker,
             "lease_seconds": lease_seconds,
             "paused_tenants": list(paused_tenants),
+            "redeliver_seconds": self._redeliver_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base, *others in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, *others, limits in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
             names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
-            return lease._replace(**dict(zip(names, others, strict=True)))
+            return lease._replace(**dict(zip(names, others, strict=True)), limits=limits_in(limits))
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -404,9 +416,9 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-5] or 0
+    octets_apart = row[-6] or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-5])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -420,7 +432,18 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        *row[-4:],
+        *row[-5:-1],
+        limits_in(row[-1]),
+    )
+
+
+def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
+    """The limits from the array in the last column of a lease."""
+    if column is None:
+        return None
+    max_attempts, redeliver_seconds, redeliveries = column
+    return RetryLimits(
+        None if max_attempts is None else int(max_attempts), redeliver_seconds or 0.0, int(redeliveries or 0)
     )
 
 

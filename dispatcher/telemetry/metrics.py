@@ -33,6 +33,12 @@ ATTEMPTS: Final = Counter(
 RETRIES: Final = Counter(
     "dispatcher_retries_total", "Attempts that a worker retries within the lease.", ("provider",), panel=Panel.SENDING
 )
+REDELIVERIES: Final = Counter(
+    "dispatcher_redeliveries_total",
+    "Deferred emails that wait for a redelivery, after their attempts under a lease were used up.",
+    ("provider",),
+    panel=Panel.SENDING,
+)
 SEND_SECONDS: Final = Histogram(
     "dispatcher_send_seconds",
     "Duration of an attempt.",

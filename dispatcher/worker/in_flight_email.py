@@ -31,6 +31,7 @@ from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.pin import Pin
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
 from dispatcher.store.leases import Lease, Result
@@ -165,7 +166,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
-        *("suppressed", "expires_at"),
+        *("suppressed", "expires_at", "_leased_at"),
     )
 
     def __init__(
@@ -181,6 +182,7 @@ class InFlightEmail:
         self.leased_until = leased_until
         # PostgreSQL counted the seconds later than `confirmed_at`, so the email never expires too late.
         self.expires_at = math.inf if lease.expires_in is None else confirmed_at + lease.expires_in
+        self._leased_at = confirmed_at
         self.ledger_slot: int | None = None
         self.provider = ""
         self.started_at = self._started_steadily_at = 0.0
@@ -217,6 +219,14 @@ class InFlightEmail:
         """Starts the clock of an attempt at this provider."""
         self.provider = provider
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
+
+    @property
+    def limits(self) -> RetryLimits | None:
+        """The email's own limits of retries, as of now."""
+        limits = self.lease.limits
+        if limits is None:
+            return None
+        return limits._replace(redeliver_seconds=limits.redeliver_seconds - (steady_clock() - self._leased_at))
 
     @property
     def attempt_pin(self) -> Pin:

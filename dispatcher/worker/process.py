@@ -108,7 +108,7 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
     )
     await pool.open()
     try:
-        store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+        store = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)
         await _dispatch(settings, identity, stop, store, routes, breakers, ledger, context.process_slot)
     finally:
         with suppress(StoreUnavailable, TimeoutError):

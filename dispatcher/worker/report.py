@@ -96,6 +96,8 @@ def _count_unaccepted(results: Sequence[Result]) -> None:
         metrics.ATTEMPTS.add(count, provider, outcome, error_type)
         if status is Status.SENDING:
             metrics.RETRIES.add(count, provider)
+        elif status is Status.WAITING:
+            metrics.REDELIVERIES.add(count, provider)
         elif status is not Status.PENDING:
             metrics.EMAILS.add(count, provider, outcome)
         if status is Status.HELD:

@@ -246,7 +246,9 @@ class SendStage:
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
         pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
-        decision = decide(judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds)
+        decision = decide(
+            judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds, limits=email.limits
+        )
         retries = isinstance(decision, RetryIn)
         email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0

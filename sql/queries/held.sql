@@ -62,6 +62,8 @@ with released as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         locked_by = null,
         locked_until = 'epoch',

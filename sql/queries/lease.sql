@@ -16,9 +16,11 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last four columns: the provider to which the email is pinned, because it may have accepted the email under an
--- idempotency key; how many seconds ago at most; in how many seconds the email expires; and the tenant, whose suppressed
--- recipients get no email. The first three are null if they do not apply.
+-- The last five columns: the provider to which the email is pinned, because it may have accepted the email under an
+-- idempotency key; how many seconds ago at most; in how many seconds the email expires; the tenant, whose suppressed
+-- recipients get no email; and its own limits of retries, as an array, because they are rare: the most attempts, for how
+-- many seconds a redelivery may begin, and how many redeliveries were made. All but the tenant are null if they do not
+-- apply.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -43,7 +45,8 @@ with leased as (
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
+        e.created_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -57,7 +60,20 @@ select
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
-    e.tenant_id
+    e.tenant_id,
+    case
+        when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            e.max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(e.due_since, e.created_at)
+                    + coalesce(e.redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    e.expires_at
+                ) - clock_timestamp()
+            ),
+            e.redelivery_count
+        ]::double precision[]
+    end
 from leased as e
 left join lateral (
     select
@@ -98,7 +114,20 @@ returning
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
-    e.tenant_id;
+    e.tenant_id,
+    case
+        when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            e.max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(e.due_since, e.created_at)
+                    + coalesce(e.redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    e.expires_at
+                ) - clock_timestamp()
+            ),
+            e.redelivery_count
+        ]::double precision[]
+    end;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
@@ -218,6 +247,8 @@ replayed as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         pinned_at = null,
         locked_by = null,

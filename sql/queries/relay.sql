@@ -271,7 +271,7 @@ with expired as (
     select
         email_id,
         case
-            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            when attempt_count - attempt_base < coalesce(max_attempts, %(max_attempts)s) then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
     from dispatcher.email_log
@@ -398,7 +398,7 @@ with vanished as (
         email_id,
         case
             when (published_at <= t.uncertain_before) is not true then 'again'
-            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            when attempt_count - attempt_base < coalesce(max_attempts, %(max_attempts)s) then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
     from dispatcher.email_log as e

@@ -87,6 +87,8 @@ replayed as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         pinned_at = null,
         locked_by = null,

@@ -12,6 +12,7 @@ import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
 from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, Lease, LeaseStore
@@ -325,3 +326,36 @@ async def test_a_scheduled_email_counts_from_its_schedule(store: LeaseStore, boo
     content = await store.read_content(email_id)
     assert content is not None
     assert content.created_at == send_at
+
+
+async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool, books: Books) -> None:
+    def store(redeliver_seconds: float) -> LeaseStore:
+        return LeaseStore(pool, worker="worker-1", slot="slot", redeliver_seconds=redeliver_seconds)
+
+    plain, own, attempts, expiring, replayed = books.enqueue(5)
+    now = datetime.now(UTC)
+    books.change(own, redeliver_seconds=1000, redelivery_count=2)
+    books.change(attempts, max_attempts=2, redeliver_seconds=0)
+    books.change(expiring, expires_at=now + timedelta(seconds=200))
+    books.change(replayed, created_at=now - timedelta(days=1), due_since=now - timedelta(seconds=60))
+    off = {lease.email_id: lease for lease in await store(0).lease(books.keys([plain, own, attempts]), 60)}
+    await store(0).release({lease.email_id: lease.token for lease in off.values()})
+    on = {
+        lease.email_id: lease.limits
+        for lease in await store(600).lease(books.keys([plain, own, attempts, expiring, replayed]), 60)
+    }
+
+    assert off[plain].limits is None
+    assert off[own].limits == RetryLimits(None, pytest.approx(1000, abs=30), 2)
+    assert on == {
+        plain: RetryLimits(None, pytest.approx(600, abs=30), 0),
+        own: RetryLimits(None, pytest.approx(1000, abs=30), 2),
+        attempts: RetryLimits(2, pytest.approx(0, abs=30), 0),
+        expiring: RetryLimits(None, pytest.approx(200, abs=30), 0),
+        replayed: RetryLimits(None, pytest.approx(540, abs=30), 0),
+    }
+    await store(600).release(dict.fromkeys(on, 2) | dict.fromkeys((expiring, replayed), 1))
+    key = books.key(own)
+    alone = await store(600).lease_without_content(own, key, 60)
+    assert alone is not None
+    assert alone.limits == RetryLimits(None, pytest.approx(1000, abs=30), 2)

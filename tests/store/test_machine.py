@@ -203,7 +203,9 @@ MUTANTS: Final = {
     ),
     "recovery_with_the_same_token": Mutant("recover_expired", "e.lease_token + 1", "e.lease_token"),
     "recovery_that_resends_for_ever": Mutant(
-        "recover_expired", "attempt_count - attempt_base < %(max_attempts)s", "%(max_attempts)s > 0"
+        "recover_expired",
+        "attempt_count - attempt_base < coalesce(max_attempts, %(max_attempts)s)",
+        "%(max_attempts)s > 0",
     ),
     "recovery_that_counts_attempts_before_a_replay": Mutant(
         "recover_expired", "attempt_count - attempt_base", "attempt_count"

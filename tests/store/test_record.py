@@ -75,6 +75,49 @@ async def test_a_deferral_extends_the_lease_for_the_next_attempt(store: LeaseSto
     assert (row["publish_due_at"], row["dead_letter_due_at"]) == (None, None)
 
 
+async def test_a_redelivery_ends_the_lease_and_waits_without_a_dead_letter(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+
+    ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])
+
+    assert ours == {lease.email_id}
+    row = books.row(lease.email_id)
+    (now,) = books.select("select clock_timestamp() as instant")
+    assert (row["status"], row["wait_reason"], row["locked_by"]) == ("waiting", "redelivery", None)
+    assert timedelta(seconds=290) < row["wait_until"] - now["instant"] <= timedelta(seconds=300)
+    assert (row["attempt_count"], row["attempt_base"], row["redelivery_count"]) == (1, 1, 1)
+    assert (row["publish_due_at"], row["dead_letter_due_at"], row["error_type"]) == (None, None, "refused")
+    assert await store.lease(books.keys([lease.email_id]), 60) == [], "the email is not due yet"
+
+
+async def test_a_redelivery_under_a_lease_that_recovery_took_makes_the_dead_letter_stale(
+    store: LeaseStore, outbox: Outbox, books: Books
+) -> None:
+    lease = await lease_one(store, books)
+    books.change(lease.email_id, locked_until=EXPIRED)
+    await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+    assert books.row(lease.email_id)["status"] == "held"
+
+    ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])
+
+    row = books.row(lease.email_id)
+    assert ours == set(), "its lease is lost"
+    assert (row["status"], row["attempt_base"], row["redelivery_count"]) == ("waiting", 1, 1)
+    assert (row["dead_letter_due_at"], row["was_uncertain"]) == (None, False)
+    assert books.select("select action from operator_audit") == [{"action": "recover"}]
+
+
+async def test_a_redelivery_under_a_lost_lease_changes_nothing(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+    await store.release({lease.email_id: lease.token})
+    (newer,) = await store.lease(books.keys([lease.email_id]), 60)
+
+    ours = await store.record([result(lease, Status.WAITING)])
+
+    row = books.row(lease.email_id)
+    assert (ours, row["status"], row["lease_token"], row["wait_until"]) == (set(), "sending", newer.token, None)
+
+
 async def test_an_email_to_be_resent_is_pending_and_due(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
