@@ -52,11 +52,6 @@ MUTANTS: Final = {
         "w.message_key, 'pending'",
         "w.message_key, case when e.status = 'cancelled' then e.status else 'pending' end",
     ),
-    "lease_of_a_waiting_email": Mutant(
-        "lease",
-        "w.message_key, 'pending'",
-        "w.message_key, case when e.status = 'waiting' then e.status else 'pending' end",
-    ),
     "lease_after_the_expiry": Mutant(
         "lease", "        and (e.expires_at is null or e.expires_at > clock_timestamp())\n"
     ),
