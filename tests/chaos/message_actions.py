@@ -27,9 +27,9 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
 
 
 def inject_duplicates(stage: StormStage, random: Random) -> bool:
-    """Publish up to five copies of the messages of some existing and some cancelled emails. Then publish all of these as one
-    bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on the DLQ, but
-    the emails of the bundle get no dead letter."""
+    """Publish up to five copies of the messages of some existing and some cancelled emails. Then publish all of these
+    emails as one bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on
+    the DLQ, but the emails of the bundle get no dead letter."""
     statement = "select email_id, message_key from dispatcher.email_log where {} order by email_id desc limit {}"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
