@@ -79,15 +79,7 @@ MUTANTS: Final = {
         "        published_at = null\n",
     ),
     "wake_that_is_not_due": Mutant("wake", "publish_due_at = clock_timestamp()", "publish_due_at = null"),
-    "expiry_that_keeps_the_dead_letter": Mutant(
-        "cancel_expired",
-        "        publish_due_at = null,\n        dead_letter_due_at = null\n",
-        "        publish_due_at = null\n",
-    ),
     "expiry_that_keeps_the_due_mark": Mutant("cancel_expired", "        publish_due_at = null,\n"),
-    "expiry_that_leaves_held_emails": Mutant(
-        "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"
-    ),
     "replay_after_the_expiry": Mutant("replay_next", "            when s.is_expired then 'expired'\n"),
     "dead_letter_moved_back_after_the_expiry": Mutant(
         "replay_dead_letters", "may_have_arrived or is_expired", "may_have_arrived"
