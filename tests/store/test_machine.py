@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from dispatcher.domain.status import Status
 from tests.store.altered import Mutant
 from tests.store.books import Books
 from tests.store.machine import Machine, Sessions
@@ -317,3 +318,27 @@ def test_a_statement_without_one_of_its_conditions_is_caught(
     sessions = open_sessions(MUTANTS[name])
     with pytest.raises(AssertionError):
         driven(sessions, runs=400, shrinks=False)
+
+
+HELD_MUTANTS: Final = {
+    "keeps_the_dead_letter": Mutant(
+        "cancel_expired",
+        "        publish_due_at = null,\n        dead_letter_due_at = null\n",
+        "        publish_due_at = null\n",
+    ),
+    "leaves_held_emails": Mutant(
+        "find_expired", "status in ('pending', 'waiting', 'held')", "status in ('pending', 'waiting')"
+    ),
+}
+"""Random runs rarely reach these."""
+
+
+@pytest.mark.parametrize("name", HELD_MUTANTS)
+def test_an_expiry_that_leaves_a_held_email_or_its_dead_letter_is_caught(
+    name: str, open_sessions: Callable[[Mutant | None], Sessions]
+) -> None:
+    machine = Machine(open_sessions(HELD_MUTANTS[name]))
+    machine.begin(None)
+    with pytest.raises(AssertionError):
+        machine.expire(0, Status.HELD, False, Machine._renew, Status.SENT, True, False)
+        machine.tables_are_as_known()
