@@ -339,6 +339,10 @@ def test_an_expiry_that_leaves_a_held_email_or_its_dead_letter_is_caught(
 ) -> None:
     machine = Machine(open_sessions(HELD_MUTANTS[name]))
     machine.begin(None)
-    with pytest.raises(AssertionError):
+
+    def expire() -> None:
         machine.expire(0, Status.HELD, False, Machine._renew, Status.SENT, True, False)
         machine.tables_are_as_known()
+
+    with pytest.raises(AssertionError):
+        expire()
