@@ -191,6 +191,8 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         _with_cancelled_emails,
         {"cancel": 2, "inject duplicates": 2},
         'sent after "cancelled"',
+        # More emails wait, so more of them are cancelled.
+        {"latency_ms": 300, "connections": 2, "rate": 60.0},
     ),
 }
 """The mutants by name. For each of them, `./run chaos --mutant NAME` must exit with code 1."""

@@ -330,7 +330,7 @@ def _recorded_after_recovery(
     if answer is Answer.UNCERTAIN or status is Status.HELD:
         return (_recovery_is_final(state) if rules.confirms_recovery else state), None
     if status is Status.WAITING:
-        status = Status.FAILED  # an email that recovery took away is not redelivered
+        return _closed(state._replace(redelivered=True), status, attempts=0), Transition.REDELIVER
     after = _closed(state, status, pinned=is_in_doubt)
     return after, Transition.FAIL if status is Status.FAILED else Transition.RECOVER
 

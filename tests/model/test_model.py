@@ -56,7 +56,7 @@ def timing_found() -> list[Found]:
     """The results of searches in which emails are cancelled, rescheduled, redelivered, or expire."""
     worlds = [(OnUncertain.HOLD, TIMING), (OnUncertain.RESEND, CHANGES)]
     all_found = [searched(policy, faults) for policy, faults in worlds]
-    return [*all_found, searched(OnUncertain.HOLD, frozenset(), redelivers=True, most_states=5_000)]
+    return [*all_found, searched(OnUncertain.HOLD, frozenset({Fault.RELAY}), redelivers=True, most_states=12_000)]
 
 
 def test_no_attempt_begins_after_a_cancellation_or_an_expiry_and_no_waiting_email_is_stuck(

@@ -127,6 +127,7 @@ class Known:
         if outcome != "uncertain":
             self.was_uncertain = self.rescue_of[2]
             self.close(Status.PENDING if status is Status.SENDING else status, step)
+            self._redeliver(status)
         self._confirm_rescue()
 
     def _confirm_rescue(self) -> None:
@@ -141,6 +142,12 @@ class Known:
             self.attempts, self.expired_at = self.attempts + 1, None
         else:
             self.close(status, step)
+            self._redeliver(status)
+
+    def _redeliver(self, status: Status) -> None:
+        """If the email waits for a redelivery, its attempts count from 1 again."""
+        if status is Status.WAITING:
+            self.attempt_base = self.attempts
 
     @property
     def may_be_leased(self) -> bool:
