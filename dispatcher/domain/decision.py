@@ -2,11 +2,7 @@
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
-<<<<<<< HEAD
 deferred, none left           → Redeliver   if redelivery is on, and its time and the email's expiry are later
-=======
-deferred, none left           → Redeliver   if redelivery is on, and neither its time nor the expiry is over then
->>>>>>> t_proof
                                 MarkFailed  otherwise, with the deferral's reason
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
@@ -131,18 +127,14 @@ def decide(
 ) -> Decision:
     """Decides what to do after an attempt.
 
-        Args:
-    <<<<<<< HEAD
+    Args:
             attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
-                redelivery.
-    =======
-            attempt_number: The number of the attempt that just ended: from 1, also after a replay or redelivery.
-    >>>>>>> t_proof
+            redelivery.
             on_uncertain: The email's own policy if it has one, otherwise the host's policy.
-            random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
-            key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
-                earlier one under that key is uncertain; otherwise None.
-            limits: The email's own limits; None if it has none and redelivery is off.
+        random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
+        key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
+            earlier one under that key is uncertain; otherwise None.
+        limits: The email's own limits; None if it has none and redelivery is off.
     """
     policy = policy.limited(limits)
     if key_seconds is not None and not isinstance(outcome, Accepted):

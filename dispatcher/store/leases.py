@@ -59,12 +59,7 @@ class Lease(NamedTuple):
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
         expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
         tenant_id: Whose suppressed recipients get no email.
-<<<<<<< HEAD
         limits: The email's own limits of retries; None if it has none and redelivery is off.
-=======
-        limits: The email's own limits of retries, as PostgreSQL counted them; None if it has none, and redelivery is
-            off.
->>>>>>> t_proof
     """
 
     email_id: UUID
@@ -178,12 +173,7 @@ class LeaseStore:
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
-<<<<<<< HEAD
             redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
-=======
-            redeliver_seconds: The host's limit of redelivery in seconds after the email was due, for emails whose lane
-                has none.
->>>>>>> t_proof
         """
         self._pool = pool
         self._worker = worker
@@ -424,12 +414,8 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-<<<<<<< HEAD
     octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits = row[-6:]
     octets_apart = octets_apart or 0
-=======
-    octets_apart = row[-6] or 0
->>>>>>> t_proof
     try:
         email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
     except _NO_EMAIL:
@@ -445,16 +431,11 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-<<<<<<< HEAD
         pinned_to,
         pinned_seconds,
         expires_in,
         tenant_id,
         None if limits is None else limits_in(limits),
-=======
-        *row[-5:-1],
-        limits_in(row[-1]),
->>>>>>> t_proof
     )
 
 

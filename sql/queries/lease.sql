@@ -18,15 +18,9 @@
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
 -- The last five columns: the provider to which the email is pinned, because it may have accepted the email under an
 -- idempotency key; how many seconds ago at most; in how many seconds the email expires; the tenant, whose suppressed
-<<<<<<< HEAD
 -- recipients get no email; and the email's own limits of retries, as an array, because they are rare: the most attempts,
 -- for how many seconds a redelivery may begin, and how many redeliveries were made. All but the tenant are null if they do
 -- not apply.
-=======
--- recipients get no email; and its own limits of retries, as an array, because they are rare: the most attempts, for how
--- many seconds a redelivery may begin, and how many redeliveries were made. All but the tenant are null if they do not
--- apply.
->>>>>>> t_proof
 with leased as (
     update dispatcher.email_log as e
     set
