@@ -15,20 +15,24 @@ URGENT_SHARE: Final = 0.2
 
 
 class LaneWeights:
-    """The weight of each lane: what an operator set, else by its position in DISPATCHER_LANES."""
+    """The weight of each lane: what an operator set, else by its position in DISPATCHER_LANES.
+
+    Attributes:
+        lanes: Most urgent first.
+    """
 
     def __init__(self, lanes: Sequence[str] = DEFAULT_LANES) -> None:
         """
         Args:
             lanes: Most urgent first.
         """
-        self._lanes = tuple(lanes)
+        self.lanes = tuple(lanes)
         self.update({})
 
     @property
     def urgent(self) -> str | None:
         """The most urgent lane; None if `normal` is."""
-        return None if self._lanes[0] == NORMAL else self._lanes[0]
+        return None if self.lanes[0] == NORMAL else self.lanes[0]
 
     def update(self, policies: Mapping[str, LanePolicy]) -> None:
         """Replaces what operators set.
@@ -36,12 +40,12 @@ class LaneWeights:
         Args:
             policies: By lane.
         """
-        normal_at = self._lanes.index(NORMAL)
+        normal_at = self.lanes.index(NORMAL)
         self._weights = {
             lane: policies[lane].weight
             if lane in policies
             else (URGENT_WEIGHT if at < normal_at else NORMAL_WEIGHT if at == normal_at else BULK_WEIGHT)
-            for at, lane in enumerate(self._lanes)
+            for at, lane in enumerate(self.lanes)
         }
         if self.urgent is not None:
             others = sum(self._weights.values()) - self._weights[self.urgent]

@@ -19,7 +19,7 @@ class Gate:
     def __init__(self, slots: int, weights: LaneWeights) -> None:
         self._free = slots
         self._turns = Turns(weights.of)
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {lane: deque() for lane in weights.lanes}
 
     async def acquire(self, lane: str) -> None:
         """Waits for a slot. Call `release` when the attempt has ended."""

@@ -49,8 +49,8 @@ def result_of(
         flight: The attempt, with the time at which it ended.
         lease_seconds: How long the lease is extended if the decision is to retry. None if the worker is dead: the email
             then becomes pending instead.
-            is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to
-            retry or redeliver.
+        is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to retry
+            or to redeliver.
     """
     if isinstance(decision, MarkHeld):  # a refusal does not end the doubt about an earlier attempt
         outcome = Uncertain(decision.detail, decision.code)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
@@ -18,7 +19,7 @@ from tests.supervisor.program import eventually
 
 COUNT = 30
 GREYLISTED = "451 4.7.1 Greylisted, try again in five minutes"
-QUICK = {"MAX_ATTEMPTS": 2, "RETRY_BASE_SECONDS": 0.01, "RETRY_CAP_SECONDS": 0.05, "WORKERS": 1}
+QUICK: Final[dict[str, Any]] = {"MAX_ATTEMPTS": 2, "RETRY_BASE_SECONDS": 0.01, "RETRY_CAP_SECONDS": 0.05, "WORKERS": 1}
 
 
 @pytest.fixture
