@@ -19,7 +19,7 @@ from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
-from dispatcher.domain.instant import parse_instant
+from dispatcher.domain.instant import read_instant
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.outcome import Reason, left_out
 from dispatcher.domain.status import Status
@@ -79,7 +79,7 @@ def _text(text: str) -> str:
 
 
 def _instant(text: str) -> UUID:
-    return lowest_id_at(max(parse_instant(text), _EPOCH))
+    return lowest_id_at(max(read_instant(text), _EPOCH))
 
 
 def _cursor(text: str) -> UUID:

@@ -278,7 +278,7 @@ class Consumer:
         try:
             await self._consume_lanes(session)
             session.begin()
-            log.info("broker.connected")
+            log.info("broker.connected", queues=[*self._queues.values()])
             metrics.CONSUMING.set(1)
             self._on_attempt()
             reason = await session.ended()

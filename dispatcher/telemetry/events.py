@@ -43,7 +43,7 @@ EVENTS: Final = MappingProxyType(
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Field: reason.",
         # servers
-        "broker.connected": "The process is connected to RabbitMQ and consumes messages.",
+        "broker.connected": "The process is connected to RabbitMQ. Field of a worker, which consumes messages: queues.",
         "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
         "retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "

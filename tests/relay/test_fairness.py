@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
 from uuid import UUID
 
 import pytest
 
-from dispatcher.broker.connection import open_connection
 from dispatcher.broker.credit import EMPTY_EMAILS
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
-from dispatcher.dev.servers import Servers
 from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
@@ -21,20 +18,6 @@ from tests.broker.rabbit import Rabbit
 from tests.relay.running import Start, next_round
 from tests.store.books import Books
 from tests.waiting import until
-
-
-@pytest.fixture
-async def settings(settings: Settings, servers: Servers, rabbit: Rabbit) -> AsyncIterator[Settings]:
-    """As `settings`, with the queues of all lanes."""
-    others = [settings.queue_of(lane) for lane in settings.lanes if settings.queue_of(lane) != settings.queue]
-    for queue in others:
-        await rabbit.declare_queue(queue, **{"x-queue-type": "quorum"})
-        await rabbit.bind_queue(queue, settings.exchange)
-    yield settings
-    async with await open_connection(servers.amqp_url, name="test clean-up") as opened:
-        channel = await opened.open_channel()
-        for queue in others:
-            await channel.call(channel.raw.queue_delete, queue=queue)
 
 
 def enqueue_in(books: Books, lane: str, count: int, tenant_id: str = "acme") -> list[UUID]:

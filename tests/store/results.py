@@ -15,7 +15,6 @@ _OUTCOMES = {
     Status.HELD: "uncertain",
     Status.PENDING: "uncertain",
     Status.WAITING: "deferred",
-    Status.CANCELLED: "rejected",
 }
 RECORDABLE = frozenset(_OUTCOMES)
 """The statuses that an attempt can lead to."""
