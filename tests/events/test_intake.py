@@ -15,7 +15,7 @@ from dispatcher.domain.mailbox_provider import mailbox_provider_of
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
-from dispatcher.errors import StoreBusy
+from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events.intake import EventIntake, Stored
 from dispatcher.store.connections import Pool, connect_async, make_pool
 from dispatcher.store.events import EventRow, store_events
@@ -278,6 +278,18 @@ async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(intake
 
     assert stored == Stored(new=1, settled=1)
     assert (books.status(bad), books.status(good)) == ("pending", "sent")
+
+
+async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(intake: EventIntake, books: Books) -> None:
+    events = [event(email_id) for email_id in books.enqueue(2)]
+    books.connection.execute("alter table email_event alter column detail type integer using null")
+    try:
+        with pytest.raises(StoreUnavailable, match="42804"):
+            await intake.store(events)
+    finally:
+        books.connection.execute("alter table email_event alter column detail type text using null")
+
+    assert await intake.store(events) == Stored(new=2, settled=2)
 
 
 async def test_intakes_that_store_the_same_events_at_once_do_not_deadlock(

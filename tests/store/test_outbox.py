@@ -213,6 +213,25 @@ async def test_an_email_without_attempts_left_is_held_even_under_resend(
     assert statuses == ["pending", "pending", "held"]
 
 
+@pytest.mark.parametrize(("own", "host", "status"), [(1, 5, "held"), (5, 1, "pending")])
+async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
+    outbox: Outbox, store: LeaseStore, books: Books, own: int, host: int, status: str
+) -> None:
+    expired, lost = books.enqueue(2)
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    await store.lease(books.keys([expired]), 60)
+    books.change(expired, max_attempts=own, locked_until=long_ago)
+    books.change(lost, max_attempts=own, attempt_count=1, publish_due_at=None, published_at=long_ago)
+    books.connection.execute(
+        "update relay_timeline set uncertain_before = now(), doubted_at = now() - interval '1 hour'"
+    )
+
+    await outbox.recover_expired(OnUncertain.RESEND, host, await outbox.find_expiring())
+    await outbox.republish_lost(["normal"], 1, 100, OnUncertain.RESEND, host)
+
+    assert [books.status(expired), books.status(lost)] == [status, status]
+
+
 async def test_only_expired_leases_are_recovered(outbox: Outbox, store: LeaseStore, books: Books) -> None:
     live, pending, failed = books.enqueue(3)
     leases = {lease.email_id: lease for lease in await store.lease(books.keys([live, failed]), 60)}
