@@ -242,7 +242,7 @@ async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> 
         "lanes": ["normal"],
         "tenant_ids": ["default"],
         "sinces": [since],
-        "untils": [THE_END],
+        "until_ats": [THE_END],
         "mosts": [PUBLISH_BATCH],
         "ahead_seconds": AHEAD_SECONDS,
     }

@@ -115,7 +115,11 @@ def list_(*, as_json: bool) -> int:
 )
 @click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
 @click.option(
-    "--redeliver-for", "redeliver_seconds", type=Age(), metavar="TIME", help="How long a deferred email is tried again."
+    "--redeliver-for",
+    "redeliver_seconds",
+    type=Age(),
+    metavar="TIME",
+    help="For how long a deferred email is tried again; 0s: not at all.",
 )
 @audit_options(is_required=False)
 def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
@@ -140,7 +144,10 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
     given = [name for name, value in values.items() if value is not None]
     if sender is not None:
         if given:
-            raise click.UsageError("--from cannot be combined with other options: they are those of a whole lane.")
+            raise click.UsageError(
+                "--from sets a rule for a sender: it cannot be combined with --weight, --on-uncertain, --max-attempts "
+                "or --redeliver-for, which are set for a whole lane."
+            )
         rule = LaneRule(_comparable(sender), lane)
         run_with_session("lanes", lambda session: lanes.set_rule(session, rule, author), settings)
         say(f"Emails from {rule.sender} that are enqueued from now on are in the lane {lane}.")

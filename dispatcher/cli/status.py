@@ -47,11 +47,13 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
 
     \b
     Statuses:
-      pending  enqueued; waits for a worker, or for its next attempt
-      sending  a worker has leased it
-      sent     the provider accepted it
-      failed   it will not be sent: see `dispatcher dlq`
-      held     it is unknown whether the provider accepted it: see `dispatcher held`
+      pending    enqueued; waits for a worker, or for its next attempt
+      waiting    waits for a later time: it is scheduled, or will be redelivered
+      sending    a worker has leased it
+      sent       the provider accepted it
+      failed     it will not be sent: see `dispatcher dlq`
+      held       it is unknown whether the provider accepted it: see `dispatcher held`
+      cancelled  it was cancelled, or has expired, before it was sent
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that

@@ -74,8 +74,8 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out: it would be refused again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement whatever its events are. Some events may be stored. The source must repeat the call, or
-                let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement whatever its events are. Some events
+                may be stored. The source must repeat the call, or let the provider repeat the events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:

@@ -139,7 +139,7 @@ class Outbox:
             "lanes": [each.tenant[0] for each in ranges],
             "tenant_ids": [each.tenant[1] for each in ranges],
             "sinces": [each.since for each in ranges],
-            "untils": [each.until for each in ranges],
+            "until_ats": [each.until for each in ranges],
             "mosts": [each.most for each in ranges],
             "ahead_seconds": AHEAD_SECONDS,
         }

@@ -122,7 +122,7 @@ where lanes.lane is not null
 -- only if the first has fewer emails than wanted.
 select due.*
 from unnest(
-    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(untils)s::timestamptz[], %(mosts)s::integer[]
+    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
 ) as t (lane, tenant_id, since, until, most)
 cross join lateral (
     (
@@ -155,7 +155,7 @@ cross join lateral (
 -- As find_due_of_tenants, but only the ids. Used if PostgreSQL cannot read one of the rows.
 select due.email_id
 from unnest(
-    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(untils)s::timestamptz[], %(mosts)s::integer[]
+    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
 ) as t (lane, tenant_id, since, until, most)
 cross join lateral (
     select e.email_id

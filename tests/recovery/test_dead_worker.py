@@ -278,6 +278,7 @@ async def test_a_last_deferral_waits_for_a_redelivery_if_redelivery_is_on(
     worker: LeaseStore,
     worker_pool: Pool,
     books: Books,
+    tables_url: str,
     run_dir: Path,
     host: str,
     row: dict[str, object],
@@ -288,13 +289,13 @@ async def test_a_last_deferral_waits_for_a_redelivery_if_redelivery_is_on(
     books.change(email_id, attempt_count=2, **row)
     (each,) = await worker.lease(books.keys([email_id]), 600)
     die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
-    async with await connect_async(worker_pool.conninfo, name="leader") as leader:
+    async with await connect_async(tables_url, name="leader") as leader:
         if is_recovered:  # by another host, to which this host seemed lost
             books.change(email_id, locked_until=datetime(2026, 1, 1, tzinfo=UTC))
             outbox = Outbox(leader)
             await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
             assert books.status(email_id) == "held"
-    relay = make_pool(worker_pool.conninfo, name="dispatcher relay settlement", size=1)
+    relay = make_pool(tables_url, name="dispatcher relay settlement", size=1)
     await relay.open()
 
     await LedgerRecovery(settings(run_dir, DISPATCHER_REDELIVER_FOR=host), relay).run_once()
