@@ -3,10 +3,13 @@
 First, `dispatcher run` sends a backlog through the SendGrid double. Then emails arrive at the rate of this backlog, in
 an open loop (see `open_loop`): another process enqueues them in batches, by a schedule. The rate at which they are sent
 is the capacity of the machine, which also enqueues. Then emails arrive at half of the capacity, or at `--rate`, so
-every email that a stall delays must still be sent. Time windows without events and with events take turns (A B B A).
-With events, another process posts SendGrid's batches, signed, also by a schedule, to a real `dispatcher api`. The
-events are about emails that are sent. PostgreSQL, RabbitMQ, the double and all other processes share the machine. The
-rates and the latencies are those of the double's ledger. After each window, every event must be in the database.
+every email that a stall delays must still be sent. With `--ahead`, all emails of a window are enqueued before it and
+become due by the schedule. Then no CPU goes into enqueueing, and the default rate is half of the backlog's.
+
+Time windows without events and with events take turns (A B B A). With events, another process posts SendGrid's batches,
+signed, also by a schedule, to a real `dispatcher api`. The events are about emails that are sent. PostgreSQL, RabbitMQ,
+the double and all other processes share the machine. The rates and the latencies are those of the double's ledger.
+After each window, every event must be in the database.
 """
 
 from __future__ import annotations
@@ -57,6 +60,8 @@ from dispatcher.dev.servers import Servers, private_servers
 KINDS: Final = ("processed", "delivered", "open", "click")
 START_SECONDS: Final = 5.0
 """Until arrivals and events start: the processes prepare their emails and sign their requests."""
+AHEAD_SECONDS: Final = 15.0
+"""The same, if all emails are enqueued before the start."""
 WARM_UP_SECONDS: Final = 2.0
 """How long emails arrive, with or without events, before a window is measured."""
 WARM_UP_SHARE: Final = 0.3
@@ -98,11 +103,11 @@ def _measure(
         backlog = _capacity(scene)
         assert scene.double.pid is not None
         roots = {**server_pids(servers), "api": api, "run": run, "double": scene.double.pid}
-        capacity = _window(scene, options, roots, port, key, backlog, 0)["sent_per_second"]
+        capacity = backlog
+        if not options.ahead:
+            capacity = _window(scene, options, roots, port, key, backlog, 0)["sent_per_second"]
         rate = options.rate or capacity / 2
-        console.log(
-            f"{backlog:,.0f} emails/s from a backlog, {capacity:,.0f} while as many arrive; now {rate:,.0f} arrive"
-        )
+        console.log(f"{backlog:,.0f} emails/s from a backlog, capacity {capacity:,.0f}; now {rate:,.0f} arrive")
         windows = []
         for pair in range(options.repeat):
             for events in (0, options.events) if pair % 2 == 0 else (options.events, 0):
@@ -139,9 +144,9 @@ def _window(
     seconds = WARM_UP_SECONDS + options.seconds
     ids = _sent_ids(scene.database_url, int(events * seconds / len(KINDS)) + options.batch) if events else []
     stored = _count_events(scene.database_url)
-    starts_at = time.time() + START_SECONDS
+    starts_at = time.time() + (AHEAD_SECONDS if options.ahead else START_SECONDS)
     began_at, ended_at = starts_at + WARM_UP_SECONDS, starts_at + seconds
-    with _arriving(scene, rate, int(rate * seconds), options.arrive, starts_at) as arrivals:
+    with _arriving(scene, options, rate, int(rate * seconds), starts_at) as arrivals:
         load = _posting(options, port, key, ids, events, seconds, starts_at) if events else None
         processes = {**roots, "arrivals": arrivals.pid, **({"load": load.pid} if load else {})}
         time.sleep(began_at - time.time())
@@ -186,11 +191,12 @@ def _sending(scene: Stage, began_at: float, ended_at: float) -> dict[str, float]
 
 @contextmanager
 def _arriving(
-    scene: Stage, rate: float, emails: int, batch: int, starts_at: float
+    scene: Stage, options: argparse.Namespace, rate: float, emails: int, starts_at: float
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Enqueue emails in an open loop, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.open_loop", "--rate", str(rate), "--emails", str(emails)]
-    command += ["--batch", str(batch), "--starts-at", str(starts_at), "--seed", str(secrets.randbelow(2**31))]
+    command += ["--batch", str(options.arrive), "--starts-at", str(starts_at), "--seed", str(secrets.randbelow(2**31))]
+    command += ["--ahead"] if options.ahead else []
     here = Path(__file__).resolve().parent.parent
     with (
         (scene.folder / "arrivals.txt").open("wb") as file,
@@ -382,6 +388,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks/events.py", description=summary, epilog=details)
     parser.add_argument("--rate", type=float, metavar="N", help="emails per second; default: half of the capacity")
     parser.add_argument("--arrive", type=int, default=50, metavar="N", help="emails that arrive together; default: 50")
+    parser.add_argument("--ahead", action="store_true", help="enqueue the emails of each window before it")
     parser.add_argument("--events", type=int, default=2000, metavar="N", help="events per second; default: 2000")
     parser.add_argument("--batch", type=int, default=50, metavar="N", help="events per request; default: 50")
     parser.add_argument("--workers", type=int, default=2, metavar="N", help="default: 2")

@@ -145,8 +145,8 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
     if sender is not None:
         if given:
             raise click.UsageError(
-                "--from sets a rule for a sender: it cannot be combined with --weight, --on-uncertain, --max-attempts "
-                "or --redeliver-for, which are set for a whole lane."
+                "--from cannot be combined with --weight, --on-uncertain, --max-attempts or --redeliver-for: they are "
+                "set for a whole lane."
             )
         rule = LaneRule(_comparable(sender), lane)
         run_with_session("lanes", lambda session: lanes.set_rule(session, rule, author), settings)

@@ -223,7 +223,8 @@ async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
     books.change(expired, max_attempts=own, locked_until=long_ago)
     books.change(lost, max_attempts=own, attempt_count=1, publish_due_at=None, published_at=long_ago)
     books.connection.execute(
-        "update relay_timeline set uncertain_before = now(), doubted_at = now() - interval '1 hour'"
+        "insert into relay_timeline (timeline, is_synchronous, uncertain_before, doubted_at)"
+        " values (1, false, clock_timestamp(), clock_timestamp() - interval '1 hour')"
     )
 
     await outbox.recover_expired(OnUncertain.RESEND, host, await outbox.find_expiring())
