@@ -5,8 +5,8 @@ The chain is measured first: `dispatcher run` with a backlog, as in run.py. The 
 Then each part runs alone at these sizes, with the same libraries, statements, servers and double: publish with
 confirms, consume and ack, lease, send, record. Chain and parts alternate over the repetitions; medians are shown.
 
-The overhead is given twice. By the clock: the chain's elapsed time per email, compared with the sum of the parts, each
-of which runs in one process. This overhead determines emails per second. With one worker, the chain and the parts use
+The overhead is given twice. By the clock: the chain's elapsed time per email, compared with the sum of the parts. Each
+part runs in one process. This overhead determines emails per second. With one worker, the chain and the parts use
 the same cores and the same number of sending processes. By CPU: the CPU of all our processes, PostgreSQL and RabbitMQ,
 compared with the sum of the parts. This overhead limits a host, and parallel work does not reduce it.
 

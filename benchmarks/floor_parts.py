@@ -27,7 +27,7 @@ from dispatcher.broker.connection import open_connection
 from dispatcher.providers.contract import Attempt
 from dispatcher.store.connections import LOCK_SECONDS, STATEMENT_SECONDS
 from dispatcher.store.leases import MAX_OCTETS
-from dispatcher.store.outbox import AHEAD_SECONDS, THE_START
+from dispatcher.store.outbox import AHEAD_SECONDS, THE_END, THE_START
 from dispatcher.store.queries import ids_within, query
 from dispatcher.transport.http import HttpTransport
 
@@ -238,8 +238,15 @@ def _pointers(rows: Sequence[Any]) -> bytes:
 
 async def _find_due(database: Any, since: datetime, known: Collection[UUID]) -> list[Any]:
     """The next batch of due emails after the known emails; the last known email became due at `since`."""
-    parameters = {"limit": PUBLISH_BATCH, "since": since, "ahead_seconds": AHEAD_SECONDS}
-    rows = await _fetch(database, "find_publish_due", parameters)
+    parameters = {
+        "lanes": ["normal"],
+        "tenant_ids": ["default"],
+        "sinces": [since],
+        "until_ats": [THE_END],
+        "mosts": [PUBLISH_BATCH],
+        "ahead_seconds": AHEAD_SECONDS,
+    }
+    rows = await _fetch(database, "find_due_of_tenants", parameters)
     return [row for row in rows if row[0] not in known]
 
 
@@ -302,6 +309,8 @@ async def _lease(sizes: Sizes, database: Any, keys: dict[UUID, str], gate: Gate)
                 "worker": "floor",
                 "lease_seconds": 60.0,
                 "most_octets": MAX_OCTETS,
+                "paused_tenants": [],
+                "redeliver_seconds": 0.0,
             }
             leased += await _fetch(database, "lease", parameters)
     assert len(leased) == len(keys), "every email was leased"
@@ -363,6 +372,7 @@ async def _record(sizes: Sizes, database: Any, leased: Sequence[Any], gate: Gate
                 "provider_message_ids": [str(email_id) for email_id in email_ids],
                 "expired_ats": [None] * count,
                 "are_pinned": [False] * count,
+                "wait_seconds": [None] * count,
                 "worker": "floor",
                 "slot": "floor:w0",
             }

@@ -62,7 +62,7 @@ def preload(database_url: str, emails: int) -> None:
 
 
 def suppress(database_url: str, addresses: int) -> None:
-    """Suppress this many addresses, none of which is a recipient of the measured emails."""
+    """Suppress this many addresses. The measured emails go to other addresses."""
     with connected(database_url) as connection:
         connection.execute(
             "insert into dispatcher.suppression (tenant_id, address_hash, is_domain, masked, reason) "

@@ -46,7 +46,7 @@ class Case:
         rate: Scheduled arrivals per second; None if all emails are enqueued before the start.
         has_faults: Workers are killed during the case.
         preload: The number of finished emails already in the tables.
-        suppressed: The number of suppressed addresses, none of which is a recipient.
+        suppressed: The number of suppressed addresses. The emails go to other addresses.
         sink: `python` keeps a ledger; `c` is Postfix's smtp-sink, for smtp only.
         is_templated: The emails use a provider's template, with data.
         settings: Further settings of the product, as environment variables.

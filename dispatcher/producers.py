@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from dispatcher.domain.email import Email
-from dispatcher.errors import MessageKeyConflict
+from dispatcher.errors import InvalidEmail, MessageKeyConflict
 from dispatcher.store.callers import (
     AsyncCallersConnection,
     CallersConnection,
@@ -51,6 +51,9 @@ BATCH_OCTETS: Final = 16 * 1024 * 1024
 """Bytes of bodies and attachments per statement, unless a single email has more. PostgreSQL ends a session that sends a
 statement of half a gigabyte."""
 
+ALREADY_EXPIRED: Final = "is in the past by PostgreSQL's clock; set a later time, or do not send this email"
+"""Why an email with a new key is refused."""
+
 
 class Acceptance(StrEnum):
     """The result of enqueueing an email."""
@@ -61,6 +64,8 @@ class Acceptance(StrEnum):
     """The key was enqueued before with the same payload. Nothing was stored."""
     CONFLICT = "conflict"
     """The key was enqueued before with a different payload. Nothing was stored."""
+    EXPIRED = "expired"
+    """The email's `expires_at` has passed, and the key is new. Nothing was stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,8 @@ class Enqueued:
     """The result for one email.
 
     Attributes:
-        email_id: The new email if it was accepted, otherwise the earlier email with the same key.
+        email_id: The new email if it was accepted; if it had expired, an unused id; otherwise the earlier email with
+            the same key.
     """
 
     email_id: UUID
@@ -84,6 +90,7 @@ def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | N
         traceparent: W3C trace context, which is added to the message and to log events.
 
     Raises:
+        InvalidEmail: the email's `expires_at` has passed, and the key is new.
         MessageKeyConflict: the key was enqueued before with a different payload.
         UnusableConnection: the connection is not a psycopg connection, is closed, is in a failed transaction, or its
             role lacks a permission.
@@ -106,8 +113,8 @@ def enqueue_many(
     file of any size can be enqueued.
 
     Args:
-        report_conflicts: Do not raise `MessageKeyConflict`: return `Acceptance.CONFLICT` for such an email, and store
-            all other emails.
+        report_conflicts: Do not raise `MessageKeyConflict` or `InvalidEmail`: return `Acceptance.CONFLICT` or
+            `Acceptance.EXPIRED` for such an email, and store all other emails.
 
     Returns:
         The result for each email, in the order of `emails`.
@@ -115,6 +122,7 @@ def enqueue_many(
     Raises:
         MessageKeyConflict: a key was enqueued before with a different payload, and `report_conflicts` is off. Roll the
             transaction back: it may contain other emails of the call.
+        InvalidEmail: an email has expired, its key is new, and `report_conflicts` is off. Roll back, too.
         UnusableConnection, SchemaError: see `enqueue`.
     """
     answers: list[Enqueued] = []
@@ -207,6 +215,11 @@ def _answers(
         key = item.email.message_key
         if item.email_id in inserted:
             yield Enqueued(item.email_id, key, Acceptance.ACCEPTED)
+            continue
+        if item.key not in known and item.email.expires_at is not None:
+            if not report_conflicts:
+                raise InvalidEmail("expires_at", ALREADY_EXPIRED)
+            yield Enqueued(item.email_id, key, Acceptance.EXPIRED)
             continue
         holder, payload_hash = known[item.key]
         if payload_hash == item.payload_hash:

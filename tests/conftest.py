@@ -163,8 +163,11 @@ def template_database(servers: Servers) -> str:
 def database_url(servers: Servers, template_database: str) -> Iterator[str]:
     """A migrated database for this test."""
     name = f"test_{secrets.token_hex(6)}"
-    clone = sql.SQL("create database {} template {} strategy wal_log")
-    _administer(servers, clone.format(sql.Identifier(name), sql.Identifier(template_database)))
+    # In memory, the strategy `file_copy` takes half the time. On a disk, its checkpoints would take longer.
+    strategy = "file_copy" if _MEMORY in servers.folder.parents else "wal_log"
+    clone = sql.SQL("create database {} template {} strategy {}")
+    names = sql.Identifier(name), sql.Identifier(template_database), sql.SQL(strategy)
+    _administer(servers, clone.format(*names))
     yield _named(servers.database_url, name)
     _administer(servers, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
@@ -207,8 +210,8 @@ async def topology(servers: Servers, topology_names: Topology) -> AsyncIterator[
     yield topology_names
     async with await open_connection(servers.amqp_url, name="test clean-up") as opened:
         channel = await opened.open_channel()
-        await channel.call(channel.raw.queue_delete, queue=topology_names.queue)
-        await channel.call(channel.raw.queue_delete, queue=topology_names.dlq)
+        for queue in topology_names.queues:
+            await channel.call(channel.raw.queue_delete, queue=queue)
         await channel.call(channel.raw.exchange_delete, exchange=topology_names.exchange)
 
 

@@ -12,7 +12,7 @@ from dispatcher.telemetry.meters import Histogram, Meter
 from tests.test_layers import FOLDER
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
-UNITS = "seconds|emails|messages|workers|files|info|checks"
+UNITS = "seconds|emails|messages|workers|files|info|checks|pauses"
 PRIVATE = {"email_id", "address", "recipient", "subject", "tenant", "tenant_id", "message_key", "host", "pid", "worker"}
 
 Row = tuple[str, str, tuple[str, ...]]

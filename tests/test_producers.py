@@ -10,6 +10,7 @@ import inspect
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -21,6 +22,7 @@ from dispatcher import (
     Attachment,
     Email,
     Enqueued,
+    InvalidEmail,
     MessageKeyConflict,
     enqueue,
     enqueue_async,
@@ -178,6 +180,40 @@ async def test_a_transaction_can_continue_after_a_conflict(application: Applicat
     await application.commit()
 
     assert row_counts(books)["email_log"] == 2
+
+
+async def test_an_expired_email_is_refused_unless_it_was_enqueued_in_time(
+    application: Application, books: Books
+) -> None:
+    expires_at = datetime.now(UTC) + timedelta(seconds=1)
+    first = await application.enqueue(email("key", expires_at=expires_at))
+    await application.commit()
+    await until(lambda: datetime.now(UTC) > expires_at)
+
+    assert await application.enqueue(email("key", expires_at=expires_at)) == Enqueued(first.email_id, "key", KNOWN)
+    with pytest.raises(InvalidEmail, match="expires_at: is in the past"):
+        await application.enqueue(email("new key", expires_at=expires_at))
+    answers = await application.enqueue_many(
+        [email("new key", expires_at=expires_at), email("other")], report_conflicts=True
+    )
+    await application.commit()
+
+    assert [answer.acceptance for answer in answers] == [Acceptance.EXPIRED, ACCEPTED]
+    assert {row["message_key"] for row in books.rows()} == {"key", "other"}
+    assert books.count("email_idempotency") == 2
+
+
+async def test_a_scheduled_email_waits_and_wakes_no_relay(application: Application, books: Books) -> None:
+    send_at = datetime.now(UTC) + timedelta(days=3)
+    books.connection.execute("listen email_dispatcher_due")
+
+    answer = await application.enqueue(email("key", send_at=send_at, lane="bulk"))
+    await application.commit()
+
+    row = books.row(answer.email_id)
+    assert (row["status"], row["wait_until"], row["due_since"], row["lane"]) == ("waiting", send_at, send_at, "bulk")
+    assert row["publish_due_at"] is None
+    assert list(books.connection.notifies(timeout=0)) == []
 
 
 async def test_with_reported_conflicts_the_other_emails_are_stored(application: Application, books: Books) -> None:

@@ -74,7 +74,7 @@ def test_links_lead_to_chapters() -> None:
     chapters = re.findall(r"^## (.+)$", RUNBOOK, re.MULTILINE)
     links = re.findall(r"\]\(#([^)]+)\)", RUNBOOK)
 
-    assert len(chapters) == 21
+    assert len(chapters) == 22
     anchors = {re.sub(r"[^a-z0-9 -]", "", chapter.lower()).replace(" ", "-") for chapter in chapters}
     assert set(links) <= anchors
 
@@ -86,13 +86,19 @@ STEPS = re.split(r"^\d\. ", RESTORED, flags=re.MULTILINE)[1:]
 def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) -> None:
     statements = [block["text"] for block in FENCED.finditer(RUNBOOK) if block["language"] == "sql"]
     (statement,) = [text for text in statements if text.lstrip().startswith("update")]
-    statuses = ("pending", "sending", "sent", "failed", "held")
+    statuses = ("pending", "sending", "sent", "failed", "held", "cancelled")
     with psycopg.connect(tables_url, autocommit=True) as connection:
         for status in statuses:
             connection.execute(
                 "insert into email_log (email_id, tenant_id, message_key, status, publish_due_at) "
                 "values (gen_random_uuid(), 't', %s, %s, now())",
                 (status, status),
+            )
+        for key, hours in (("woken", -1), ("later", 1)):
+            connection.execute(
+                "insert into email_log (email_id, tenant_id, message_key, status, wait_until) "
+                "values (gen_random_uuid(), 't', %s, 'waiting', now() + %s * interval '1 hour')",
+                (key, hours),
             )
         for state in ("running", "stopped", "done"):
             connection.execute(
@@ -109,7 +115,7 @@ def test_the_statement_holds_all_emails_of_a_restored_backup(tables_url: str) ->
         ).fetchall()
         uncertain = connection.execute("select message_key, status from email_log where was_uncertain").fetchall()
         states = connection.execute("select distinct state from email_replay").fetchall()
-    assert sorted(rows) == [("pending", "held"), ("sending", "held")]
+    assert sorted(rows) == [("pending", "held"), ("sending", "held"), ("woken", "held")]
     assert sorted(uncertain) == [("failed", "failed"), *sorted(rows)]
     assert states == [("done",)]
 

@@ -47,7 +47,8 @@ def publish_all(environment: Mapping[str, str], emails: int) -> None:
 
 
 class _CountingPublisher(Publisher):
-    """Counts the confirmed messages, and the emails in these messages."""
+    """Counts the confirmed messages, and the emails in these messages. Reports every queue as empty, so that the relay
+    publishes everything although no worker takes messages."""
 
     messages = 0
     emails = 0
@@ -58,6 +59,9 @@ class _CountingPublisher(Publisher):
         self.messages += len(confirmed)
         self.emails += sum(len(pointer.decode(message.body)) for message in confirmed)
         return answers
+
+    async def count_ready(self, _: str) -> int:
+        return 0
 
 
 async def _publish(settings: Settings, emails: int) -> tuple[_CountingPublisher, int]:

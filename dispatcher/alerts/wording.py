@@ -99,6 +99,7 @@ def _trouble(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",
         Kind.HOST_VANISHED: f"a host has vanished: {reason}",
         Kind.WEBHOOK_DISABLED: f"a webhook gets no events any more: {reason}",
+        Kind.PAUSED: f"a pause without an end is still in force: {reason}",
     }[alert.kind]
 
 
@@ -112,6 +113,7 @@ def _resolution(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
         Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
         Kind.WEBHOOK_DISABLED: "every webhook is active again, or was removed",
+        Kind.PAUSED: "no pause without an end has been in force for long",
     }[alert.kind]
 
 

@@ -75,6 +75,23 @@ class Caller:
             detail = "Use an address or domain that the key was created with, or another key."
             raise Problem("sender-forbidden", detail, errors=[error])
 
+    @property
+    def lane(self) -> str | None:
+        """The lane of emails that name none; None: by the sender's rule, or normal."""
+        return None if self.key is None else self.key.lane
+
+    def check_lane(self, lane: str | None, prefix: str = "") -> None:
+        """Checks that the caller may name a lane.
+
+        Raises:
+            Problem: the key does not allow it.
+        """
+        key = self.key
+        if lane is not None and key is not None and lane != key.lane and lane not in key.allowed_lanes:
+            error = FieldError("pointer", pointer_of("lane", prefix), "is a lane that this key may not use")
+            detail = "Leave out lane, or use a key that was created with --lane or --allow-lane for it."
+            raise Problem("lane-forbidden", detail, errors=[error])
+
     def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
         """Checks that the caller may use a field of an email.
 
@@ -163,8 +180,8 @@ class AccessControl:
         finally:
             self._slots.release(name)
 
-    async def authenticate(self, request: Request, scope: Scope) -> Caller:
-        """Authenticates a request, checks its scope, and charges the key's rate.
+    async def authenticate(self, request: Request, *scopes: Scope) -> Caller:
+        """Authenticates a request, checks that its key has one of the scopes, and charges the key's rate.
 
         Raises:
             Problem: `unauthorized`, `insufficient-scope`, `host-forbidden` or `rate-limited`.
@@ -176,8 +193,8 @@ class AccessControl:
             address = request.scope.get("client")
             return Caller(None, address[0] if address else "")
         key = await self._key(request)
-        if scope not in key.scopes:
-            raise Problem("insufficient-scope", f"Use a key that has the scope {scope.value}.")
+        if not any(scope in key.scopes for scope in scopes):
+            raise Problem("insufficient-scope", f"Use a key that has the scope {' or '.join(scopes)}.")
         self.charge(key)
         return Caller(key, key.key_id)
 

@@ -17,8 +17,10 @@ from dispatcher.api import (
     feed_operations,
     openapi,
     operator_operations,
+    pause_operations,
     status_operations,
     suppression_operations,
+    unsent_operations,
     webhook_operations,
 )
 from dispatcher.api.access import AccessControl
@@ -29,10 +31,12 @@ from dispatcher.api.fast_routes import Endpoint, FastRoutes
 from dispatcher.api.feed_endpoints import FeedEndpoints
 from dispatcher.api.operation import Operation
 from dispatcher.api.operator_endpoints import OperatorEndpoints
+from dispatcher.api.pause_endpoints import PauseEndpoints
 from dispatcher.api.problems import Problem
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import StatusEndpoints
 from dispatcher.api.suppression_endpoints import SuppressionEndpoints
+from dispatcher.api.unsent_endpoints import UnsentEndpoints
 from dispatcher.api.unsubscribe_endpoints import UnsubscribeEndpoints
 from dispatcher.api.webhook_endpoints import WebhookEndpoints
 from dispatcher.version import VERSION
@@ -78,6 +82,11 @@ def make_app(
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
     _add(app, "GET", "/v1/emails/{email_id:uuid}", status.get, status_operations.GET)
+    unsent = UnsentEndpoints(access, operators.bodies, operators.pool)
+    _add(app, "POST", "/v1/emails/{email_id:uuid}/cancel", unsent.cancel, unsent_operations.CANCEL)
+    _add(app, "POST", "/v1/emails/{email_id:uuid}/reschedule", unsent.reschedule, unsent_operations.RESCHEDULE)
+    _add(app, "POST", "/v1/emails/cancel", unsent.cancel_selected, unsent_operations.CANCEL_SELECTED)
+    _add(app, "POST", "/v1/emails/reschedule", unsent.reschedule_selected, unsent_operations.RESCHEDULE_SELECTED)
     _add(app, "POST", "/v1/held/{email_id:uuid}/confirm", operators.confirm, operator_operations.CONFIRM)
     _add(app, "POST", "/v1/held/{email_id:uuid}/release", operators.release, operator_operations.RELEASE)
     _add(app, "POST", "/v1/replays", operators.create_replay, operator_operations.CREATE_REPLAY)
@@ -96,6 +105,10 @@ def make_app(
     _add(app, "GET", "/v1/suppressions", suppressions.list, suppression_operations.LIST_SUPPRESSIONS)
     _add(app, "POST", "/v1/suppressions", suppressions.add, suppression_operations.ADD_SUPPRESSIONS)
     _add(app, "DELETE", "/v1/suppressions", suppressions.remove, suppression_operations.REMOVE_SUPPRESSIONS)
+    pauses = PauseEndpoints(access, operators.bodies, operators.pool)
+    _add(app, "GET", "/v1/pauses", pauses.list, pause_operations.LIST_PAUSES)
+    _add(app, "POST", "/v1/pauses", pauses.create, pause_operations.CREATE_PAUSE)
+    _add(app, "DELETE", "/v1/pauses", pauses.remove, pause_operations.REMOVE_PAUSE)
     unsubscribed = UnsubscribeEndpoints(access, operators.pool)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.ask, methods=["GET"], include_in_schema=False)
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)

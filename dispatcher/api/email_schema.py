@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from dispatcher.domain import email_rules as rules
+from dispatcher.domain.controls import LANE
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS
 from dispatcher.domain.status import OnUncertain
@@ -40,6 +41,15 @@ def _text(longest: int, about: str, *, shortest: int = 0, pattern: str | None = 
     if pattern:
         schema["pattern"] = pattern
     return schema
+
+
+def _instant(description: str) -> dict[str, Any]:
+    return {
+        "type": "string",
+        "format": "date-time",
+        "description": f"{description} The zone is required.",
+        "examples": ["2026-12-24T18:00:00+01:00"],
+    }
 
 
 _FIELDS: Final[dict[str, Any]] = {
@@ -132,6 +142,21 @@ _FIELDS: Final[dict[str, Any]] = {
             "type": "boolean",
             "description": "Send to suppressed recipients, too, for example a legal notice. The API key needs the "
             "scope `ignore_suppression`.",
+        }
+    ),
+    "send_at": _optional(_instant("The email is not sent before. At most 366 days ahead.")),
+    "expires_at": _optional(
+        _instant(
+            "From then on, the email is not sent, but cancelled. Must be in the future, later than `send_at`, "
+            "and at most 366 days ahead."
+        )
+    ),
+    "lane": _optional(
+        {
+            "type": "string",
+            "pattern": f"^{LANE.pattern}$",
+            "description": "The lane of the email, such as `urgent`. The API key must allow the lane.",
+            "examples": ["urgent"],
         }
     ),
 }

@@ -52,13 +52,13 @@ class EnqueueEndpoints:
         headers = {"Location": f"/v1/emails/{email.email_id}"}
         if email.acceptance is Acceptance.KNOWN:
             headers["Idempotent-Replayed"] = "true"
-        return Response(orjson.dumps(accepted(email)), 202, headers, "application/json")
+        return Response(orjson.dumps(accepted(email, made.email)), 202, headers, "application/json")
 
     def _draft(self, body: bytearray, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
         document = parse(body)
         require_key(document, key)
         email = self.validator.email(document, caller, key=key)
-        return draft([email], traceparent)[0]
+        return draft([email], traceparent, caller.lane)[0]
 
     async def create_many(self, request: Request) -> Response:
         """Enqueues up to 1,000 emails. Each email gets its own result, in the request's order."""
@@ -73,7 +73,10 @@ class EnqueueEndpoints:
                 drafts = [item for item in made if isinstance(item, Draft)]
                 answers = iter(await self._enqueue(drafts, caller) if drafts else [])
                 enqueueing.note(len(drafts))
-        results = [self._result(next(answers) if isinstance(item, Draft) else item) for item in made]
+        results = [
+            self._accepted(next(answers), item, index) if isinstance(item, Draft) else self._refused(item)
+            for index, item in enumerate(made)
+        ]
         return Response(orjson.dumps({"results": results}), 200, media_type="application/json")
 
     def _drafts(self, documents: Sequence[object], caller: Caller, traceparent: str | None) -> list[Draft | Problem]:
@@ -83,19 +86,20 @@ class EnqueueEndpoints:
                 made.append(self.validator.email(document, caller, prefix=f"/emails/{index}"))
             except Problem as problem:
                 made.append(problem.without_traceback())
-        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent))
+        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent, caller.lane))
         return [next(drafts) if isinstance(item, Email) else item for item in made]
 
-    def _result(self, answer: InsertResult | Problem) -> dict[str, Any]:
+    def _accepted(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:
         try:
-            email = answer if isinstance(answer, Problem) else require_enqueued(answer)
+            email = require_enqueued(answer, f"/emails/{index}")
         except Problem as problem:
-            email = problem.without_traceback()
-        if isinstance(email, Problem):
-            self.refusals.count(email.code)
-            return {"outcome": "refused", "problem": email.document()}
+            return self._refused(problem)
         outcome = "accepted" if email.acceptance is Acceptance.ACCEPTED else "known"
-        return {"outcome": outcome, "email": accepted(email)}
+        return {"outcome": outcome, "email": accepted(email, item.email)}
+
+    def _refused(self, problem: Problem) -> dict[str, Any]:
+        self.refusals.count(problem.code)
+        return {"outcome": "refused", "problem": problem.document()}
 
     async def _enqueue(self, drafts: Sequence[Draft], caller: Caller) -> list[InsertResult]:
         """Enqueues all drafts if the caller's quota suffices. Returns unused quota afterwards.
@@ -132,6 +136,7 @@ class EnqueueEndpoints:
         return await self.batcher.enqueue(drafts)
 
 
-def accepted(email: Enqueued) -> dict[str, Any]:
+def accepted(enqueued: Enqueued, email: Email) -> dict[str, Any]:
     """The response for an enqueued email. A repeated request gets the same response, even if the status has changed."""
-    return {"id": email.email_id, "message_key": email.message_key, "status": Status.PENDING}
+    status = Status.PENDING if email.send_at is None else Status.WAITING
+    return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status}

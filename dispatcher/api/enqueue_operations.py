@@ -9,7 +9,13 @@ from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 
-_EMAIL_PROBLEMS: Final = ("invalid-email", "email-not-allowed", "no-capable-provider", "sender-forbidden")
+_EMAIL_PROBLEMS: Final = (
+    "invalid-email",
+    "email-not-allowed",
+    "no-capable-provider",
+    "sender-forbidden",
+    "lane-forbidden",
+)
 _TRACEPARENT: Final = {
     "name": "traceparent",
     "in": "header",
@@ -69,7 +75,7 @@ SCHEMAS: Final[dict[str, Any]] = {
         },
     },
     "Accepted": object_schema(
-        {"id": ID, "message_key": {"type": "string"}, "status": {"type": "string", "const": "pending"}}
+        {"id": ID, "message_key": {"type": "string"}, "status": {"type": "string", "enum": ["pending", "waiting"]}}
     ),
     "Result": {
         "oneOf": [

@@ -22,8 +22,8 @@ LIST_EVENTS: Final = Operation(
     name="list_events",
     summary="Poll what became of emails",
     description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, complained "
-    "about, suppressed. No event is left out, whenever its transaction commits. Poll again with `next`. The first "
-    "request starts the recording of events. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.",
+    "about, suppressed, cancelled. No event is left out, whenever its transaction commits. Poll again with `next`. The "
+    "first request starts the recording of events. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.",
     response_schema="Events",
     parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
     problems=("invalid-parameter",),

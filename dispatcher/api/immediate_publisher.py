@@ -1,8 +1,10 @@
 """Publishes the messages of new emails immediately after their commit, without the relay.
 
-This saves time, but nothing depends on it. If RabbitMQ is unreachable or the process exits first, the email stays due,
-and the relay publishes its message five seconds after the insert. One second after RabbitMQ has confirmed messages, one
-statement clears the due marks of the emails that no worker has leased yet.
+This saves time, but nothing depends on it. The publisher publishes only while the email's lane is neither paused nor
+backed up, and only emails of tenants without a pause or a ceiling. All other emails are due at once, and the relay
+publishes them in turns. If RabbitMQ is unreachable or the process exits first, the email stays due, and the relay
+publishes its message five seconds after the insert. One second after RabbitMQ has confirmed messages, one statement
+clears the due marks of the emails that no worker has leased yet.
 """
 
 from __future__ import annotations
@@ -10,21 +12,28 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
-from typing import Final
-from uuid import UUID
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, TypeAlias
 
 from dispatcher.broker.confirmed import ConfirmedMessages
+from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.outgoing import Outgoing
 from dispatcher.broker.pointer import Pointer
 from dispatcher.broker.publisher import Publisher
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.controls import Controls
 from dispatcher.errors import BrokerUnavailable, DispatcherError
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel
 from dispatcher.host.services import Periodic
-from dispatcher.store.drafts import DraftStore
+from dispatcher.store.connections import Pool
+from dispatcher.store.controls import READ_SECONDS, read_controls
+from dispatcher.store.drafts import DraftStore, Insertion
 from dispatcher.store.enqueueing import Draft
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -35,6 +44,31 @@ publish takes, and an acceptable delay if the publish failed."""
 MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
+FIRST_COUNT_SECONDS: Final = 1.0
+"""The longest wait for RabbitMQ at the start. Until it answers, the relay publishes all emails."""
+_Queued: TypeAlias = "tuple[str, Pointer, datetime]"
+"""A committed email: its lane, its pointer, and when it is due."""
+
+
+class ControlsReader:
+    """Reads what operators set, once per second.
+
+    Attributes:
+        now: The controls that were read last.
+    """
+
+    interval_seconds = READ_SECONDS
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.now = Controls()
+
+    async def run_once(self) -> None:
+        """Reads the controls. While PostgreSQL is unreachable, the last controls stay in force."""
+        try:
+            self.now = await read_controls(self._pool)
+        except DispatcherError as error:
+            get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=READ_SECONDS)
 
 
 class ImmediatePublisher:
@@ -46,52 +80,102 @@ class ImmediatePublisher:
     interval_seconds = 0.25
     """How often due marks are cleared."""
 
-    def __init__(self, publisher: Publisher, store: DraftStore, queue: str, *, bundle: int = 1) -> None:
+    def __init__(
+        self, publisher: Publisher, store: DraftStore, queues: Mapping[str, str], pool: Pool, *, bundle: int = 1
+    ) -> None:
         """
         Args:
-            queue: The routing key.
+            queues: The send queue of each lane, which is also its routing key.
+            pool: Sessions for reading pauses and ceilings.
             bundle: The most emails per message.
         """
         self._bundle = bundle
         self._publisher = publisher
         self._store = store
-        self._queue = queue
-        self._batches: BatchQueue[tuple[Pointer, datetime]] = BatchQueue()
+        self._queues = queues
+        self._credits = {lane: QueueCredit(partial(publisher.count_ready, name)) for lane, name in queues.items()}
+        self._controls = ControlsReader(pool)
+        self._batches: BatchQueue[_Queued] = BatchQueue()
         self._queued = 0
         self._confirmed = ConfirmedMessages()
         self._paused_until = 0.0
         self._outage = Backoff(base_seconds=0.2, cap_seconds=5.0)
         self._log = get_log()
 
-    def add(self, drafts: Sequence[Draft], due_at: Mapping[UUID, datetime]) -> None:
-        """Queues committed emails. Drops them while RabbitMQ is unreachable or the queue is full.
+    def direct_lanes(self) -> list[str]:
+        """The lanes whose new emails this publisher publishes: neither paused nor backed up."""
+        if time.monotonic() < self._paused_until:
+            return []
+        return [
+            lane for lane in self._queues if self._controls.now.pause_of_lane(lane) is None and self._has_credit(lane)
+        ]
 
-        Args:
-            due_at: The `publish_due_at` of each email.
-        """
-        if time.monotonic() < self._paused_until or self._queued + len(drafts) > MAX_QUEUED:
+    def relay_tenants(self, tenant_ids: Iterable[str]) -> list[str]:
+        """Those of the tenants whose emails the relay publishes: they are paused or have a ceiling."""
+        controls = self._controls.now
+        paused = controls.paused_tenants
+        limits = controls.tenants
+        return [
+            tenant_id
+            for tenant_id in set(tenant_ids)
+            if tenant_id in paused or (tenant_id in limits and limits[tenant_id].per_second is not None)
+        ]
+
+    def add(self, drafts: Sequence[Draft], insertion: Insertion) -> None:
+        """Queues committed emails that this publisher publishes. Drops them while RabbitMQ is unreachable or the queue
+        is full."""
+        direct = insertion.direct_lane
+        if time.monotonic() < self._paused_until or self._queued + len(direct) > MAX_QUEUED:
             return
-        self._queued += len(drafts)
+        self._queued += len(direct)
         for draft in drafts:  # keeps only the pointer: the content may be large
-            self._batches.add((_pointer(draft), due_at[draft.email_id]))
+            due_at = insertion.due_at.get(draft.email_id)
+            if due_at is not None and (lane := direct.get(draft.email_id)):
+                self._credits[lane].take(1)
+                self._batches.add((lane, _pointer(draft), due_at))
+
+    async def begin(self) -> None:
+        """Reads pauses and ceilings, and the depth of the queues. Call this before the first email is inserted."""
+        await self._controls.run_once()
+        self.direct_lanes()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_COUNT_SECONDS):
+                await asyncio.gather(*(credit.counted() for credit in self._credits.values()))
 
     async def run(self) -> None:
         """Publishes until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._batches.run, self._publish))
+            group.create_task(raise_on_stray_cancel(Periodic(self._controls).run))
             group.create_task(raise_on_stray_cancel(Periodic(self).run))
 
     async def finish(self) -> None:
         """Returns when the queue is empty and the due marks of confirmed emails are cleared."""
         await self._batches.finish()
+        for credit in self._credits.values():
+            await credit.close()
         await self._mark(age_seconds=0.0)
 
-    async def _publish(self, batch: list[tuple[Pointer, datetime]]) -> None:
+    def _has_credit(self, lane: str) -> bool:
+        try:
+            return self._credits[lane].emails > 0
+        except BrokerUnavailable:
+            return False
+
+    async def _publish(self, batch: list[_Queued]) -> None:
         self._queued -= len(batch)
         if time.monotonic() < self._paused_until:
             return
+        messages: list[Outgoing] = []
+        message_of: list[int] = []
+        batch.sort(key=itemgetter(0))  # by lane; stable
+        for lane, queued in groupby(batch, key=itemgetter(0)):
+            pointers = [pointer for _, pointer, _ in queued]
+            of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
+            self._credits[lane].note_messages(len(of_lane))
+            message_of += [len(messages) + index for index in indexes]
+            messages += of_lane
         try:
-            messages, message_of = Outgoing.of_pointers(self._queue, [pointer for pointer, _ in batch], self._bundle)
             confirmed = await self._publisher.publish(messages)
         except BrokerUnavailable as error:
             self._pause(error.message)
@@ -102,7 +186,9 @@ class ImmediatePublisher:
             self._pause("RabbitMQ did not route every message.")
         elif self._outage.reset():
             self._log.info("broker.connected")
-        due = {pointer.email_id: due_at for (pointer, due_at), routed in zip(batch, published, strict=True) if routed}
+        due = {
+            pointer.email_id: due_at for (_, pointer, due_at), routed in zip(batch, published, strict=True) if routed
+        }
         metrics.UNROUTABLE_EMAILS.add(len(batch) - len(due), "send")
         if due:
             metrics.PUBLISHED_EMAILS.add(len(due), "send")

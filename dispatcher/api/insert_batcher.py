@@ -15,12 +15,11 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any, Final
-from uuid import UUID
 
+from dispatcher.api.immediate_publisher import ImmediatePublisher
 from dispatcher.errors import DispatcherError, StoreBusy, StoreUnavailable
 from dispatcher.producers import BATCH_OCTETS, Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore, Insertion
@@ -67,12 +66,12 @@ class InsertBatcher:
     """Inserts drafts in batches.
 
     Attributes:
-        on_inserted: Called with the new drafts of each committed batch, and the instants at which they are due.
+        publisher: Decides which emails the API publishes itself, and publishes them after the commit.
         max_emails: The largest batch; 1 inserts each email with its own statement.
     """
 
     store: DraftStore
-    on_inserted: Callable[[list[Draft], Mapping[UUID, datetime]], None]
+    publisher: ImmediatePublisher
     max_emails: int
     _waiting: dict[str, deque[_QueuedDraft]] = field(default_factory=dict)  # by tenant; the first tenant is next
     _free_inserts: int = CONCURRENT_INSERTS
@@ -141,7 +140,11 @@ class InsertBatcher:
         drafts = [queued.draft for queued in batch]
         began_at = time.perf_counter()
         try:
-            insertion = await self.store.insert(drafts)
+            insertion = await self.store.insert(
+                drafts,
+                direct_lanes=self.publisher.direct_lanes(),
+                relay_tenants=self.publisher.relay_tenants(draft.email.tenant_id for draft in drafts),
+            )
         except DispatcherError as error:
             return error.with_traceback(None)  # its frames would keep the batch in memory
         except Exception as error:  # noqa: BLE001 - the waiting requests need a result, whatever failed
@@ -150,9 +153,7 @@ class InsertBatcher:
         metrics.API_INSERT_SECONDS.observe(time.perf_counter() - began_at)
         metrics.API_INSERT_EMAILS.observe(len(batch))
         metrics.API_EMAILS.add(len(insertion.due_at), "accepted")
-        if insertion.due_at:
-            accepted = [draft for draft in drafts if draft.email_id in insertion.due_at]
-            self.on_inserted(accepted, insertion.due_at)
+        self.publisher.add(drafts, insertion)
         results = [_result_of(queued.draft, insertion) for queued in batch]
         metrics.API_EMAILS.add(sum(_was_known(result) for result in results), "known")
         for queued, result in zip(batch, results, strict=True):
@@ -181,6 +182,8 @@ def _result_of(draft: Draft, insertion: Insertion) -> InsertResult:
     if draft.email_id in insertion.due_at:
         return Enqueued(draft.email_id, key, Acceptance.ACCEPTED)
     holder = insertion.known.get(draft.key)
+    if holder is None and draft.email.expires_at is not None:
+        return Enqueued(draft.email_id, key, Acceptance.EXPIRED)
     if holder is None:  # the email with this key was pruned between the two statements
         return StoreBusy("The earlier email with this message key was deleted during the request.")
     email_id, payload_hash = holder

@@ -14,8 +14,10 @@ from dispatcher.api import (
     feed_operations,
     operation,
     operator_operations,
+    pause_operations,
     status_operations,
     suppression_operations,
+    unsent_operations,
     webhook_operations,
 )
 
@@ -32,6 +34,8 @@ _SCHEMAS: Final[dict[str, Any]] = {
     **webhook_operations.SCHEMAS,
     **event_operations.SCHEMAS,
     **suppression_operations.SCHEMAS,
+    **pause_operations.SCHEMAS,
+    **unsent_operations.SCHEMAS,
     **operation.SCHEMAS,
 }
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 from dispatcher.api.operator_endpoints import MAX_REASON_CHARACTERS
 from dispatcher.api.problems import MEDIA_TYPE, PROBLEM_TYPES
 from dispatcher.api.status_endpoints import NOT_BLANK, TENANT, TENANT_ID, Parameter
+from dispatcher.domain.status import Status
 
 _COMMON_PROBLEMS: Final = (
     "malformed-request",
@@ -147,6 +148,11 @@ SCHEMAS: Final[dict[str, Any]] = {
             "status": {"type": "integer"},
             "code": {"type": "string", "enum": list(PROBLEM_TYPES)},
             "detail": {"type": "string"},
+            "email_status": {
+                "type": "string",
+                "enum": list(Status),
+                "description": "With `too-late`: the email's status.",
+            },
             "errors": {"type": "array", "items": _FIELD_ERROR},
         },
     },

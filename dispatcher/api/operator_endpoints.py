@@ -26,6 +26,7 @@ from dispatcher.broker.dlq import DeadLetterQueue
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
@@ -90,27 +91,41 @@ def _id(value: object) -> UUID | None:
         return None
 
 
+def _is_instant(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(parse_instant(value))
+    except ValueError:
+        return False
+
+
 _REASON_RULE: Final = f"must be 1 to {MAX_REASON_CHARACTERS} printable characters that say why"
 _TENANT_RULE: Final = f"must be 1 to {MAX_TENANT_CHARACTERS} of A-Z a-z 0-9 . _ : - and begin with a letter or digit"
+INSTANT: Final[tuple[Check, str]] = (_is_instant, "must be a time in ISO 8601, such as 2026-11-21T10:00:00Z")
 DECISION: Final[Mapping[str, tuple[Check, str]]] = {
     "reason": (_is_reason, _REASON_RULE),
     "tenant_id": (_is_tenant, _TENANT_RULE),
 }
+TEXT: Final[tuple[Check, str]] = (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters")
+IDS: Final[tuple[Check, str]] = (_is_ids, f"must be a list of 1 to {MAX_IDS:,} email ids (UUIDs)")
+AGES: Final[Mapping[str, tuple[Check, str]]] = dict.fromkeys(
+    ("older_than_seconds", "newer_than_seconds"), (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}")
+)
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **DECISION,
     "error_type": (lambda value: value in tuple(Reason), f"must be one of: {', '.join(Reason)}"),
-    "provider": (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters"),
+    "provider": TEXT,
     "status": (lambda value: value in ("failed", "held"), "must be failed or held"),
-    "email_ids": (_is_ids, f"must be a list of 1 to {MAX_IDS:,} email ids (UUIDs)"),
-    "older_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
-    "newer_than_seconds": (_is_age, f"must be a number above 0, up to {MAX_SECONDS:,}"),
+    "email_ids": IDS,
+    **AGES,
     "include_held": (lambda value: isinstance(value, bool), "must be true or false"),
     "per_second": (_is_pace, f"must be a number from {replaying.MIN_PER_SECOND} to {MAX_PER_SECOND:,}"),
     "force": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _NOT_HELD: Final[Mapping[Verdict, str]] = {
     Verdict.ALREADY_SENT: "Nothing was changed: its status is sent.",
-    Verdict.UNDER_WAY: "Nothing was changed: its status is pending or sending.",
+    Verdict.UNDER_WAY: "Nothing was changed: its status is pending, waiting or sending.",
+    Verdict.CANCELLED: "Nothing was changed: its status is cancelled.",
+    Verdict.EXPIRED: "Nothing was changed: it has expired, and is never sent again.",
     Verdict.FAILED: "Nothing was changed: its status is failed. Replay it instead.",
     Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
@@ -279,17 +294,19 @@ async def operator_request(
     request: Request,
     known: Mapping[str, tuple[Check, str]],
     required: Sequence[str] = ("reason",),
+    scopes: Sequence[Scope] = (Scope.OPERATE,),
 ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
     """The caller and the body's validated fields. Occupies a request slot during the block.
 
     Args:
         known: A check for each allowed field, and the error if the check fails.
         required: The fields that must be present.
+        scopes: The caller's key needs one of these scopes.
 
     Raises:
         Problem: see `authenticate`; also `invalid-body`.
     """
-    caller = await access.authenticate(request, Scope.OPERATE)
+    caller = await access.authenticate(request, *scopes)
     async with bodies.read(request, caller) as body:
         given = await run_off_loop(len(body), lambda: parse(body))
         if not isinstance(given, dict):

@@ -16,6 +16,8 @@ from urllib.parse import quote
 import orjson
 from starlette.responses import Response
 
+from dispatcher.domain.status import Status
+
 MEDIA_TYPE: Final = "application/problem+json"
 _TYPE: Final = "urn:email-dispatcher:problem:"
 
@@ -39,6 +41,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
         "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
+        "lane-forbidden": ProblemType(403, "The API key may not use this lane."),
         "host-forbidden": ProblemType(403, "Without API keys, this API accepts only direct requests to localhost."),
         "signature-invalid": ProblemType(403, "The request is not signed by a provider that is configured here."),
         "signature-stale": ProblemType(403, "The request's signature is too old, or its time is in the future."),
@@ -47,6 +50,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "method-not-allowed": ProblemType(405, "The path does not support this method."),
         "request-timeout": ProblemType(408, "The request did not arrive in time."),
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
+        "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
         "too-many-webhooks": ProblemType(409, "The tenant already has as many webhooks as it may have."),
         "body-too-large": ProblemType(413, "The request body is too large."),
@@ -98,6 +102,7 @@ class Problem(Exception):
         detail: A sentence about this request; None if the title says enough.
         errors: The mistakes in the request.
         retry_after: Seconds after which the same request may succeed.
+        email_status: The status of the email that the request is about; None if the status is not the problem.
         closes: Whether the response closes the connection, because part of the request was not read.
     """
 
@@ -108,6 +113,7 @@ class Problem(Exception):
         *,
         errors: Sequence[FieldError] = (),
         retry_after: int | None = None,
+        email_status: Status | None = None,
         closes: bool = False,
         headers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -116,6 +122,7 @@ class Problem(Exception):
         self.detail = detail
         self.errors = tuple(errors)
         self.retry_after = retry_after
+        self.email_status = email_status
         self.closes = closes
         self.headers = headers
 
@@ -140,6 +147,8 @@ class Problem(Exception):
         }
         if self.detail:
             document["detail"] = self.detail
+        if self.email_status:
+            document["email_status"] = self.email_status
         if self.errors:
             document["errors"] = [error.document() for error in self.errors]
         return document

@@ -198,13 +198,17 @@ async def serve(
         if not (access.is_open or access.has_usable_keys):
             raise ConfigurationError([NEEDS_A_KEY])
         drafts = DraftStore(write_sessions, publish_in_seconds=RELAY_AFTER_SECONDS)
-        immediate_publisher = ImmediatePublisher(publisher, drafts, settings.queue, bundle=settings.bundle_emails)
-        batcher = InsertBatcher(drafts, immediate_publisher.add, settings.api_insert_batch_emails)
+        queues = {lane: settings.queue_of(lane) for lane in settings.lanes}
+        immediate_publisher = ImmediatePublisher(
+            publisher, drafts, queues, read_sessions, bundle=settings.bundle_emails
+        )
+        await immediate_publisher.begin()
+        batcher = InsertBatcher(drafts, immediate_publisher, settings.api_insert_batch_emails)
         refusals = RefusalCounter()
         enqueueing = EnqueueEndpoints(
             access,
             BodyReader(slots, memory, max_bytes=settings.api_max_body_bytes),
-            EmailValidator(Policy.of(settings), capabilities_of(settings.providers)),
+            EmailValidator(Policy.of(settings), capabilities_of(settings.providers), settings.lanes),
             batcher,
             drafts,
             refusals,
@@ -254,7 +258,7 @@ async def _event_endpoints(
     from dispatcher.events.suppression_rules import suppression_rules
 
     url, name = settings.database_url, "dispatcher api events"
-    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS)
+    pool = make_pool(url, name=name, size=EVENT_SESSIONS, lock_seconds=BATCH_LOCK_SECONDS, keeps_plans=True)
     await pool.open()
     try:
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)

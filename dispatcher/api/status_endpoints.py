@@ -19,6 +19,7 @@ from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
+from dispatcher.domain.instant import read_instant
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.outcome import Reason, left_out
 from dispatcher.domain.status import Status
@@ -78,11 +79,7 @@ def _text(text: str) -> str:
 
 
 def _instant(text: str) -> UUID:
-    try:
-        instant = datetime.fromisoformat(text.upper())
-    except ValueError:
-        raise ValueError("must be a time in ISO 8601, such as 2026-11-21T10:00:00Z") from None
-    return lowest_id_at(max(instant if instant.tzinfo else instant.replace(tzinfo=UTC), _EPOCH))
+    return lowest_id_at(max(read_instant(text), _EPOCH))
 
 
 def _cursor(text: str) -> UUID:
@@ -203,7 +200,7 @@ class StatusEndpoints:
 
     async def _waiting(self, email: EmailRow) -> dict[str, Any] | None:
         """Why the email is not sent yet. Leaves out the explanation, which may mention other tenants' emails."""
-        if email.status not in (Status.PENDING, Status.SENDING):
+        if email.status not in (Status.PENDING, Status.WAITING, Status.SENDING):
             return None
         facts = await self.store.find_wait(email.email_id)
         if facts is None:

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
-from dispatcher.api.operator_endpoints import DECISION, Check, act_of, json_response, operator_request
+from dispatcher.api.operator_endpoints import DECISION, INSTANT, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, Parameter, limit_of, parameters
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops import suppressions
@@ -66,13 +67,6 @@ def _is_note(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MAX_NOTE_CHARACTERS and value.isprintable()
 
 
-def _is_instant(value: object) -> bool:
-    try:
-        return isinstance(value, str) and bool(suppressions.instant(value))
-    except ValueError:
-        return False
-
-
 _REQUIRED: Final = ("reason", "recipients")
 _REMOVAL: Final[Mapping[str, tuple[Check, str]]] = {
     **DECISION,
@@ -82,7 +76,7 @@ _ADDITION: Final[Mapping[str, tuple[Check, str]]] = {
     **_REMOVAL,
     "kind": (lambda value: value in tuple(SuppressionReason), f"must be one of: {', '.join(SuppressionReason)}"),
     "note": (_is_note, f"must be at most {MAX_NOTE_CHARACTERS} printable characters"),
-    "expires_at": (_is_instant, "must be a time in ISO 8601, such as 2027-01-31T00:00:00Z"),
+    "expires_at": INSTANT,
 }
 
 
@@ -123,7 +117,7 @@ class SuppressionEndpoints:
                 act_of(caller, given["reason"]),
                 reason=SuppressionReason(given.get("kind", SuppressionReason.MANUAL)),
                 note=given.get("note"),
-                expires_at=suppressions.instant(given["expires_at"]) if "expires_at" in given else None,
+                expires_at=parse_instant(given["expires_at"]) if "expires_at" in given else None,
             )
         return json_response({"added": added})
 

@@ -15,10 +15,11 @@ from dispatcher.api.policy import Policy
 from dispatcher.api.problems import FieldError, Problem, pointer_of
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.controls import DEFAULT_LANES
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
-from dispatcher.producers import Acceptance, Enqueued
+from dispatcher.producers import ALREADY_EXPIRED, Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap
 
 KEY_HEADER: Final = "Idempotency-Key"
@@ -72,10 +73,12 @@ class EmailValidator:
 
     Attributes:
         configured: The capabilities of the configured providers; empty if this process does not know the providers.
+        lanes: The lanes of DISPATCHER_LANES.
     """
 
     policy: Policy
     configured: Mapping[str, Capabilities]
+    lanes: tuple[str, ...] = DEFAULT_LANES
 
     def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email:
         """Builds a valid email from a JSON value.
@@ -94,6 +97,10 @@ class EmailValidator:
                 document["message_key"] = key
         email = self._valid(document, prefix)
         caller.check_sender(email.sender, prefix)
+        if email.lane is not None and email.lane not in self.lanes:
+            unknown = InvalidEmail("lane", f"is not a lane of this API, which has: {', '.join(self.lanes)}")
+            raise Problem("invalid-email", errors=[_field_error(unknown, prefix)])
+        caller.check_lane(email.lane, prefix)
         if email.ignore_suppression:
             caller.check_scope(Scope.IGNORE_SUPPRESSION, "ignore_suppression", prefix)
         try:
@@ -157,8 +164,11 @@ def _invalid_body(pointer: str, detail: str) -> Problem:
     return Problem("invalid-body", errors=[FieldError("pointer", pointer, detail)])
 
 
-def require_enqueued(answer: InsertResult) -> Enqueued:
+def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
     """The enqueued email, whether this request or an earlier one with the same content enqueued it.
+
+    Args:
+        prefix: The JSON pointer to the email in the body.
 
     Raises:
         Problem: the email was not enqueued, or an earlier email with the same key has different content.
@@ -166,6 +176,8 @@ def require_enqueued(answer: InsertResult) -> Enqueued:
     match answer:
         case Enqueued(acceptance=Acceptance.ACCEPTED | Acceptance.KNOWN):
             return answer
+        case Enqueued(acceptance=Acceptance.EXPIRED):
+            raise Problem("invalid-email", errors=[_field_error(InvalidEmail("expires_at", ALREADY_EXPIRED), prefix)])
         case Enqueued():
             detail = f"Use a new {_KEY_NAMES} for a new email, or repeat the original request."
             raise Problem("idempotency-key-reused", detail)

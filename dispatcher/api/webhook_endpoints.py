@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -13,11 +12,12 @@ from starlette.responses import Response
 
 from dispatcher.api.access import AccessControl
 from dispatcher.api.body_reader import BodyReader
-from dispatcher.api.operator_endpoints import DECISION, Check, act_of, json_response, operator_request
+from dispatcher.api.operator_endpoints import DECISION, INSTANT, Check, act_of, json_response, operator_request
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import TENANT, parameters
 from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
+from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.outgoing_event import TYPES, OutgoingKind, kind_of
 from dispatcher.ops import webhooks
 from dispatcher.ops.acts import Act
@@ -32,13 +32,6 @@ def _is_kinds(value: object) -> bool:
     return isinstance(value, list) and 1 <= len(value) <= len(TYPES) and all(item in TYPES for item in value)
 
 
-def _is_instant(value: object) -> bool:
-    try:
-        return isinstance(value, str) and datetime.fromisoformat(value.upper()).tzinfo is not None
-    except ValueError:
-        return False
-
-
 _NEW: Final[Mapping[str, tuple[Check, str]]] = {
     **DECISION,
     "url": (lambda value: isinstance(value, str), "must be a URL"),
@@ -47,7 +40,7 @@ _NEW: Final[Mapping[str, tuple[Check, str]]] = {
 }
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     **DECISION,
-    "since": (_is_instant, "must be a time in ISO 8601 with a time zone, such as 2026-11-21T10:00:00Z"),
+    "since": INSTANT,
 }
 
 
@@ -129,8 +122,7 @@ class WebhookEndpoints:
     async def replay(self, request: Request) -> Response:
         """Delivers earlier events again."""
         async with self._changed(request, _REPLAY, "since") as (connection, webhook, act, given):
-            since = datetime.fromisoformat(given["since"].upper())
-            await webhooks.replay(connection, webhook.webhook_id, since, act)
+            await webhooks.replay(connection, webhook.webhook_id, parse_instant(given["since"]), act)
             return json_response(document(await _found(connection, webhook.webhook_id, webhook.tenant_id)))
 
     @asynccontextmanager

@@ -50,18 +50,15 @@ class ConfirmedMessages:
                 if due.get(email_id) != due_at and (until is None or due_at < until):
                     del remembered[email_id]
 
-    def to_mark(self, before: float, limit: int, *, most_waiting: int | None = None) -> dict[UUID, datetime]:
+    def to_mark(self, before: float, limit: int) -> dict[UUID, datetime]:
         """Up to `limit` emails whose due mark the caller must clear, each with its due time.
 
         Args:
             before: Only emails that were confirmed, or found locked, by this time.
-            most_waiting: If more unlocked emails than this wait, also return the excess emails, oldest first.
         """
-        surplus = 0 if most_waiting is None else max(0, len(self._waiting) - most_waiting)
         old = chain(
-            islice(self._waiting.items(), surplus),
             takewhile(lambda item: item[1][1] <= before, self._locked.items()),
-            takewhile(lambda item: item[1][1] <= before, islice(self._waiting.items(), surplus, None)),
+            takewhile(lambda item: item[1][1] <= before, self._waiting.items()),
         )
         return {email_id: due_at for email_id, (due_at, _) in islice(old, limit)}
 

@@ -1,4 +1,6 @@
-"""Consumes a queue over one connection, one channel and one prefetch window. Reconnects until it is stopped.
+"""Consumes the lanes' queues over one connection and one channel. Reconnects until it is stopped.
+
+Each lane has a consumer and a prefetch window of its own on the channel, so no lane's messages delay another lane's.
 
 A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
 requeued separately; until then, the part is open. When no part is open, the whole message is acked or returned.
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -23,6 +25,7 @@ from pika import exceptions
 
 from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.controls import NORMAL
 from dispatcher.errors import BrokerRefused, BrokerUnavailable
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
@@ -43,6 +46,7 @@ class Delivery(NamedTuple):
         generation: Identifies the channel of the delivery.
         redelivered: Whether RabbitMQ has delivered the message before.
         part: The index of the delivery's email in the message, from 0.
+        lane: The lane whose queue contained the message.
     """
 
     tag: int
@@ -50,10 +54,11 @@ class Delivery(NamedTuple):
     body: bytes
     redelivered: bool
     part: int = 0
+    lane: str = NORMAL
 
 
 class Consumer:
-    """Consumes one queue.
+    """Consumes the queues of all lanes.
 
     Start `run` as a task. Call all other methods from the same event loop; those that are not coroutines do not wait.
 
@@ -64,7 +69,7 @@ class Consumer:
     def __init__(
         self,
         amqp_url: str,
-        queue: str,
+        queues: Mapping[str, str],
         *,
         prefetch: int,
         on_attempt: Callable[[], None] = lambda: None,
@@ -76,7 +81,8 @@ class Consumer:
         """Creates a consumer. Does not connect yet.
 
         Args:
-            prefetch: The most unacked deliveries that RabbitMQ sends us.
+            queues: The queue of each lane, by lane.
+            prefetch: The most unacked deliveries of each lane that RabbitMQ sends us.
             on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
             on_refused: Called (instead of `on_attempt`) whenever RabbitMQ refuses the login. The consumer keeps trying.
             name: The name of the connection on RabbitMQ's management page.
@@ -86,7 +92,8 @@ class Consumer:
         """
         parameters(amqp_url)
         self._amqp_url = amqp_url
-        self._queue = queue
+        self._queues = dict(queues)
+        self._paused_lanes: set[str] = set()
         self._prefetch = prefetch
         self._on_delivery: Callable[[Delivery], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
@@ -99,6 +106,7 @@ class Consumer:
         self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per open part
         self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether to requeue
         self._session: _Session | None = None
+        self._lanes_lock = asyncio.Lock()
         self._stopping = asyncio.Event()
         self._resumed = asyncio.Event()
         self._resumed.set()
@@ -116,7 +124,7 @@ class Consumer:
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consumes until `cancel` or `close`. Reconnects if the connection is lost, and waits if the queue is missing.
+        """Consumes until `cancel` or `close`. Reconnects if the connection is lost, and waits if a queue is missing.
 
         After `cancel`, returns when the connection is closed or lost.
 
@@ -136,7 +144,7 @@ class Consumer:
             if time.monotonic() - began > STEADY_SECONDS:
                 self._backoff.reset()
             wait = self._backoff.next_wait(random.random)
-            log.warning("broker.connection_lost", queue=self._queue, reason=reason, retry_in_seconds=round(wait, 1))
+            log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(wait, 1))
             await self._pause(wait)
 
     def split(self, delivery: Delivery, count: int) -> list[Delivery]:
@@ -191,6 +199,35 @@ class Consumer:
         """Ends a pause. Idempotent."""
         self._resumed.set()
 
+    async def pause_lane(self, lane: str) -> None:
+        """Stops the deliveries of one lane until `resume_lane`. Its deliveries so far may still be acked or requeued.
+
+        After this method returns, `on_delivery` is not called for this lane. Idempotent.
+        """
+        self._paused_lanes.add(lane)
+        await self._update_lanes()
+
+    async def resume_lane(self, lane: str) -> None:
+        """Ends the pause of a lane. Idempotent."""
+        self._paused_lanes.discard(lane)
+        await self._update_lanes()
+
+    async def _update_lanes(self) -> None:
+        """Starts and cancels consumers, so that exactly the lanes without a pause are consumed."""
+        if self._session is not None:
+            # If the connection is lost, `run` opens a new one for exactly these lanes.
+            with suppress(BrokerUnavailable):
+                await self._consume_lanes(self._session)
+
+    async def _consume_lanes(self, session: _Session) -> None:
+        """Starts and cancels consumers on a channel. Raises ChannelClosed if a queue does not exist."""
+        async with self._lanes_lock:
+            unwanted = self._queues.keys() if self._stopping.is_set() else self._paused_lanes
+            await session.cancel(unwanted)
+            for lane, queue in self._queues.items():
+                if lane not in self._paused_lanes and not self._stopping.is_set():
+                    await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
+
     async def cancel(self) -> None:
         """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
 
@@ -198,8 +235,9 @@ class Consumer:
         """
         self._stopping.set()
         if self._session is not None:
+            self._session.is_consuming = False
             with suppress(BrokerUnavailable):  # the connection is lost, which stops deliveries, too
-                await self._session.cancel()
+                await self._consume_lanes(self._session)
 
     async def close(self) -> None:
         """Stops and closes the connection. Earlier acks have reached RabbitMQ, which redelivers all other messages."""
@@ -234,13 +272,13 @@ class Consumer:
 
     async def _consume_on(self, connection: Connection) -> str | None:
         channel = await connection.open_channel()
-        await channel.call(channel.raw.basic_qos, prefetch_count=self._prefetch)
         if self._stopping.is_set() or not self._resumed.is_set():
             return None
         session = self._session = _Session(connection, channel, self._name)
         try:
-            await session.consume(self._queue, self._receiver())
-            log.info("broker.connected", queue=self._queue)
+            await self._consume_lanes(session)
+            session.begin()
+            log.info("broker.connected", queues=[*self._queues.values()])
             metrics.CONSUMING.set(1)
             self._on_attempt()
             reason = await session.ended()
@@ -252,8 +290,8 @@ class Consumer:
             self._on_lost()
         return reason
 
-    def _receiver(self) -> Callable[[Any, Any, Any, bytes], None]:
-        """The function that pika calls for each delivery. Kept short for speed."""
+    def _receiver(self, lane: str) -> Callable[[Any, Any, Any, bytes], None]:
+        """The function that pika calls for each delivery of a lane. Kept short for speed."""
         generation = self._generation
         outstanding = self._outstanding
         on_delivery = self._on_delivery
@@ -262,7 +300,7 @@ class Consumer:
             if generation == self._generation:
                 tag = method.delivery_tag
                 outstanding[tag] = 1
-                on_delivery(Delivery(tag, generation, body, method.redelivered))
+                on_delivery(Delivery(tag, generation, body, method.redelivered, 0, lane))
 
         return receive
 
@@ -313,29 +351,52 @@ class _Session:
     """A channel that consumes.
 
     Attributes:
-        is_consuming: Whether RabbitMQ has accepted the consumer, and neither side has cancelled it since.
+        is_consuming: Whether RabbitMQ has accepted the consumers, and neither side has ended the session since.
     """
 
-    def __init__(self, connection: Connection, channel: Channel, consumer_tag: str) -> None:
+    def __init__(self, connection: Connection, channel: Channel, name: str) -> None:
         self.connection = connection
         self.channel = channel
         self.is_consuming = False
-        self._consumer_tag = consumer_tag
+        self._name = name
         self._given_up = False
         self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
 
-    async def consume(self, queue: str, receive: Callable[[Any, Any, Any, bytes], None]) -> None:
-        """Starts consuming. Raises ChannelClosed if the queue does not exist."""
-        consume = self.channel.raw.basic_consume
-        await self.channel.call(consume, queue=queue, on_message_callback=receive, consumer_tag=self._consumer_tag)
+    async def consume(
+        self, lane: str, queue: str, receive: Callable[[Any, Any, Any, bytes], None], *, prefetch: int
+    ) -> None:
+        """Starts consuming a lane, with a prefetch window of its own. Idempotent.
+
+        Raises:
+            ChannelClosed: The queue does not exist.
+        """
+        if self._given_up or self._tag(lane) in self.channel.raw.consumer_tags:
+            return
+        # RabbitMQ applies this to each consumer that is started afterwards.
+        await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
+        consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": self._tag(lane)}
+        await self.channel.call(self.channel.raw.basic_consume, **consumer)
+
+    def begin(self) -> None:
+        """Notes that RabbitMQ has accepted the consumers."""
         self.is_consuming = not self._given_up
 
-    async def cancel(self) -> None:
-        """Stops deliveries, and waits for RabbitMQ's confirmation."""
-        self.is_consuming = False
-        if self._consumer_tag in self.channel.raw.consumer_tags:
-            await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._consumer_tag)
+    async def cancel(self, lanes: Iterable[str]) -> None:
+        """Stops the deliveries of these lanes at once, and waits for RabbitMQ's confirmation. Idempotent."""
+        tags = [tag for lane in lanes if (tag := self._tag(lane)) in self.channel.raw.consumer_tags]
+        if not tags:
+            return
+        *others, last = tags
+        try:
+            for tag in others:  # from this call on, pika returns all deliveries of the consumer to RabbitMQ
+                self.channel.raw.basic_cancel(consumer_tag=tag, callback=lambda _: None)
+        except exceptions.AMQPError as error:
+            raise self.channel.fault(error) from error
+        await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=last)
+
+    def _tag(self, lane: str) -> str:
+        return f"{self._name} {lane}"
 
     def give_up(self) -> None:
         """Ends this session because of `Consumer.pause`."""

@@ -144,7 +144,7 @@ def _queue_faults(management: Management, topology: Topology, name: str) -> Iter
         yield TopologyError(words, remedy=_INIT)
     queue = _QueueReport(name, fields)
     yield from _loss_faults(queue)
-    if name == topology.queue:
+    if name != topology.dlq:
         yield from _dead_lettering_faults(queue, topology)
 
 

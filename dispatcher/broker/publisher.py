@@ -108,6 +108,20 @@ class Publisher:
         """
         await self._connected()
 
+    async def count_ready(self, queue: str) -> int:
+        """The number of ready messages in a queue. Does not count messages that are delivered and not yet acked.
+
+        Raises:
+            TopologyError: The queue does not exist.
+            BrokerUnavailable: RabbitMQ is unreachable, or does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(self.batch_seconds):
+                stream = await self._connected()
+                return await stream.count_ready(queue)
+        except TimeoutError:
+            raise BrokerUnavailable(f"RabbitMQ did not answer within {self.batch_seconds:g} s.") from None
+
     async def close(self) -> None:
         """Closes the connection if one is open. A later `publish` opens a new connection."""
         stream, self._stream = self._stream, None
@@ -199,6 +213,7 @@ class _Stream:
         self._returned: Counter[tuple[str, str]] = Counter()
         self._refused_since: dict[str, float] = {}
         self._room = asyncio.Event()
+        self._counting: dict[str, Channel] = {}
         channel.raw.add_on_return_callback(self._on_return)
         channel.closed.add_done_callback(self._on_closed)
 
@@ -220,6 +235,13 @@ class _Stream:
                 return
             self._written += 1
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
+
+    async def count_ready(self, queue: str) -> int:
+        """See `Publisher.count_ready`. RabbitMQ closes the channel of a missing queue, so each queue has a channel."""
+        channel = self._counting.get(queue)
+        if channel is None or channel.closed.done():
+            channel = self._counting[queue] = await self.connection.open_channel()
+        return int((await channel.find_queue(queue)).message_count)
 
     def is_refused(self, queue: str, answers: PublishResults) -> bool:
         """Whether the queue has refused every message for REFUSED_SECONDS, including the messages of `answers`."""

@@ -1,9 +1,10 @@
-"""The exchange and the two queues: declared by `init`, verified when a process starts, counted by `status`.
+"""The exchange and the queues: declared by `init`, verified when a process starts, counted by `status`.
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
-One exchange serves both queues, each bound with its own name. Only `init` declares them. If an existing queue has
-different arguments, RabbitMQ closes the channel on a declaration, and an operator must decide what to do.
+Each lane has a send queue. One exchange serves all queues, each bound with its own name. Only `init` declares them. If
+an existing queue has different arguments, RabbitMQ closes the channel on a declaration, and an operator must decide
+what to do.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any, Final
 from dispatcher.broker.connection import Channel, Connection, open_connection
 from dispatcher.broker.faults import ACCESS_REFUSED, NOT_FOUND, PRECONDITION_FAILED, ChannelClosed
 from dispatcher.config import Settings
+from dispatcher.domain.controls import DEFAULT_LANES, send_queue
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000
@@ -51,36 +53,43 @@ class Topology:
     """The exchange and queues that must exist on RabbitMQ.
 
     Attributes:
-        queue: The send queue.
+        queue: The send queue of the normal lane; begins the names of the other lanes' send queues.
         dlq: The queue of dead letters.
-        queue_type: `quorum` or `classic`, for both queues.
+        queue_type: `quorum` or `classic`, for all queues.
+        lanes: The lanes, most urgent first.
     """
 
     exchange: str
     queue: str
     dlq: str
     queue_type: str = "quorum"
+    lanes: tuple[str, ...] = DEFAULT_LANES
 
     @classmethod
     def of(cls, settings: Settings) -> Topology:
         """The topology from the settings."""
-        return cls(settings.exchange, settings.queue, settings.dlq, settings.queue_type)
+        return cls(settings.exchange, settings.queue, settings.dlq, settings.queue_type, settings.lanes)
 
     @property
-    def queues(self) -> tuple[str, str]:
-        """The names of both queues. The DLQ is first, because the send queue refers to the DLQ."""
-        return self.dlq, self.queue
+    def send_queues(self) -> dict[str, str]:
+        """The send queue of each lane, by lane, most urgent first."""
+        return {lane: send_queue(self.queue, lane) for lane in self.lanes}
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The names of all queues. The DLQ is first, because the send queues refer to the DLQ."""
+        return self.dlq, *self.send_queues.values()
 
     def variable(self, queue: str) -> str:
         """The setting that contains this queue's name."""
-        return "DISPATCHER_QUEUE" if queue == self.queue else "DISPATCHER_DLQ"
+        return "DISPATCHER_DLQ" if queue == self.dlq else "DISPATCHER_QUEUE"
 
     def arguments(self, queue: str) -> dict[str, Any]:
         """The arguments with which a queue is declared."""
         arguments: dict[str, Any] = {"x-queue-type": self.queue_type}
         if self.queue_type == "quorum":
             arguments["x-delivery-limit"] = DELIVERY_LIMIT
-        if queue == self.queue:
+        if queue != self.dlq:
             arguments |= {"x-dead-letter-exchange": self.exchange, "x-dead-letter-routing-key": self.dlq}
             if self.queue_type == "quorum":
                 # A dead letter leaves the send queue only after the DLQ has confirmed it. This needs `reject-publish`,
@@ -152,7 +161,7 @@ async def depths(amqp_url: str, topology: Topology, *, ca_file: Path | None = No
 
 
 class QueueWatch:
-    """Reads the counts of both queues over one connection. Verifies the topology after each connect."""
+    """Reads the counts of all queues over one connection. Verifies the topology after each connect."""
 
     def __init__(self, amqp_url: str, topology: Topology, *, name: str, ca_file: Path | None = None) -> None:
         """Creates a watch. Does not connect yet.
@@ -165,7 +174,7 @@ class QueueWatch:
         self._connection: Connection | None = None
 
     async def look(self) -> dict[str, FoundQueue]:
-        """The current counts of both queues, by name.
+        """The current counts of all queues, by name.
 
         Raises:
             TopologyError: An object is missing or has different arguments.
@@ -188,8 +197,9 @@ class QueueWatch:
 
 
 async def _find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
-    """The current counts of both queues, the send queue first."""
-    return {queue: await _find(connection, queue) for queue in reversed(topology.queues)}
+    """The current counts of all queues, the DLQ last."""
+    dlq, *send_queues = topology.queues
+    return {queue: await _find(connection, queue) for queue in (*send_queues, dlq)}
 
 
 async def _find(connection: Connection, queue: str) -> FoundQueue:

@@ -36,11 +36,12 @@ class User:
 
 def users_of(topology: Topology) -> list[User]:
     """The users of this topology, each with no more permissions than it uses."""
-    everything = _exactly(topology.exchange, topology.queue, topology.dlq)
+    send_queues = topology.send_queues.values()
+    everything = _exactly(topology.exchange, *send_queues, topology.dlq)
     exchange = _exactly(topology.exchange)
     return [
         User("producer", "`dispatcher api`: publishes the emails that it accepts", write=exchange),
-        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=_exactly(topology.queue)),
+        User("worker", "`dispatcher run`: publishes and consumes", write=exchange, read=_exactly(*send_queues)),
         User(
             "operator",
             "an operator: `dispatcher init` creates the queues, `dlq` reads and repairs them",

@@ -302,7 +302,8 @@ def check_rabbitmq(settings: Settings) -> Iterator[Finding]:
     topology = Topology.of(settings)
     try:
         asyncio.run(verify(settings.amqp_url, topology, ca_file=settings.ca_file))
-        queues = f"queues {topology.queue} and {topology.dlq}"
+        dlq, *send_queues = topology.queues
+        queues = f"queues {', '.join(send_queues)} and {dlq}"
         yield passed("RabbitMQ", f"reachable; exchange {topology.exchange}, {queues} exist with the right arguments")
     except ServerUnavailable as error:
         yield failed("RabbitMQ", error, _START.format(variable="DISPATCHER_AMQP_URL"))
@@ -352,8 +353,10 @@ def _quorum_finding(offline: OfflineMembers) -> Finding:
 def _check_consumer_timeout(settings: Settings, management: Management) -> Finding:
     """Warns if RabbitMQ may close a worker's channel because the worker has not acked a message in time."""
     from dispatcher.broker.inspection import CONSUMER_TIMEOUT_SECONDS, consumer_timeout_in
+    from dispatcher.broker.topology import Topology
 
-    found = consumer_timeout_in(management.queue(settings.queue) or {})
+    reports = [management.queue(queue) or {} for queue in Topology.of(settings).send_queues.values()]
+    found = min((timeout for each in reports if (timeout := consumer_timeout_in(each)) is not None), default=None)
     seconds = CONSUMER_TIMEOUT_SECONDS if found is None else found
     # A message waits for a send slot, for its attempt, and, if PostgreSQL is unreachable, for the commit of the result.
     held = 2 * settings.send_timeout_seconds + settings.lease_seconds + settings.drain_seconds

@@ -35,7 +35,9 @@ _SKIPPED_SHOWN: Final = 1000
 _OUTCOME_TEXTS: Final = {
     "replayed": "can be sent again",
     "already_sent": "already sent",
-    "under_way": "already pending or being sent",
+    "under_way": "already pending, waiting or being sent",
+    "cancelled": "cancelled",
+    "expired": "cannot be sent again: expired",
     "discarded": "discarded; `dispatcher dlq replay ID` can still send a discarded email again",
     "may_have_arrived": "may have arrived: held, or an attempt got no answer; add --held to replay these, too",
     "content_pruned": "cannot be sent again: content was deleted",

@@ -71,8 +71,8 @@ def show(
       dispatcher dlq show order-17-receipt --reveal --reason "ticket 4711"
       dispatcher dlq show p-3fa9c1d2e0b4 --export message.bin
 
-    Give the email's id or its message key. The output has the email's status, the reason why a pending or sending email
-    waits, every attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ
+    Give the email's id or its message key. The output has the email's status, the reason why an email is not sent yet,
+    every attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ
     with its x-death header.
 
     Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.

@@ -21,7 +21,7 @@ from dispatcher.config import Settings
 from dispatcher.domain.email import Email
 from dispatcher.domain.json_names import has_duplicate_name
 from dispatcher.errors import DispatcherError, InvalidEmail
-from dispatcher.producers import BATCH_EMAILS, Acceptance, enqueue_many
+from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
@@ -191,6 +191,8 @@ def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: T
             tally.conflicts += 1
             reason = f"{answer.message_key!r} belongs to email {answer.email_id}, which has different content"
             tally.refuse(Refusal(entry.number, "message_key", reason))
+        if answer.acceptance is Acceptance.EXPIRED:
+            tally.refuse(Refusal(entry.number, "expires_at", ALREADY_EXPIRED))
 
 
 @contextmanager

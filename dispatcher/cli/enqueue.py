@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -11,8 +12,11 @@ import orjson
 
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import known_lane
 from dispatcher.cli.output import print_data, print_json
 from dispatcher.domain.email import Email
+from dispatcher.domain.email_json import instant_of
 from dispatcher.domain.email_rules import shown
 from dispatcher.domain.outgoing import Attachment
 from dispatcher.domain.status import OnUncertain
@@ -67,6 +71,15 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too, for example a legal notice."
 )
+@click.option("--send-at", metavar="TIME", help="Not before this time, such as 2026-12-24T18:00:00+01:00.")
+@click.option("--expires-at", metavar="TIME", help="Never from this time on: the email is cancelled instead.")
+@click.option(
+    "--expires-in",
+    type=Age(),
+    metavar="DURATION",
+    help="As --expires-at, counted from now, or from --send-at: a number and a unit, such as 10m or 2h.",
+)
+@click.option("--lane", help="The lane, such as urgent.  [default: by the sender's rule, or normal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
 def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
@@ -76,7 +89,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
       dispatcher enqueue --key order-17-receipt --from 'Shop <shop@example.com>' \\
                          --to ann@example.org --subject Receipt --text-file receipt.txt --attach receipt.pdf
       dispatcher enqueue --key login-4711 --from login@example.com --to ann@example.org --subject 'Your code' \\
-                         --text '4711 is your code.' --erase-after-sending
+                         --text '4711 is your code.' --erase-after-sending --expires-in 10m
       dispatcher enqueue --key order-17-receipt --from shop@example.com --to ann@example.org \\
                          --template d-0c1a --template-data '{"number": 17}'
       dispatcher enqueue --file emails.jsonl
@@ -92,9 +105,12 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
 
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
-    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending and
-    ignore_suppression. The command reports each invalid line by its number, and enqueues all valid lines. After an
-    interruption, enqueue the same file again.
+    content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending,
+    ignore_suppression, send_at, expires_at and lane. The command reports each invalid line by its number, and enqueues
+    all valid lines. After an interruption, enqueue the same file again.
+
+    The times belong to the content. So a repeat with --expires-in has different content, unless --send-at is given too.
+    To repeat a command safely, use --expires-at.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.
@@ -145,7 +161,8 @@ def _email(options: dict[str, Any]) -> Email:
     _check_presence(options)
     flags = ("erase_after_sending", "ignore_suppression")
     listed = ("to", "cc", "bcc", "reply_to", "tags")
-    optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain")
+    known_lane(options["lane"], "--lane")
+    optional = ("subject", "template_id", "tenant_id", "correlation_id", "on_uncertain", "lane")
     arguments = {
         "headers": _headers(options["headers"]),
         "attachments": [_attachment(path) for path in options["attach"]],
@@ -153,6 +170,7 @@ def _email(options: dict[str, Any]) -> Email:
         "html": _body("html", options),
         "template_data": _template_data(options["template_data"]),
         "allowed_headers": read_settings().allowed_provider_headers,
+        **_times(options),
         **{name: options[name] for name in ("message_key", "sender", *flags, *listed)},
         **{name: options[name] for name in optional if options[name] is not None},
     }
@@ -193,6 +211,19 @@ def _body(kind: str, options: dict[str, Any]) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise click.UsageError(f"--{kind}-file {path} cannot be read: {reason}.") from error
+
+
+def _times(options: dict[str, Any]) -> dict[str, datetime]:
+    times = {
+        name: instant_of(_option_name(name), options[name])
+        for name in ("send_at", "expires_at")
+        if options[name] is not None
+    }
+    if (seconds := options["expires_in"]) is not None:
+        if "expires_at" in times:
+            raise click.UsageError("--expires-at and --expires-in are both given. Give only one.")
+        times["expires_at"] = times.get("send_at", datetime.now(UTC)) + timedelta(seconds=seconds)
+    return times
 
 
 def _template_data(given: str | None) -> Any:

@@ -1,4 +1,4 @@
-"""The command-line options that select failed and held emails."""
+"""The command-line options that select failed and held emails, and emails that are not sent yet."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dispatcher.domain.status import Status
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
     from dispatcher.store.failures import Selection
+    from dispatcher.store.unsent import UnsentFilter
 
 T = TypeVar("T")
 
@@ -101,7 +102,26 @@ _OPTIONS: Final = {
     ),
 }
 """The options by the name of their parameter."""
+_FIELDS: Final = {"older_than": "older_than_seconds", "newer_than": "newer_than_seconds"}
+"""The fields of a filter whose options have other names."""
 DEFAULT_TENANT: Final = "default"
+
+
+_UNSENT_OPTIONS: Final = {
+    "status": click.option(
+        "--status",
+        type=click.Choice(["pending", "waiting"]),
+        help="Only this status: due, or not due yet.  [default: both]",
+    ),
+    "tenant_id": _OPTIONS["tenant_id"],
+    "lane": click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only emails of this lane."),
+    "correlation_id": click.option(
+        "--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id."
+    ),
+    "older_than": _OPTIONS["older_than"],
+    "newer_than": _OPTIONS["newer_than"],
+}
+"""As `_OPTIONS`, for pending and waiting emails."""
 
 
 def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
@@ -111,41 +131,56 @@ def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T
         fixed: Values for filter parameters that get no option.
     """
 
-    def with_options(command: Callable[..., T]) -> Callable[..., T]:
-        names = [name for name in _OPTIONS if name not in fixed]
+    def select(values: dict[str, Any]) -> Selection:
+        from dispatcher.store.failures import Selection
 
+        return Selection(**(fixed | values))
+
+    return _with_options({name: option for name, option in _OPTIONS.items() if name not in fixed}, select)
+
+
+def unsent_filter_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Adds the options of a filter for pending and waiting emails; see `filter_options`."""
+
+    def select(values: dict[str, Any]) -> UnsentFilter:
+        from dispatcher.store.unsent import UnsentFilter
+
+        return UnsentFilter(**values)
+
+    return _with_options(_UNSENT_OPTIONS, select)(command)
+
+
+def _with_options(
+    options: dict[str, Callable[..., Any]], select: Callable[[dict[str, Any]], Any]
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    def with_options(command: Callable[..., T]) -> Callable[..., T]:
         @wraps(command)
         def with_selection(**arguments: Any) -> T:
-            from dispatcher.store.failures import Selection
+            values = {_FIELDS.get(name, name): arguments.pop(name) for name in options}
+            if values.get("status") is not None:
+                values["status"] = Status(values["status"])
+            return command(selection=select(values), **arguments)
 
-            values = fixed | {name: arguments.pop(name) for name in names}
-            status, older_than, newer_than = (values.pop(name) for name in ("status", "older_than", "newer_than"))
-            selection = Selection(
-                status=Status(status) if status else None,
-                older_than_seconds=older_than,
-                newer_than_seconds=newer_than,
-                **values,
-            )
-            return command(selection=selection, **arguments)
-
-        for name in reversed(names):
-            with_selection = _OPTIONS[name](with_selection)
+        for option in reversed(options.values()):
+            with_selection = option(with_selection)
         return with_selection
 
     return with_options
 
 
-held_filter_options: Final = filter_options(status="held", discarded=None)
+held_filter_options: Final = filter_options(status=Status.HELD, discarded=None)
 """The options of a filter for held emails, including those whose dead letter was discarded."""
 
 
-def filters_of(selection: Selection) -> set[str]:
+def filters_of(selection: Selection | UnsentFilter) -> set[str]:
     """The names of the filters that the operator gave."""
-    is_of_held = selection.status is Status.HELD and selection.discarded is None
+    is_of_held = selection.status is Status.HELD and getattr(selection, "discarded", None) is None
     return selection.filters.keys() - ({"status"} if is_of_held else set())
 
 
-def require_names_or_filter(names: Sequence[str], selection: Selection, ways: str, *, is_chosen: bool = False) -> None:
+def require_names_or_filter(
+    names: Sequence[str], selection: Selection | UnsentFilter, ways: str, *, is_chosen: bool = False
+) -> None:
     """Checks that the command line selects emails by names or by a filter, not by both.
 
     With names, `--tenant` is not a filter: it says which tenant the message keys belong to.

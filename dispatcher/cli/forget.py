@@ -48,13 +48,13 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
     address gets no email; --suppressions removes it. The audit log gets no address.
 
     Reads the recipients of every email with content: about a minute per million emails. It may be interrupted and
-    repeated. Pending and sending emails are listed and not changed: run the command again when they are finished.
+    repeated. Emails that are not finished are listed and not changed: run the command again when they are finished.
+    `dispatcher cancel` finishes pending and waiting emails at once.
 
     It cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
     See "A person asks for erasure" in docs/runbook.md.
 
-    Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 pending, sending or locked emails are
-    left.
+    Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 unfinished or locked emails are left.
 
     \b
     JSON: {"dry_run": false, "emails": 2, "contents": 2, "attachments": 0, "events": 3, "suppressions": 1,
@@ -113,7 +113,7 @@ def _report(forgotten: Forgotten, *, dry_run: bool, removes: bool) -> None:
             say(f"{'Would remove' if dry_run else 'Removed'} {entries}.")
         else:
             say(f"{'Would keep' if dry_run else 'Kept'} {entries}, so that the address gets no email.")
-    _list("pending or sending; run the command again when finished", forgotten.unfinished)
+    _list("pending, waiting or sending; cancel them, or run the command again when finished", forgotten.unfinished)
     _list("locked by another transaction; run the command again later", forgotten.locked)
 
 

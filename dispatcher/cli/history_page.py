@@ -33,6 +33,7 @@ _NAMES: Final = {
     "published_at": "published",
     "sent_at": "sent",
     "publish_due_at": "publish due",
+    "expires_at": "expires",
     "dead_letter_due_at": "dead letter due",
     "dead_letter_discarded_at": "dead letter discarded",
     "attempt_number": "attempt",
@@ -50,7 +51,10 @@ _NAMES: Final = {
     "html_body": "html",
 }
 _EXPLAINED: Final = frozenset(
-    {"attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_by", "locked_until"}
+    {
+        *("attempt_count", "attempt_base", "was_uncertain", "crash_count", "locked_by", "locked_until"),
+        *("wait_until", "wait_reason", "redelivery_count"),
+    }
 )
 """Columns that `_explained_fields` shows in a different form."""
 
@@ -97,6 +101,8 @@ def _explained_fields(row: Record) -> dict[str, Any]:
     fields: dict[str, Any] = {"attempts": f"{row['attempt_count']:,}"}
     if row["attempt_base"]:
         fields["attempts"] += f", {row['attempt_count'] - row['attempt_base']:,} since the last replay or recovery"
+    if row["redelivery_count"]:
+        fields["redeliveries"] = f"{row['redelivery_count']:,}"
     if row["was_uncertain"]:
         fields["may have arrived"] = "yes: the outcome of an attempt is unknown"
     if row["crash_count"]:
@@ -115,6 +121,8 @@ def _explained_fields(row: Record) -> dict[str, Any]:
 def _wait(waiting: WaitExplanation | None) -> dict[str, Any]:
     if waiting is None:
         return {}
+    if waiting.because is not None:
+        return {"waits": f"until {_text(waiting.until)} because {waiting.because}"}
     until = "" if waiting.until is None else f", until {_text(waiting.until)}"
     return {"waits": f"{waiting.reason.replace('_', ' ')}{until}: {waiting.detail}"}
 

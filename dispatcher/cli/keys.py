@@ -9,7 +9,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import json_option
+from dispatcher.cli.options import json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.domain.api_key import Scope, Secret, shown
@@ -89,6 +89,14 @@ def command() -> None:
     metavar="N",
     help="Allow at most N recipients per UTC day, in all API processes together.  [default: no limit]",
 )
+@click.option("--lane", help="The lane of emails that name none.  [default: by the sender's rule, or normal]")
+@click.option(
+    "--allow-lane",
+    "allowed_lanes",
+    multiple=True,
+    metavar="LANE",
+    help="Allow emails that name this lane, besides that of --lane. Repeatable.",
+)
 @json_option()
 def create(*, as_json: bool, **options: Any) -> int:
     """Create a key and print it. It is never shown again: only its hash is stored.
@@ -96,6 +104,7 @@ def create(*, as_json: bool, **options: Any) -> int:
     \b
     Examples:
       dispatcher keys create --name shop --from-domain example.com
+      dispatcher keys create --name login --from-address otp@example.com --lane urgent
       dispatcher keys create --name dashboard --scope read
       dispatcher keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000
     """
@@ -141,6 +150,8 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
         "sender_addresses": addresses,
         "requests_per_second": options["per_second"],
         "recipients_per_day": options["recipients_per_day"],
+        "lane": known_lane(options["lane"], "--lane"),
+        "allowed_lanes": sorted({str(known_lane(lane, "--allow-lane")) for lane in options["allowed_lanes"]}),
     }
 
 
@@ -160,7 +171,7 @@ def _senders(options: dict[str, Any]) -> tuple[list[str] | None, list[str] | Non
 
 
 def _comparable(kind: str, text: str) -> str:
-    from dispatcher.api.senders import comparable_address
+    from dispatcher.store.comparable_address import comparable_address
 
     before = "x@" if kind == "domain" else ""
     try:
@@ -173,7 +184,7 @@ def _comparable(kind: str, text: str) -> str:
 @click.option("--all", "with_revoked", is_flag=True, help="Include revoked keys.")
 @json_option()
 def list_(*, with_revoked: bool, as_json: bool) -> int:
-    """List the keys: id, name, tenant, scopes, senders, limits. Secrets are never shown.
+    """List the keys: id, name, tenant, scopes, senders, lanes, limits. Secrets are never shown.
 
     \b
     Examples:
@@ -188,7 +199,7 @@ def list_(*, with_revoked: bool, as_json: bool) -> int:
     if as_json:
         print_json([_document(key) for key in keys])
     elif keys:
-        table = Table("key", "name", "tenant", "scopes", "senders", "requests/s", "recipients/day", "created")
+        table = Table("key", "name", "tenant", "scopes", "senders", "lanes", "requests/s", "recipients/day", "created")
         for key in keys:
             table.add(*_row(key))
         table.show()
@@ -207,6 +218,8 @@ def _document(key: Any) -> dict[str, Any]:
         "from_addresses": None if key.sender_addresses is None else sorted(key.sender_addresses),
         "per_second": key.requests_per_second,
         "recipients_per_day": key.recipients_per_day,
+        "lane": key.lane,
+        "allowed_lanes": sorted(key.allowed_lanes),
         "created_at": key.created_at,
         "revoked_at": key.revoked_at,
     }
@@ -217,7 +230,11 @@ def _row(key: Any) -> list[str]:
     created = f"{key.created_at:%Y-%m-%d %H:%M}" + (" (revoked)" if key.revoked_at else "")
     limits = ["-" if limit is None else f"{limit:g}" for limit in (key.requests_per_second, key.recipients_per_day)]
     names = [shown(key.key_id), key.name, key.tenant_id, " ".join(sorted(key.scopes))]
-    return [*names, "any" if senders is None else ", ".join(senders) or "-", *limits, created]
+    lanes = sorted(key.allowed_lanes - {key.lane})
+    return [
+        *(*names, "any" if senders is None else ", ".join(senders) or "-"),
+        *(" ".join([key.lane, *lanes] if key.lane else lanes) or "-", *limits, created),
+    ]
 
 
 @command.command("revoke")

@@ -55,6 +55,23 @@ def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], C
     return click.option("--json", "as_json", is_flag=True, help=about)
 
 
+def known_lane(lane: str | None, option: str) -> str | None:
+    """Returns the lane.
+
+    Args:
+        option: The option that contained the lane, for the error.
+
+    Raises:
+        UsageError: DISPATCHER_LANES does not contain the lane.
+    """
+    from dispatcher.cli.environment import load_settings
+
+    lanes = load_settings().lanes
+    if lane is not None and lane not in lanes:
+        raise click.UsageError(f"{option}: there is no lane {lane!r}. DISPATCHER_LANES has: {', '.join(lanes)}.")
+    return lane
+
+
 def confirm(question: str, *, yes: bool) -> None:
     """Asks the operator on the terminal, unless `yes` is true.
 

@@ -47,19 +47,24 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
 
     \b
     Statuses:
-      pending  enqueued; waits for a worker, or for its next attempt
-      sending  a worker has leased it
-      sent     the provider accepted it
-      failed   it will not be sent: see `dispatcher dlq`
-      held     it is unknown whether the provider accepted it: see `dispatcher held`
+      pending    enqueued; waits for a worker, or for its next attempt
+      waiting    waits for a later time: it is scheduled, or will be redelivered
+      sending    a worker has leased it
+      sent       the provider accepted it
+      failed     it will not be sent: see `dispatcher dlq`
+      held       it is unknown whether the provider accepted it: see `dispatcher held`
+      cancelled  it was cancelled, or has expired, before it was sent
 
     Needs DISPATCHER_DATABASE_URL and DISPATCHER_AMQP_URL. If PostgreSQL is unreachable, the command fails. If RabbitMQ
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
 
-    `oldest_pending_seconds` is the age of the oldest pending email. Due emails wait until the relay publishes them:
-    `longest_due_seconds` is the longest such wait. `latency_seconds` has percentiles of the time from enqueue to
-    acceptance, for the newest emails (at most 1,000) of the last ten minutes.
+    An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery.
+
+    `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
+    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. Both leave out what an
+    operator paused (`pauses`). `latency_seconds` has percentiles of the time to acceptance since an email could first
+    be sent, for the newest emails (at most 1,000) of the last ten minutes.
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
@@ -77,11 +82,15 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
 
     \b
     JSON:
-      {"emails": {"pending": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0},
-       "queues": {"email.dispatcher.send": 0, "email.dispatcher.dlq": 0},
+      {"emails": {"pending": 0, "waiting": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0,
+                  "cancelled": 0},
+       "queues": {"email.dispatcher.send.urgent": 0, "email.dispatcher.send": 0, "email.dispatcher.send.bulk": 0,
+                  "email.dispatcher.dlq": 0},
        "oldest_pending_seconds": null, "longest_due_seconds": null,
        "expiring": {"emails": 2, "first_in_seconds": 432000.0},
        "providers": {"smtp": {"state": "open", "workers": 2, "reason": "connection_failed", "seconds_left": 1.5}},
+       "pauses": [{"scope": "tenant", "name": "acme", "until": "2026-11-23T14:00:00+00:00", "reason": "complaints",
+                   "actor": "ann@ops-1", "began_at": "2026-11-23T12:00:00+00:00"}],
        "vanished_hosts": [{"name": "host-2", "in_flight": 64, "settled_in_seconds": 27.5, "silent_seconds": null}],
        "unready": "worker 1 could not boot, 3 times in a row: ...",
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
@@ -111,26 +120,37 @@ def take_snapshot(settings: Settings) -> Snapshot:
     from dispatcher.monitor.readiness_client import fetch_unready
     from dispatcher.store.activity import MISSED_REPORTS, list_silent_hosts, list_workers, measure_latency
     from dispatcher.store.connections import connected
+    from dispatcher.store.controls import list_pauses_sync
     from dispatcher.store.counts import count_emails
     from dispatcher.store.providers import find_troubles_sync
 
     with connected(settings.database_url, name="dispatcher status") as connection:
         counts = count_emails(connection)
-        troubles = find_troubles_sync(connection)
+        troubles, pauses = find_troubles_sync(connection), list_pauses_sync(connection)
         workers, latency = list_workers(connection), measure_latency(connection)
         longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
         silent = list_silent_hosts(connection, after_seconds=longest_seconds)
     expiring = asyncio.run(_count_expiring(settings))
     queues, fault = None, None
     try:
-        found = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
-        queues = {queue: found[queue] for queue in (settings.queue, settings.dlq)}
+        queues = asyncio.run(depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))
     except (BrokerUnavailable, TopologyError) as error:
         fault = str(error)
     unready = asyncio.run(fetch_unready(settings.metrics_address))
     recovery_seconds = longest_recovery_seconds(settings.lease_seconds)
     return Snapshot(
-        counts, expiring, troubles, workers, silent, unready, recovery_seconds, latency, queues, fault, time.monotonic()
+        counts,
+        expiring,
+        troubles,
+        pauses,
+        workers,
+        silent,
+        unready,
+        recovery_seconds,
+        latency,
+        queues,
+        fault,
+        time.monotonic(),
     )
 
 

@@ -14,6 +14,7 @@ from dispatcher.store.activity import VanishedHost, find_vanished_hosts
 from dispatcher.store.outbox import AHEAD_SECONDS
 
 if TYPE_CHECKING:
+    from dispatcher.domain.controls import Pause
     from dispatcher.domain.waiting import ProviderProblem
     from dispatcher.store.activity import Latency, WorkerSeen
     from dispatcher.store.counts import Counts
@@ -31,6 +32,7 @@ class Snapshot:
     Attributes:
         expiring: Failed and held emails whose content will soon be deleted; None if content is kept for ever.
         troubles: Providers that at least one worker cannot use now.
+        pauses: The operators' pauses that are in force.
         silent_seconds: How long each host's monitor has not reported. Has only hosts that are silent for too long.
         unready: The processes of this host that do not work, and why; None if all work, or if no monitor answers.
         recovery_seconds: The longest time from the expiry of a vanished host's lease until another host recovers it.
@@ -42,6 +44,7 @@ class Snapshot:
     counts: Counts
     expiring: ExpiringEmails | None
     troubles: list[ProviderProblem]
+    pauses: list[Pause]
     workers: list[WorkerSeen]
     silent_seconds: Mapping[str, float]
     unready: str | None
@@ -72,6 +75,7 @@ class Snapshot:
                 trouble.provider: {name: getattr(trouble, name) for name in _PROVIDER_FIELDS}
                 for trouble in self.troubles
             },
+            "pauses": [asdict(pause) for pause in self.pauses],
             "vanished_hosts": [
                 {
                     "name": host.name,
@@ -100,8 +104,9 @@ def table(snapshot: Snapshot, *, coloured: bool) -> list[str]:
 
 
 def _troubles(snapshot: Snapshot, *, coloured: bool) -> list[str]:
-    """The faults of providers and processes, one per line. In the table, a long reason would widen the columns."""
-    lines = [
+    """Pauses, and the faults of providers and processes, one per line. Long reasons would widen the table's columns."""
+    lines = [(pause.describe(), "yellow") for pause in snapshot.pauses]
+    lines += [
         (f"{trouble.provider}: {_describe(trouble)}", "yellow" if trouble.state == "paused" else "red")
         for trouble in snapshot.troubles
     ]
@@ -138,9 +143,10 @@ def _table(snapshot: Snapshot) -> Table:
     shown.add_gap()
     if snapshot.queues is None:
         shown.add("queues", "unknown")
-    for number, (queue, depth) in enumerate((snapshot.queues or {}).items()):
-        # The second queue is the DLQ: a dead letter needs an operator.
-        shown.add(queue, f"{depth:,}", style="red" if depth and number else "")
+    queues = snapshot.queues or {}
+    for number, (queue, depth) in enumerate(queues.items(), 1):
+        # The last queue is the DLQ: a dead letter needs an operator.
+        shown.add(queue, f"{depth:,}", style="red" if depth and number == len(queues) else "")
     return shown
 
 

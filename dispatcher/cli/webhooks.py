@@ -30,7 +30,8 @@ _SAVE: Final = "Save this secret now: it is not shown again. The receiver needs 
 
 @click.group("webhooks")
 def command() -> None:
-    """Post events about emails to an application: sent, failed, held, delivered, bounced, complained, suppressed.
+    """Post events about emails to an application: sent, failed, held, delivered, bounced, complained, suppressed,
+    cancelled.
 
     \b
     Examples:

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import quote
 from uuid import UUID
@@ -25,6 +26,8 @@ from dispatcher.client.results import (
 )
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
+from dispatcher.domain.email_rules import instant
+from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
 
 T = TypeVar("T")
@@ -81,6 +84,25 @@ def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
     return ApiCall(_parse_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
 
 
+def cancel(email_id: UUID, reason: str) -> ApiCall[Status]:
+    """The request that cancels an email."""
+    return _change(email_id, "cancel", {"reason": reason})
+
+
+def reschedule(email_id: UUID, send_at: datetime, reason: str) -> ApiCall[Status]:
+    """The request that changes when an email is sent.
+
+    Raises:
+        InvalidEmail: `send_at` has no time zone, or is too far ahead.
+    """
+    return _change(email_id, "reschedule", {"send_at": instant("send_at", send_at), "reason": reason})
+
+
+def _change(email_id: UUID, verb: str, document: dict[str, object]) -> ApiCall[Status]:
+    path = f"/v1/emails/{email_id}/{verb}"
+    return ApiCall(_parse_changed, "POST", path, (_JSON,), orjson.dumps(document))
+
+
 def events(after: str | None, limit: int) -> ApiCall[EventPage]:
     """The request for the events after a cursor."""
     query = f"?limit={limit}" + ("" if after is None else f"&after={quote(after, safe='')}")
@@ -100,6 +122,10 @@ def _parse_receipt(response: ApiResponse) -> Receipt:
 
 def _parse_status(response: ApiResponse) -> EmailStatus:
     return parse_status(orjson.loads(response.body))
+
+
+def _parse_changed(response: ApiResponse) -> Status:
+    return Status(orjson.loads(response.body)["status"])
 
 
 def parse_problem(response: ApiResponse) -> ApiProblem:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 from uuid import UUID
@@ -21,15 +21,18 @@ from dispatcher.client.calls import (
     ApiResponse,
     RetrySchedule,
     base_url,
+    cancel,
     events,
     get,
     get_by_key,
     parse_problem,
+    reschedule,
     send,
     send_many,
 )
 from dispatcher.client.results import EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
+from dispatcher.domain.status import Status
 
 T = TypeVar("T")
 Builder = TypeVar("Builder", RequestBuilder, SyncRequestBuilder)
@@ -39,6 +42,8 @@ SECONDS: Final = 60.0
 ATTEMPT_SECONDS: Final = 15.0
 PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
+_FINAL_CODES: Final = frozenset({"too-late"})
+"""Problems with such a status that a repetition cannot solve."""
 
 
 class _BaseClient(ABC):
@@ -89,7 +94,8 @@ class _BaseClient(ABC):
                 if response.status in (200, 202):
                     return call.parse(response)
                 problem = parse_problem(response)
-                wait = retries.next_wait(problem.retry_after) if response.status in RETRIED_STATUSES else None
+                is_retried = response.status in RETRIED_STATUSES and problem.code not in _FINAL_CODES
+                wait = retries.next_wait(problem.retry_after) if is_retried else None
                 if wait is None:
                     raise problem
             await self._sleep(wait)
@@ -152,6 +158,30 @@ class Client(_BaseClient):
         """Returns an email's status by its message key. Raises the same errors as `get`."""
         return _result(self._request(get_by_key(message_key)))
 
+    def cancel(self, email_id: UUID, *, reason: str) -> Status:
+        """Cancels an email that is pending or waiting; returns its status, `cancelled`. Idempotent.
+
+        Args:
+            reason: A few words for the audit log, without addresses.
+
+        Raises:
+            ApiProblem: with the code `too-late` and the `email_status` if a worker has leased the email, or it is sent,
+                failed or held; with the code `not-found` if the tenant has no email with this id.
+        """
+        return _result(self._request(cancel(email_id, reason)))
+
+    def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
+        """Lets an email that is pending or waiting wait until a time; returns its status, `waiting`.
+
+        Args:
+            send_at: With a time zone. A time that has passed means at once.
+
+        Raises:
+            InvalidEmail: `send_at` has no time zone, or is too far ahead.
+            ApiProblem: See `cancel`. With the code `invalid-body` if the email expires before `send_at`.
+        """
+        return _result(self._request(reschedule(email_id, send_at, reason)))
+
     def events(self, *, after: str | None = None) -> Events:
         """An iterator of the events since a cursor, oldest first; None for the oldest event that is kept."""
         return Events(self, after)
@@ -203,6 +233,14 @@ class AsyncClient(_BaseClient):
     async def get_by_key(self, message_key: str) -> EmailStatus:
         """See `Client.get_by_key`."""
         return await self._request(get_by_key(message_key))
+
+    async def cancel(self, email_id: UUID, *, reason: str) -> Status:
+        """See `Client.cancel`."""
+        return await self._request(cancel(email_id, reason))
+
+    async def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
+        """See `Client.reschedule`."""
+        return await self._request(reschedule(email_id, send_at, reason))
 
     def events(self, *, after: str | None = None) -> AsyncEvents:
         """See `Client.events`."""

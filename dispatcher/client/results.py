@@ -20,6 +20,7 @@ class ApiProblem(DispatcherError):
         code: The problem's code, such as `invalid-email`; `unknown` if the response is not from the API.
         errors: The mistakes in the request. Each has `detail`, and `pointer`, `header` or `parameter`.
         retry_after: The API's Retry-After in seconds; None without that header.
+        email_status: With the code `too-late`, the email's status; otherwise None.
     """
 
     def __init__(self, status: int, document: Mapping[str, Any], retry_after: float | None = None) -> None:
@@ -27,6 +28,7 @@ class ApiProblem(DispatcherError):
         self.code = str(document.get("code", "unknown"))
         self.errors: Sequence[Mapping[str, str]] = document.get("errors", ())
         self.retry_after = retry_after
+        self.email_status = Status(document["email_status"]) if "email_status" in document else None
         where = "; ".join(": ".join(map(str, error.values())) for error in self.errors)
         words = [str(document.get("title", f"The HTTP status was {status}.")), str(document.get("detail", "")), where]
         super().__init__(" ".join(word for word in words if word))
@@ -109,7 +111,7 @@ class EmailStatus:
     """An email's status.
 
     Attributes:
-        waiting: Why the email is not sent yet; None unless its status is `pending` or `sending`.
+        waiting: Why the email is not sent yet; None unless its status is `pending`, `waiting` or `sending`.
         refused_recipients: The recipients that the provider refused although it accepted the email, by position and
             reply code, such as `2 (550 5.1.1), 3 (451)`; None if the provider accepted all recipients.
     """

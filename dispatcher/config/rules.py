@@ -32,8 +32,8 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
 def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
     mistakes = _alert_gaps(settings)
-    if settings.queue == settings.dlq:
-        mistakes.append("DISPATCHER_DLQ is the same queue as DISPATCHER_QUEUE. Dead letters need a queue of their own.")
+    if settings.dlq in map(settings.queue_of, settings.lanes):
+        mistakes.append("DISPATCHER_DLQ is a send queue of DISPATCHER_QUEUE. Dead letters need a queue of their own.")
     if 0 < settings.retain_emails_days < settings.retain_content_days:
         mistakes.append(
             "DISPATCHER_RETAIN_CONTENT_DAYS is longer than DISPATCHER_RETAIN_EMAILS_DAYS, but content is deleted "

@@ -9,6 +9,7 @@ from typing import Final, TypeVar
 
 from dispatcher.config import event_values, values
 from dispatcher.config.setting import setting
+from dispatcher.domain.controls import DEFAULT_LANES, send_queue
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
 
@@ -99,6 +100,13 @@ class Settings:
     queue_type: str = setting(
         values.choice(*QUEUE_TYPES), "quorum", "The type of the queues that `init` declares: quorum or classic."
     )
+    lanes: tuple[str, ...] = setting(
+        values.lane_names,
+        ",".join(DEFAULT_LANES),
+        "The lanes, most urgent first, comma-separated; `normal` is always one of them. Each lane has its own send "
+        "queue: DISPATCHER_QUEUE for `normal`, and DISPATCHER_QUEUE.LANE for the others. Use the same value on all "
+        "hosts, and run `init` after a change.",
+    )
     providers: tuple[str, ...] = setting(
         values.provider_names,
         None,
@@ -151,6 +159,12 @@ class Settings:
         values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
     )
     retry_cap_seconds: float = setting(values.seconds(0.01, 3600), "60", "Longest wait between two attempts.")
+    redeliver_for: float = setting(
+        values.off_or_duration(60, 1_209_600),
+        "off",
+        "For how long after an email was due it is tried again, minutes to hours apart, if it was deferred and its "
+        "attempts are used up, such as 4h or 86400 (seconds); off: the email fails. Use the same value on all hosts.",
+    )
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
         "hold",
@@ -406,6 +420,10 @@ class Settings:
     def ceiling_of(self, provider: str) -> float | None:
         """The most emails per second of a provider; None for no limit."""
         return self.own[provider].max_per_second
+
+    def queue_of(self, lane: str) -> str:
+        """The send queue of a lane."""
+        return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
         """The settings of the provider with this settings class; the defaults if none were read."""

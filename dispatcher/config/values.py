@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dispatcher.domain.controls import LANE, NORMAL
+
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
 
@@ -85,6 +87,28 @@ def off_or_seconds(lowest: float, highest: float) -> Callable[[str], float]:
             return 0.0 if text in ("0", "off") else seconds(lowest, highest)(text)
         except ValueError as error:
             raise ValueError(f"{error}, or 0 for never") from None
+
+    return parse
+
+
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def off_or_duration(lowest: float, highest: float) -> Callable[[str], float]:
+    """A parser of seconds: a number of seconds, or a number with a unit, such as `30m` or `4h`; 0 for off."""
+
+    def parse(text: str) -> float:
+        number, unit = (text[:-1], text[-1]) if text[-1:] in _UNIT_SECONDS else (text, "s")
+        try:
+            found = 0.0 if text in ("0", "off") else float(number) * _UNIT_SECONDS[unit]
+        except ValueError:
+            found = float("nan")
+        if found != 0.0 and not lowest <= found <= highest:
+            raise ValueError(
+                f"must be a number of seconds from {lowest:g} to {highest:g}, or a number with the unit s, m, h or d, "
+                "such as 4h; or off"
+            )
+        return found
 
     return parse
 
@@ -308,6 +332,15 @@ def rate(text: str) -> float:
     if not 0.1 <= rate <= 1_000_000:
         raise ValueError("must be a number of emails per second from 0.1 to 1000000")
     return rate
+
+
+def lane_names(text: str) -> tuple[str, ...]:
+    lanes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not all(map(LANE.fullmatch, lanes)):
+        raise ValueError("must be names of lanes, comma-separated: lower-case letters, digits and _, at most 32")
+    if NORMAL not in lanes:
+        raise ValueError(f"must contain {NORMAL}, the lane of emails that nothing assigns to another lane")
+    return lanes
 
 
 def queue_name(text: str) -> str:

@@ -149,7 +149,7 @@ class DemoHost:
         return "\n".join([f"the end of {self.run_log}, without the attempts:", *notable[-_LAST_LINES:]])
 
     def _consuming_workers(self) -> int:
-        connected = [event for event in self.events() if event["event"] == "broker.connected" and "queue" in event]
+        connected = [event for event in self.events() if event["event"] == "broker.connected" and "queues" in event]
         return len({event["worker"] for event in connected})
 
     def _run_pid(self) -> int | None:

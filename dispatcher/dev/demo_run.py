@@ -68,7 +68,7 @@ class DemoProgress(NamedTuple):
 
     @property
     def finished(self) -> int:
-        """How many emails are in a final status: sent, failed or held."""
+        """How many emails are in a final status: sent, failed, held or cancelled."""
         return sum(self.counts[status] for status in FINISHED)
 
 

@@ -7,11 +7,14 @@
     accepted      the provider's ledger
     wire          the provider's record of every request and connection
     disturbances  which process the adversary killed or froze, and when
+    cancelled_at  when a caller got the answer "cancelled" about an email
 
 The requirements: every answer to a producer has an email, and every key has one email. A `sent` email was accepted
 once, a `failed` email never, and a `held` email at most once. Every failed or held email has a dead letter, and the DLQ
 has no other messages except injected garbage. With the policy `resend`, no email is held, and an email has at most one
-repeated acceptance for each unknown outcome.
+repeated acceptance for each unknown outcome. After the answer "cancelled", no request with the email arrives at the
+provider; an email with the answer "too late" had been leased. Only an email that a caller cancels, or that has an
+expiry, is `cancelled`.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ from dispatcher.dev.wire import (
 
 T = TypeVar("T", RecordedAttempt, Exchange)
 
-FINAL: Final = ("sent", "failed", "held")
+FINAL: Final = ("sent", "failed", "held", "cancelled")
 FAULT_SECONDS: Final = 30.0
 """A fault can make a lease expire within this time: the fault's duration, plus the lease, plus other hosts' grace
 period."""
@@ -62,11 +65,17 @@ class Row:
 
     Attributes:
         is_completed: Whether the email's idempotency row is marked as completed.
+        leases: How often the email was leased.
+        reason: Why a cancelled email is cancelled: `cancelled` or `expired`.
+        may_expire: Whether the email has an expiry.
     """
 
     message_key: str
     status: str
     is_completed: bool = False
+    leases: int = 0
+    reason: str | None = None
+    may_expire: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +104,9 @@ class Records:
         reported: Emails about which the provider reported an event; None if the provider reports none.
         settled: Emails that an event of the provider has made `sent`.
         forgeries: Forged events that were stored, and forged requests that were not refused.
+        cancelling: Emails that a caller tried to cancel, answered or not.
+        cancelled_at: When a caller first got the answer "cancelled" about an email.
+        too_late: Emails about which a caller got the answer "too late".
         fault_times: When the adversary did something that can stop a worker from renewing its leases.
     """
 
@@ -119,6 +131,9 @@ class Records:
     reported: frozenset[UUID] | None = None
     settled: frozenset[UUID] = frozenset()
     forgeries: int = 0
+    cancelling: frozenset[UUID] = frozenset()
+    cancelled_at: Mapping[UUID, float] = field(default_factory=dict)
+    too_late: frozenset[UUID] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +152,8 @@ class Judgement:
         held_accepted: Held emails that the provider has accepted.
         settled: Emails that an event of the provider has made `sent`.
         uncertain: Attempts and leases whose outcome is unknown.
+        sent_after_cancelled: Emails whose request arrived at the provider after the answer "cancelled".
+        too_late_wrongly: Emails with the answer "too late" that no worker ever leased.
         violations: Every violated requirement, with examples; empty if there are none.
     """
 
@@ -151,6 +168,8 @@ class Judgement:
     held_accepted: int
     settled: int
     uncertain: int
+    sent_after_cancelled: int
+    too_late_wrongly: int
     violations: Mapping[str, Sequence[str]]
 
     @property
@@ -168,6 +187,7 @@ def judge(records: Records) -> Judgement:
         **_deliveries(records),
         **_announcements(records),
         **_unsettled(records),
+        **_cancellations(records),
         "held without need": [each.email_id for each in all_held if each.why is Explanation.NONE],
         "leases recovered without need": [at for at in records.expired_at if not _follows_fault(at, records)],
         "processes": records.faults,
@@ -175,7 +195,7 @@ def judge(records: Records) -> Judgement:
     counts = Counter(row.status for row in records.rows.values())
     lost = _missing(records) | _unfinished(records) | _unaccepted(records)
     return Judgement(
-        counts={status: counts[status] for status in (*FINAL, "pending", "sending") if counts[status]},
+        counts={status: counts[status] for status in (*FINAL, "pending", "waiting", "sending") if counts[status]},
         enqueued=len({answer.email_id for answer in records.answers} | records.rows.keys()),
         lost=len(lost),
         duplicates=sum(times - 1 for times in records.accepted.values() if times > 1),
@@ -186,6 +206,8 @@ def judge(records: Records) -> Judgement:
         held_accepted=len(_held_accepted(records)),
         settled=len(records.settled),
         uncertain=sum(unknown_outcomes(records).values()),
+        sent_after_cancelled=len(_sent_after_cancelled(records)),
+        too_late_wrongly=len(_too_late_wrongly(records)),
         violations={name: _examples(found) for name, found in wrong.items() if found},
     )
 
@@ -247,7 +269,7 @@ def _existence(records: Records) -> dict[str, Iterable[object]]:
         + [key for key, times in keys_in_rows.items() if times > 1],
         "keys accepted twice": [key for key, times in accepted_keys.items() if times > 1],
         "keys that no producer used": keys_in_rows.keys() - records.requested_keys,
-        "neither sent nor failed nor held": _unfinished(records),
+        "neither sent nor failed nor held nor cancelled": _unfinished(records),
         "messages left on the send queue": range(records.waiting),
     }
 
@@ -256,8 +278,8 @@ def _deliveries(records: Records) -> dict[str, Iterable[object]]:
     status = {email_id: row.status for email_id, row in records.rows.items()}
     return {
         "sent and never accepted": _unaccepted(records),
-        "sent and not completed": [
-            i for i, row in records.rows.items() if row.status == "sent" and not row.is_completed
+        "sent or cancelled, and not completed": [
+            i for i, row in records.rows.items() if row.status in ("sent", "cancelled") and not row.is_completed
         ],
         "failed and accepted": [i for i in records.accepted if status.get(i) == "failed"],
         "accepted and never enqueued": records.accepted.keys() - records.rows.keys(),
@@ -302,6 +324,38 @@ def _unsettled(records: Records) -> dict[str, Iterable[object]]:
     }
 
 
+def _cancellations(records: Records) -> dict[str, Iterable[object]]:
+    """What is wrong with cancelled emails, and with the answers to those who cancelled them."""
+    cancelled = {i: row for i, row in records.rows.items() if row.status == "cancelled"}
+    may_end = ("cancelled",) if records.policy == "hold" else ("cancelled", "sent")
+    return {
+        'sent after "cancelled"': _sent_after_cancelled(records),
+        '"too late" that was never on its way': _too_late_wrongly(records),
+        '"cancelled", but it has another status': [
+            i for i in records.cancelled_at if i in records.rows and records.rows[i].status not in may_end
+        ],
+        "cancelled, and nobody asked": [
+            i for i, row in cancelled.items() if row.reason != "expired" and i not in records.cancelling
+        ],
+        "expired without an expiry": [
+            i for i, row in cancelled.items() if row.reason == "expired" and not row.may_expire
+        ],
+    }
+
+
+def _sent_after_cancelled(records: Records) -> set[UUID]:
+    never = float("inf")
+    return {
+        each.email_id
+        for each in records.wire.exchanges
+        if each.read_at > records.cancelled_at.get(each.email_id, never)
+    }
+
+
+def _too_late_wrongly(records: Records) -> set[UUID]:
+    return {i for i in records.too_late if i in records.rows and not records.rows[i].leases}
+
+
 def _held_accepted(records: Records) -> set[UUID]:
     return {i for i, row in records.rows.items() if row.status == "held" and records.accepted.get(i)}
 
@@ -319,16 +373,15 @@ def _announcements(records: Records) -> dict[str, Iterable[object]]:
 def _is_true(entry: DlqEntry, records: Records) -> bool:
     """Whether a dead letter agrees with the database.
 
-    After the dead letter of a held email was published, evidence may show that the email was sent. If the email was
-    held because its host had vanished, evidence may also show that the email failed.
+    After the dead letter of a held email was published, evidence may show that the email was sent, or the email may
+    expire. If the email was held because its host had vanished, evidence may also show that the email failed.
     """
     row = records.rows.get(entry.email_id)
     if row is None or row.status == entry.status:
         return row is not None
-    was_held = entry.status == "held"
-    return was_held and (
-        row.status == "sent" or (row.status == "failed" and records.expired_leases.get(entry.email_id, 0) > 0)
-    )
+    was_recovered = records.expired_leases.get(entry.email_id, 0) > 0
+    may_follow = ("sent", "cancelled", "failed") if was_recovered else ("sent", "cancelled")
+    return entry.status == "held" and row.status in may_follow
 
 
 def _names(answer: Answer, records: Records) -> bool:

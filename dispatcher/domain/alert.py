@@ -40,6 +40,8 @@ class Kind(StrEnum):
     """A host has not reported for a while, and was not shut down cleanly."""
     WEBHOOK_DISABLED = "webhook_disabled"
     """A webhook gets no events, because its receiver accepted nothing for a day, or is gone."""
+    PAUSED = "paused"
+    """An operator's pause without an end has been in force for a long time: perhaps nobody remembers it."""
 
 
 _COMPONENTS: Final = {
@@ -51,6 +53,7 @@ _COMPONENTS: Final = {
     Kind.PROVIDER_UNUSABLE: "provider",
     Kind.HOST_VANISHED: "host",
     Kind.WEBHOOK_DISABLED: "webhook",
+    Kind.PAUSED: "dispatcher",
 }
 
 
@@ -76,8 +79,8 @@ class Alert:
         count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind has no count.
         oldest_age_seconds: Time since the oldest email failed, or a lower bound; None if unknown.
         correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed or nothing is sent, or the affected providers, hosts or webhooks; None for other
-            kinds.
+        reason: Why the probe failed or nothing is sent, or the affected providers, hosts, webhooks or pauses; None
+            for other kinds.
         host: The host that ran the check.
         is_alone: Whether PostgreSQL is unavailable. If so, each host sends notices by itself.
     """

@@ -26,11 +26,12 @@ class Scope(StrEnum):
     """An action that a key permits."""
 
     SEND = "send"
-    """Enqueue emails."""
+    """Enqueue emails, and cancel or reschedule single emails that are not sent yet."""
     READ = "read"
     """Read the status of emails, never their content."""
     OPERATE = "operate"
-    """Replay, discard, confirm or release emails that failed or are held; suppress recipients."""
+    """Replay, discard, confirm or release emails that failed or are held; cancel or reschedule emails; suppress
+    recipients."""
     IGNORE_SUPPRESSION = "ignore_suppression"
     """Enqueue emails that go to suppressed recipients, too. Needs SEND as well."""
 

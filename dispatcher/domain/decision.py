@@ -2,7 +2,8 @@
 
 accepted                      → MarkSent
 deferred, attempts left       → RetryIn     keeps the lease
-deferred, none left           → MarkFailed  with the deferral's reason
+deferred, none left           → Redeliver   if redelivery is on, and its time and the email's expiry are later
+                                MarkFailed  otherwise, with the deferral's reason
 rejected                      → MarkFailed
 uncertain, policy hold        → MarkHeld
 uncertain, policy resend      → Resend      may duplicate: the policy accepts that
@@ -12,6 +13,7 @@ If the provider has idempotency keys, an uncertain email is pinned: it is tried 
 same key. So a duplicate is impossible, whatever the policy. From then on, only an acceptance ends the doubt:
 
 pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, while the key lives
+pinned, deferred, none left   → Redeliver   as above, if the key is still alive then
 pinned, otherwise             → MarkHeld    also for a rejection: the earlier attempt may have been accepted
                                 Resend      by policy, if the key has expired and attempts are left
 """
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar, assert_never
 
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.retry import RetryLimits, RetryPolicy
 from dispatcher.domain.status import OnUncertain, Transition
 from dispatcher.domain.values import value
 
@@ -51,6 +53,18 @@ class RetryIn:
     """
 
     transition: ClassVar = Transition.DEFER
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Redeliver:
+    """Wait without a lease. The attempts then count from 1 again.
+
+    Attributes:
+        seconds: The wait before the email is due again.
+    """
+
+    transition: ClassVar = Transition.REDELIVER
     seconds: float
 
 
@@ -98,7 +112,7 @@ class Resend:
     code: str | None = None
 
 
-Decision = MarkSent | RetryIn | MarkFailed | MarkHeld | Resend
+Decision = MarkSent | RetryIn | Redeliver | MarkFailed | MarkHeld | Resend
 
 
 def decide(
@@ -109,24 +123,31 @@ def decide(
     random: Callable[[], float],
     *,
     key_seconds: float | None = None,
+    limits: RetryLimits | None = None,
 ) -> Decision:
     """Decides what to do after an attempt.
 
     Args:
-        attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay.
-        on_uncertain: The email's own policy if it has one, otherwise the host's policy.
+            attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
+            redelivery.
+            on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
         key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
             earlier one under that key is uncertain; otherwise None.
+        limits: The email's own limits; None if it has none and redelivery is off.
     """
+    policy = policy.limited(limits)
     if key_seconds is not None and not isinstance(outcome, Accepted):
-        return _decide_in_doubt(outcome, attempt_number, on_uncertain, policy, random, key_seconds)
+        return _decide_in_doubt(outcome, attempt_number, on_uncertain, policy, random, key_seconds, limits)
     match outcome:
         case Accepted(provider_message_id, detail):
             return MarkSent(provider_message_id, detail)
         case Deferred(reason, detail, code):
             seconds = policy.wait_before(attempt_number + 1, _asked_seconds(outcome, policy), random)
-            return MarkFailed(reason, detail, code) if seconds is None else RetryIn(seconds)
+            if seconds is not None:
+                return RetryIn(seconds)
+            wait = limits and limits.redelivery_wait(outcome.retry_after, random)
+            return MarkFailed(reason, detail, code) if wait is None else Redeliver(wait)
         case Rejected(reason, detail, code):
             return MarkFailed(reason, detail, code)
         case Uncertain(detail, code):
@@ -143,6 +164,7 @@ def _decide_in_doubt(
     policy: RetryPolicy,
     random: Callable[[], float],
     key_seconds: float,
+    limits: RetryLimits | None,
 ) -> Decision:
     """The decision about a pinned email; see the module's docstring."""
     if isinstance(outcome, Rejected):
@@ -151,6 +173,10 @@ def _decide_in_doubt(
     seconds = policy.wait_before(attempt_number + 1, asked_seconds, random)
     if seconds is not None and seconds < key_seconds:
         return RetryIn(seconds)
+    if isinstance(outcome, Deferred) and seconds is None:
+        wait = limits and limits.redelivery_wait(outcome.retry_after, random)
+        if wait is not None and wait < key_seconds:
+            return Redeliver(wait)
     may_resend = on_uncertain is OnUncertain.RESEND and seconds is not None
     return (Resend if may_resend else MarkHeld)(outcome.detail, outcome.code)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
 from typing import Literal
 
 from dispatcher.domain import email_rules as rules
-from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document
+from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document, instant_text
 from dispatcher.domain.outgoing import ERASE_TAG, Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.template_data import canonical_data, checked_data
@@ -40,6 +41,9 @@ class Email:
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
             include it.
         on_uncertain: What to do if the outcome of an attempt is unknown; None applies the host's policy.
+        send_at: The email is not sent before; None: as soon as possible. In UTC.
+        expires_at: From then on, no attempt begins, and the email is cancelled unless it was sent; None: never. In UTC.
+        lane: The lane that the application asks for; None: by the API key or the sender, or `normal`.
     """
 
     message_key: str
@@ -61,6 +65,9 @@ class Email:
     on_uncertain: OnUncertain | None
     erase_after_sending: bool
     ignore_suppression: bool
+    send_at: datetime | None
+    expires_at: datetime | None
+    lane: str | None
 
     def __init__(
         self,
@@ -84,6 +91,9 @@ class Email:
         on_uncertain: OnUncertain | Literal["hold", "resend"] | None = None,
         erase_after_sending: bool = False,
         ignore_suppression: bool = False,
+        send_at: datetime | None = None,
+        expires_at: datetime | None = None,
+        lane: str | None = None,
         allowed_headers: Collection[str] = (),
     ) -> None:
         """Validates and creates an email.
@@ -126,6 +136,11 @@ class Email:
         is_erased = rules.flag("erase_after_sending", erase_after_sending)
         keep("erase_after_sending", is_erased or ERASE_TAG in self.tags)
         keep("ignore_suppression", rules.flag("ignore_suppression", ignore_suppression))
+        keep("send_at", None if send_at is None else rules.instant("send_at", send_at))
+        keep("expires_at", None if expires_at is None else rules.instant("expires_at", expires_at))
+        if self.send_at is not None and self.expires_at is not None and self.expires_at <= self.send_at:
+            raise InvalidEmail("expires_at", "must be later than send_at")
+        keep("lane", None if lane is None else rules.lane(lane))
 
     @classmethod
     def from_json(cls, document: object, *, allowed_headers: Collection[str] = ()) -> Email:
@@ -168,6 +183,9 @@ class Email:
             "on_uncertain": self.on_uncertain and self.on_uncertain.value,
             "erase_after_sending": self.erase_after_sending,
             "ignore_suppression": self.ignore_suppression,
+            "send_at": self.send_at and instant_text(self.send_at),
+            "expires_at": self.expires_at and instant_text(self.expires_at),
+            "lane": self.lane,
         }
         needed = REQUIRED_FIELDS if self.template_id else (*REQUIRED_FIELDS, "subject")
         return {name: value for name, value in document.items() if value or name in needed}
@@ -182,9 +200,9 @@ class Email:
     def payload_hash(self) -> bytes:
         """A digest that shows whether a repeated message key has the same payload or a conflicting one.
 
-        Covers everything that reaches the recipient or the provider, and `on_uncertain`. Excludes the key itself
-        (`tenant_id`, `message_key`). Also excludes `correlation_id`, because a repeated request has a new correlation
-        id. The order of list entries matters. In headers, neither the order nor the case of names matters.
+        Covers everything that reaches the recipient or the provider, `on_uncertain`, times and lane. Excludes the key
+        itself (`tenant_id`, `message_key`). Also excludes `correlation_id`, because a repeated request has a new
+        correlation id. The order of list entries matters. In headers, neither the order nor the case of names matters.
 
         Never change this form: any change turns repeats of stored emails into conflicts. A new field may extend the
         form only for emails that use the field.
@@ -205,5 +223,11 @@ class Email:
             parts += ["template", self.template_id, canonical_data(self.template_data)]
         if self.ignore_suppression:
             parts.append("ignore_suppression")
+        if self.send_at is not None:
+            parts += ["send_at", instant_text(self.send_at)]
+        if self.expires_at is not None:
+            parts += ["expires_at", instant_text(self.expires_at)]
+        if self.lane is not None:
+            parts += ["lane", self.lane]
         # Each part is prefixed with its length, so that two different emails never have the same form.
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

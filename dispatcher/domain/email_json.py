@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
+from contextlib import suppress
+from datetime import datetime
 from typing import Any, Final
 
 from dispatcher.domain.email_rules import MAX_ATTACHMENT_OCTETS, MAX_ATTACHMENTS, shown
@@ -19,11 +22,14 @@ FIELDS: Final = frozenset(
         *REQUIRED_FIELDS,
         *("tenant_id", "to", "cc", "bcc", "reply_to", "subject", "text", "html", "headers", "attachments"),
         *("template_id", "template_data", "correlation_id", "tags", "on_uncertain", "erase_after_sending"),
-        "ignore_suppression",
+        *("ignore_suppression", "send_at", "expires_at", "lane"),
     }
 )
 ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
 MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
+INSTANT_FIELDS: Final = ("send_at", "expires_at")
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+"""RFC 3339, section 5.6."""
 _DECODED_AT_ONCE: Final = 1 << 16
 """Base64 characters decoded per call; a multiple of four. Decoding a megabyte in one call blocks other threads for
 milliseconds."""
@@ -47,9 +53,29 @@ def arguments_of(document: object) -> dict[str, Any]:
         raise InvalidEmail("subject", "is required without template_id")
     given["sender"] = given.pop("from")
     given.setdefault("to", ())
+    for name in INSTANT_FIELDS:
+        if name in given:
+            given[name] = instant_of(name, given[name])
     if "attachments" in given:
         given["attachments"] = _attachments(given["attachments"])
     return given
+
+
+def instant_of(field: str, text: object) -> datetime:
+    """The instant of an RFC 3339 text, such as `2026-12-24T18:00:00+01:00`.
+
+    Raises:
+        InvalidEmail: The text is not such an instant. A time without a zone is refused: it may be meant in any zone.
+    """
+    if isinstance(text, str) and _INSTANT.fullmatch(text):
+        with suppress(ValueError):
+            return datetime.fromisoformat(text.upper())
+    raise InvalidEmail(field, "must be a date and time with a zone, such as 2026-12-24T18:00:00+01:00 or …T17:00:00Z")
+
+
+def instant_text(instant: datetime) -> str:
+    """An instant in UTC as RFC 3339: seconds, and microseconds if there are any."""
+    return instant.isoformat().replace("+00:00", "Z")
 
 
 def _attachments(listed: object) -> list[Attachment]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, TypeGuard
 
 from dispatcher.domain.address import parse_address
+from dispatcher.domain.controls import LANE
 from dispatcher.domain.header_names import header_name_fault
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import Attachment
@@ -42,6 +44,8 @@ MAX_TAGS: Final = 10
 """SendGrid's limit for categories."""
 MAX_TAG_CHARACTERS: Final = 100
 """Below SendGrid's limit of 255, and long enough for a readable name."""
+MAX_DAYS_AHEAD: Final = 366
+"""For send_at and expires_at. A time further ahead is usually a mistake, such as milliseconds taken for seconds."""
 
 _MAX_CACHED_CHARACTERS: Final = 200
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -91,6 +95,31 @@ def policy(value: object) -> OnUncertain | None:
         return OnUncertain(_text("on_uncertain", value))
     except ValueError:
         raise InvalidEmail("on_uncertain", f"must be one of: {', '.join(OnUncertain)}") from None
+
+
+def instant(field: str, value: object) -> datetime:
+    """A point in time, in UTC. Its zone must be given, because hosts may have different zones.
+
+    An instant in the past is allowed: an application may repeat a call that it made in time.
+    """
+    if not isinstance(value, datetime):
+        raise InvalidEmail(field, "must be a datetime")
+    if value.utcoffset() is None:
+        raise InvalidEmail(field, "has no time zone; set tzinfo, for example datetime.now(UTC) + timedelta(hours=1)")
+    if value - datetime.now(UTC) > timedelta(days=MAX_DAYS_AHEAD):
+        raise InvalidEmail(field, f"is more than {MAX_DAYS_AHEAD} days ahead")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError:
+        raise InvalidEmail(field, "is before the year 1 in UTC") from None
+
+
+def lane(value: object) -> str:
+    """The name of a lane. Whether the lane exists is not checked: the settings of the sending hosts decide."""
+    text = _text("lane", value)
+    if not LANE.fullmatch(text):
+        raise InvalidEmail("lane", "must be the name of a lane, such as urgent: lower-case letters, digits and _")
+    return text
 
 
 def flag(field: str, value: object) -> bool:

@@ -52,6 +52,10 @@ class Reason(StrEnum):
     """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
     DROPPED_BY_PROVIDER = "dropped_by_provider"
     """The provider accepted the email and then dropped it, for example because of its own suppression list."""
+    EXPIRED = "expired"
+    """The email's `expires_at` passed before a provider accepted the email, as far as we know."""
+    CANCELLED = "cancelled"
+    """The application or an operator cancelled the email before it was sent."""
     OUTCOME_UNKNOWN = "outcome_unknown"
     """The request was sent, and no valid answer arrived."""
 

@@ -63,7 +63,7 @@ class OutgoingEmail:
 
     Attributes:
         email_id: The only id of this email that the provider receives.
-        created_at: When the email was enqueued. Every attempt uses this time in the Date header.
+        created_at: The Date header of every attempt: the email's send_at, or else when it was enqueued.
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.

@@ -27,6 +27,8 @@ class OutgoingKind(StrEnum):
     """The recipient reported the email as spam."""
     SUPPRESSED = "suppressed"
     """The email failed because all of its recipients are suppressed."""
+    CANCELLED = "cancelled"
+    """The email will not be sent: it has expired, or the application or an operator cancelled it."""
 
     @property
     def type(self) -> str:

@@ -17,7 +17,7 @@ ENCODED_WORD: Final = "<encoded>"
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
 """Only the text's start, up to this length, is scrubbed before it is truncated. A megabyte of text then costs nothing.
 """
-_AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40", re.IGNORECASE)
+_AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40")
 """The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
 # White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
 _UNPRINTABLE: Final = re.compile(
@@ -29,7 +29,9 @@ _CREDENTIAL: Final = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}\b)",
     re.IGNORECASE,
 )
-_MAY_BE_CREDENTIAL: Final = re.compile(r"bearer|basic|aws4-|sg\.|re_|akia|asia", re.IGNORECASE)
+_CREDENTIAL_PARTS: Final = ("bearer", "basic", "aws4-", "sg.", "re_", "akia", "asia")
+"""Each text that `_CREDENTIAL` matches has one of these parts, if the text is ASCII. Searching for them is ten times as
+fast."""
 _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNORECASE)
 """An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")
@@ -47,12 +49,21 @@ def scrub(words: str) -> str:
         words = _UNPRINTABLE.sub(" ", words)
     if "=?" in words:
         words = _ENCODED.sub(ENCODED_WORD, words)
-    if _MAY_BE_CREDENTIAL.search(words):
+    if _may_have_credential(words):
         words = _CREDENTIAL.sub(CREDENTIAL_WORD, words)
     if _AT.search(words):
         words = _WORD.sub(_without_address, words)
-    words = _SPACES.sub(" ", words).strip(" ")
+    if "  " in words:
+        words = _SPACES.sub(" ", words)
+    words = words.strip(" ")
     return words if len(words) <= MAX_CHARACTERS else words[: MAX_CHARACTERS - 1] + "…"
+
+
+def _may_have_credential(words: str) -> bool:
+    if not words.isascii():  # a long s (U+017F) matches an s
+        return True
+    lowered = words.lower()
+    return any(part in lowered for part in _CREDENTIAL_PARTS)
 
 
 def _without_address(word: re.Match[str]) -> str:

@@ -6,14 +6,18 @@
        │  │               │ ├─ rejected, or attempts used up ──▶ failed ──▶ DLQ
        │  └── released ───┘ └─ outcome unknown: policy hold ──▶ held ──▶ DLQ     policy resend ──▶ pending
        ├──────────────── replay (operator) ◀── failed | held         any status ──evidence──▶ sent
-       └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed)
+       └──────────────── recovered ◀── held by recovery, and the worker returns: not accepted (or ──▶ failed | waiting)
+
+    waiting ──its time has come──▶ pending          pending ──reschedule──▶ waiting
+    sending ──deferred, attempts used up, but redelivery is on──▶ waiting
+    waiting | pending ──cancel, or expired──▶ cancelled          held ──expired──▶ cancelled
 
 Rules:
 
 1. Only an operator or evidence changes the status of an email that is `failed` or `held`. When a host is lost, recovery
    sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
    the email has changed since.
-2. `sent` is final.
+2. `sent` is final. `cancelled` is final, too, except for evidence that the email was sent before.
 3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status. So does an event
    that the provider reports after it accepted the email. If a worker has leased the email, the event waits until the
    lease has ended. From the moment the event is stored, no worker may lease the email.
@@ -21,8 +25,8 @@ Rules:
    that the email was sent.
 5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
    not arrived and becomes `failed`, and a `pending` email may still be sent.
-6. Only a `pending` email may be leased. If the lease of a `sending` email expires, recovery decides the next status:
-   the owner may or may not have sent the email.
+6. Only a `pending` email may be leased or published. A `waiting` email is neither until its time has come. If the lease
+   of a `sending` email expires, recovery decides the next status: the owner may or may not have sent the email.
 """
 
 from __future__ import annotations
@@ -36,10 +40,15 @@ class Status(StrEnum):
     """The status of an email; the value of `email_log.status`."""
 
     PENDING = "pending"
+    """Due: its message is on the send queue, or will be at once."""
+    WAITING = "waiting"
+    """Not due yet: scheduled for later, or waits for a redelivery."""
     SENDING = "sending"
     SENT = "sent"
     FAILED = "failed"
     HELD = "held"
+    CANCELLED = "cancelled"
+    """Never to be sent, because an operator or the application cancelled it, or because it has expired."""
 
 
 class Transition(StrEnum):
@@ -55,6 +64,11 @@ class Transition(StrEnum):
     REPLAY = "replay"
     EVIDENCE = "evidence"
     RECOVER = "recover"
+    WAKE = "wake"
+    RESCHEDULE = "reschedule"
+    REDELIVER = "redeliver"
+    CANCEL = "cancel"
+    EXPIRE = "expire"
 
 
 TRANSITIONS: Final = MappingProxyType(
@@ -75,10 +89,22 @@ TRANSITIONS: Final = MappingProxyType(
         (Status.HELD, Transition.EVIDENCE): Status.SENT,
         (Status.FAILED, Transition.EVIDENCE): Status.SENT,
         (Status.PENDING, Transition.EVIDENCE): Status.SENT,
+        (Status.WAITING, Transition.EVIDENCE): Status.SENT,
+        (Status.CANCELLED, Transition.EVIDENCE): Status.SENT,
+        (Status.WAITING, Transition.WAKE): Status.PENDING,
+        (Status.WAITING, Transition.RESCHEDULE): Status.WAITING,
+        (Status.PENDING, Transition.RESCHEDULE): Status.WAITING,
+        (Status.SENDING, Transition.REDELIVER): Status.WAITING,
+        (Status.HELD, Transition.REDELIVER): Status.WAITING,
+        (Status.WAITING, Transition.CANCEL): Status.CANCELLED,
+        (Status.PENDING, Transition.CANCEL): Status.CANCELLED,
+        (Status.WAITING, Transition.EXPIRE): Status.CANCELLED,
+        (Status.PENDING, Transition.EXPIRE): Status.CANCELLED,
+        (Status.HELD, Transition.EXPIRE): Status.CANCELLED,
     }
 )
 
-FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD})
+FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CANCELLED})
 """Statuses in which no process sends the email. Only an operator or evidence changes these statuses."""
 
 

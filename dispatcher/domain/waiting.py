@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
 
@@ -15,14 +16,23 @@ MAX_AHEAD_COUNT: Final = 10_000
 """The count of emails ahead stops at this number. A larger number would not help an operator."""
 MARKED_SECONDS: Final = 60.0
 """How long an email may stay due. Its due mark is usually cleared within half a minute after RabbitMQ's confirm."""
+OPERATOR: Final = "paused_by_operator"
+"""The state of a provider that an operator paused."""
 _REASONS: Final = frozenset(Reason)
+_NO_RELAY: Final = "No relay runs for this database: start `dispatcher run` on a host."
 
 
 class WaitReason(StrEnum):
-    """What a pending or sending email waits for."""
+    """What a pending, waiting or sending email waits for."""
 
+    SCHEDULED = "scheduled"
+    """The email is scheduled for later."""
+    REDELIVERY = "redelivery"
+    """The provider deferred the email, and it is tried again later."""
     LOCKED = "locked"
     """Another transaction holds a lock on the email's row."""
+    PAUSED = "paused"
+    """An operator paused everything, the email's lane or tenant, or every provider that could send it."""
     NOT_DUE = "not_due"
     """The email is due later, because a worker could not use the provider that it needs, or had no memory for it."""
     NO_RELAY = "no_relay"
@@ -50,7 +60,8 @@ class ProviderProblem:
     """A provider that at least one worker cannot use now.
 
     Attributes:
-        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`.
+        state: The worst state that a worker reports: `open`, then `half_open`, then `paused`. `OPERATOR` if an operator
+            paused the provider.
         workers: How many workers report one of these states.
         reason: The reason that the worker with the worst state reports: a `Reason`, or the provider's error text,
             scrubbed. None if unknown.
@@ -66,7 +77,7 @@ class ProviderProblem:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What PostgreSQL records about one pending or sending email, and about everything that it may wait for.
+    """What PostgreSQL records about one pending, waiting or sending email, and about everything that it may wait for.
 
     Attributes:
         now: The current time. All times here are by PostgreSQL's clock.
@@ -76,7 +87,12 @@ class Facts:
         has_relay: Whether a relay publishes for the database.
         workers: The number of workers with a session, on all hosts.
         ahead: Pending emails that were enqueued before this one, at most `MAX_AHEAD_COUNT`.
+        wait_until: When a waiting email becomes due; None if the email is not waiting.
+        wait_reason: `scheduled` or `redelivery`, if the email waits or has waited.
+        attempt_count: The number of attempts so far.
+        provider: The provider of the last attempt.
         ceilings: The most emails per second, by provider. Contains only providers with a limit.
+        pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
     """
 
     now: datetime
@@ -89,8 +105,13 @@ class Facts:
     has_relay: bool
     workers: int
     ahead: int
+    wait_until: datetime | None = None
+    wait_reason: str | None = None
+    attempt_count: int = 0
+    provider: str | None = None
     troubles: Sequence[ProviderProblem] = ()
     ceilings: Mapping[str, float] = field(default_factory=dict)
+    pauses: Sequence[Pause] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +122,14 @@ class WaitExplanation:
         detail: A sentence for people, without host names.
         until: The latest end of the wait, or the time of the next try; None if unknown.
         ahead: For `QUEUED`, the number of emails ahead; otherwise None.
+        because: For an email that waits until a planned time, the clause after "because" in `detail`; otherwise None.
     """
 
     reason: WaitReason
     detail: str
     until: datetime | None = None
     ahead: int | None = None
+    because: str | None = None
 
 
 def explain_wait(
@@ -123,9 +146,24 @@ def explain_wait(
         return WaitExplanation(
             WaitReason.LOCKED, f"Another transaction holds a lock on the email's row: {'; '.join(holders)}."
         )
+    if facts.pauses and facts.status is Status.PENDING:
+        first = facts.pauses[0]
+        return WaitExplanation(WaitReason.PAUSED, first.describe(), first.until)
     if facts.status is Status.SENDING:
         return _of_lease(facts, recovery_seconds)
+    if facts.wait_until is not None and (facts.wait_until > facts.now or facts.has_relay):
+        return _of_schedule(facts, facts.wait_until)
     return _of_publishing(facts) or _of_workers(facts, providers)
+
+
+def _of_schedule(facts: Facts, until: datetime) -> WaitExplanation:
+    because = "it is scheduled"
+    reason = WaitReason.SCHEDULED
+    if facts.wait_reason == WaitReason.REDELIVERY:
+        reason = WaitReason.REDELIVERY
+        why = f": {facts.error_type}" if facts.error_type else ""
+        because = f"{facts.provider or 'the provider'} deferred it (attempt {facts.attempt_count}{why})"
+    return WaitExplanation(reason, f"The email waits because {because}.", until, because=because)
 
 
 def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
@@ -143,6 +181,8 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
     """Why the email's message is not yet on the send queue; None if it is, or if it will be immediately."""
+    if facts.wait_until is not None:
+        return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
@@ -152,10 +192,9 @@ def _of_publishing(facts: Facts) -> WaitExplanation | None:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
     if not facts.has_relay:
-        return WaitExplanation(
-            WaitReason.NO_RELAY, "No relay runs for this database: start `dispatcher run` on a host."
-        )
-    if due_seconds > MARKED_SECONDS:
+        return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
+    # With a backlog, emails wait in PostgreSQL until their turn, because the relay keeps RabbitMQ shallow.
+    if due_seconds > MARKED_SECONDS and not facts.ahead:
         words = f"RabbitMQ has not confirmed the email's message for {due_seconds:.0f} s. Run `dispatcher doctor`."
         return WaitExplanation(WaitReason.UNPUBLISHED, words)
     return None
@@ -188,7 +227,28 @@ def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProb
     return away if {each.provider for each in away} >= set(providers) else []
 
 
+def problems_with_pauses(
+    problems: Sequence[ProviderProblem], pauses: Sequence[Pause], *, now: datetime, workers: int
+) -> list[ProviderProblem]:
+    """The problems of the providers, with those that an operator paused for all workers."""
+    paused = [
+        ProviderProblem(
+            pause.name,
+            OPERATOR,
+            workers,
+            pause.describe(),
+            (pause.until - now).total_seconds() if pause.until else None,
+        )
+        for pause in pauses
+        if pause.scope is PauseScope.PROVIDER
+    ]
+    names = {problem.provider for problem in paused}
+    return [*(problem for problem in problems if problem.provider not in names), *paused]
+
+
 def _wait_reason(problem: ProviderProblem) -> WaitReason:
+    if problem.state == OPERATOR:
+        return WaitReason.PAUSED
     if problem.state == "paused":
         return WaitReason.PROVIDER_PAUSED
     is_ours = problem.reason is None or problem.reason in _REASONS
@@ -198,6 +258,8 @@ def _wait_reason(problem: ProviderProblem) -> WaitReason:
 def describe_problem(problem: ProviderProblem) -> str:
     """A sentence that says why a provider cannot be used."""
     match _wait_reason(problem):
+        case WaitReason.PAUSED:
+            return problem.reason or ""
         case WaitReason.PROVIDER_PAUSED:
             return f"{problem.provider} asked us to wait ({problem.reason or 'no reason given'})."
         case WaitReason.PROVIDER_REFUSES:

@@ -15,7 +15,7 @@ from dispatcher.events.bounce_parser import PROVIDER, events_of
 from dispatcher.events.intake import EmailsLocked, EventIntake
 from dispatcher.events.maildir import Maildir, NewMessage
 from dispatcher.store.connections import Pool
-from dispatcher.store.events import find_recipients
+from dispatcher.store.emails import find_recipients
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -87,8 +87,8 @@ class BounceMailbox:
         forged = [each.name for each in messages if each.octets is not None and not ids[each.name]]
         await asyncio.to_thread(_each, self._maildir.put_away, [each.name for each in stored])
         await asyncio.to_thread(_each, self._maildir.set_aside, [*forged, *unreadable])
-        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged")
-        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed")
+        metrics.EVENTS.add(len(forged), PROVIDER, "unknown", "forged", "unknown")
+        metrics.EVENTS.add(len(unreadable), PROVIDER, "unknown", "malformed", "unknown")
         waiting = len(messages) - len(stored) - len(forged) - len(unreadable)
         get_log().info(
             "bounces.read", stored=len(stored), waiting=waiting, forged=len(forged), unreadable=len(unreadable)

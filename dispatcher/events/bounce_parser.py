@@ -49,6 +49,8 @@ MAX_RECIPIENTS: Final = 1000
 MAX_BOUNDARIES: Final = 30
 """A bounce has a few parts. The library compares each line with the boundary of each enclosing part, so it would take
 many seconds for a message of many nested parts."""
+MAX_BLANK_LINES: Final = 20_000
+"""In one message; several in a row count once. The library makes an object for each blank line of a status."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
 """The time of a notice is believed only if it is near the time at which we received it."""
@@ -69,6 +71,7 @@ _FEEDBACK: Final = {
 }
 """By RFC 5965, section 7.3, and RFC 6430. Other reports, such as `auth-failure`, come from servers, not recipients."""
 
+_LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")
 _DIAGNOSTIC_TYPE: Final = re.compile(r"^[\w.-]{1,40} ?; ?")
 _STATUS_TYPES: Final = ("message/delivery-status", "message/global-delivery-status")
@@ -110,6 +113,9 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
     """
     if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
         raise ValueError("the message has too many parts in parts")
+    octets, blank_lines = _LINE_ENDS.subn(b"\n\n", octets)
+    if blank_lines > MAX_BLANK_LINES:
+        raise ValueError("the message has too many blank lines")
     message = BytesParser(policy=compat32).parsebytes(octets)
     known = tuple(dict.fromkeys(map(normalised, recipients)))
     happened_at = _instant(message, received_at)

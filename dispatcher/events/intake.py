@@ -11,7 +11,7 @@ from uuid import UUID
 
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.domain.suppression import SuppressionRules
-from dispatcher.errors import StoreBusy, StoreUnavailable
+from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool
 from dispatcher.store.events import EventRow, SettledEmail, StoredEvents, settle_proven, store_events
@@ -21,6 +21,8 @@ from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
 """Events per statement."""
+_STATEMENT_FAULTS: Final = "42"
+"""The class of SQLSTATEs that are about the statement, the tables or a right, not about a row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ class EventIntake:
         event that PostgreSQL refuses to store is logged and left out: it would be refused again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable. Some events may be stored. The source must repeat the call, or
-                let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement whatever its events are. Some events
+                may be stored. The source must repeat the call, or let the provider repeat the events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
@@ -98,19 +100,28 @@ class EventIntake:
         """Stores a part of the events. Returns the counts of stored events, and the ids of locked emails."""
         outcome = await self._locked.execute_unlocked(
             {row.email_id for row in rows},
-            lambda free: store_events(self._pool, [row for row in rows if row.email_id in free], self._rules),
+            lambda free: self._execute([row for row in rows if row.email_id in free]),
         )
         for email_id, error in outcome.refused.items():
-            metrics.EVENTS.add(1, "unknown", "unknown", "refused")
+            metrics.EVENTS.add(1, "unknown", "unknown", "refused", "unknown")
             self._log.error("email.statement_failed", email_id=str(email_id), reason=error.message)
         found = outcome.rows()
         for each in found:
             labels = each.provider, each.metric_kind
-            metrics.EVENTS.add(each.new, *labels, "new")
-            metrics.EVENTS.add(each.duplicates, *labels, "duplicate")
-            metrics.EVENTS.add(each.unknown, *labels, "unknown")
+            metrics.EVENTS.add(each.new, *labels, "new", each.mailbox)
+            metrics.EVENTS.add(each.duplicates, *labels, "duplicate", each.mailbox)
+            metrics.EVENTS.add(each.unknown, *labels, "unknown", each.mailbox)
             metrics.DELIVERY_SECONDS.observe_all(each.delivery_seconds, each.provider)
         return found, outcome.locked
+
+    async def _execute(self, rows: Sequence[EventRow]) -> list[StoredEvents]:
+        try:
+            return await store_events(self._pool, rows, self._rules)
+        except StatementRefused as error:
+            # No event is at fault, so none may be left out: the source must keep them all.
+            if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
+                raise StoreUnavailable(error.message) from error
+            raise
 
     async def _settle(self, email_ids: Collection[UUID]) -> int:
         """Settles emails immediately. If that fails, the leading relay does so later: `store_events` marks the rows."""

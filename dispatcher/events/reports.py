@@ -15,13 +15,13 @@ _LOGGED: Final = (Skipped.MALFORMED, Skipped.UNKNOWN_KIND)
 
 def report_refusal(provider: str, refusal: Refusal) -> None:
     """Counts a request that is not genuine. The API logs the number of refusals once a minute."""
-    metrics.EVENTS.add(1, provider, _NO_KIND, "stale" if refusal is Refusal.STALE else "forged")
+    metrics.EVENTS.add(1, provider, _NO_KIND, "stale" if refusal is Refusal.STALE else "forged", "unknown")
 
 
 def report_skipped(provider: str, parsed: ParsedEvents) -> None:
     """Counts the events that were left out, and logs those that we cannot read."""
     for why, count in parsed.skipped.items():
-        metrics.EVENTS.add(count, provider, _NO_KIND, why.value)
+        metrics.EVENTS.add(count, provider, _NO_KIND, why.value, "unknown")
     counts = {why.value: parsed.skipped[why] for why in _LOGGED if parsed.skipped[why]}
     if counts:
         get_log().warning("events.skipped", provider=provider, counts=counts)

@@ -111,7 +111,12 @@ class BatchQueue(Generic[T]):
         await self._idle.wait()
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:
-        room = min(room, MAX_BATCH)
-        if 0 < room < len(self._items) and is_any_order():
-            self._items.rotate(random.randrange(len(self._items)))  # noqa: S311
-        return [self._items.popleft() for _ in range(min(room, len(self._items)))]
+        return take(self._items, room, is_any_order)
+
+
+def take(items: deque[T], room: int, is_any_order: Callable[[], bool]) -> list[T]:
+    """Takes out the next batch. If items may be handled in any order, it starts at a random item."""
+    room = min(room, MAX_BATCH)
+    if 0 < room < len(items) and is_any_order():
+        items.rotate(random.randrange(len(items)))  # noqa: S311
+    return [items.popleft() for _ in range(min(room, len(items)))]

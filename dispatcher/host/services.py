@@ -44,6 +44,11 @@ class Periodic:
         self._due_at = 0.0
         self._is_failing = False
 
+    @property
+    def wait_seconds(self) -> float:
+        """The time until the next round is due; 0 if it is due now."""
+        return max(0.0, self._due_at - time.monotonic())
+
     async def run_if_due(self) -> None:
         """Runs a round if it is due. Raises the round's exception. The next round runs after the interval anyway."""
         if time.monotonic() >= self._due_at:
@@ -62,7 +67,7 @@ class Periodic:
                     seconds = self.service.interval_seconds
                     get_log().warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds)
                 self._is_failing = True
-            await asyncio.sleep(max(0.0, self._due_at - time.monotonic()))
+            await asyncio.sleep(self.wait_seconds)
 
 
 class Task(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection, Hashable, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Final
 
 from dispatcher.alerts.wording import instant
 from dispatcher.domain.alert import Alert, Kind
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.waiting import describe_problem, explain_wait
 from dispatcher.errors import DispatcherError
@@ -60,12 +62,14 @@ class AlertChecks:
         host: str,
         interval_seconds: float,
         after_seconds: float,
+        reminder_seconds: float = math.inf,
         providers: Collection[str] = (),
     ) -> None:
         """
         Args:
             after_seconds: An alert is raised if no email is sent, a provider is unusable or a host is silent for longer
                 than this.
+            reminder_seconds: An alert is raised if a pause without an end is in force for longer than this.
             providers: The configured providers.
         """
         self.alerts: dict[Kind, Alert] = {}
@@ -76,6 +80,7 @@ class AlertChecks:
         self._alert_state = alert_state
         self._host = host
         self._providers = providers
+        self._reminder_seconds = reminder_seconds
         self._durations = StateDurations(after_seconds)
         # A running host reports about once per interval.
         self._host_silence = StateDurations(max(after_seconds, MISSED_REPORTS * interval_seconds))
@@ -128,12 +133,21 @@ class AlertChecks:
             for each in tables.webhooks
         )
         states[Kind.WEBHOOK_DISABLED] = _State(bool(tables.webhooks), len(tables.webhooks), reason=disabled or None)
+        forgotten = [pause.describe() for pause in tables.pauses if self._is_forgotten(pause)]
+        states[Kind.PAUSED] = _State(bool(forgotten), reason=scrub(" ".join(forgotten)) or None)
         return states | self._timed_states(tables)
+
+    def _is_forgotten(self, pause: Pause) -> bool:
+        age_seconds = (datetime.now(UTC) - pause.began_at).total_seconds()
+        return pause.until is None and age_seconds >= self._reminder_seconds
 
     def _timed_states(self, tables: TableFindings) -> dict[Kind, _State]:
         """The states of alerts that are raised only if a condition lasts for some time. A change restarts this time."""
-        idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due else []
-        unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in tables.troubles}
+        paused = {pause.name for pause in tables.pauses if pause.scope is PauseScope.PROVIDER}
+        can_send = not self._providers or not paused.issuperset(self._providers)
+        idle = [(Kind.NOTHING_SENT, tables.mark)] if tables.due and can_send else []
+        troubles = [trouble for trouble in tables.troubles if trouble.provider not in paused]
+        unusable = {(Kind.PROVIDER_UNUSABLE, trouble.provider): trouble for trouble in troubles}
         hosts = sorted(tables.hosts.items())
         self._durations.record([*idle, *unusable])
         self._host_silence.record(hosts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
+from dispatcher.domain.controls import Controls, Pause, PauseScope
 from dispatcher.errors import SchemaError, TopologyError
 from dispatcher.host.process_table import ProcessStatus
 from dispatcher.monitor.polling import ANSWER_SECONDS, POLL_SECONDS, Poll
@@ -70,23 +71,48 @@ class Health:
 
     def _consumers(self) -> str | None:
         queues = self._broker.found
-        if queues is None or queues[self._settings.queue].consumers:
+        if queues is None:
             return None
-        return "The send queue has no consumer."
+        lanes = [lane for lane in self._settings.lanes if not self._is_paused(lane)]
+        idle = [lane for lane in lanes if not queues[self._settings.queue_of(lane)].consumers]
+        if len(idle) == len(self._settings.lanes):
+            return "The send queues have no consumers."
+        return f"The send queue of lane {idle[0]} has no consumer." if idle else None
 
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
 
+        Ignores providers that an operator paused.
         A half-open breaker counts as open: a probe is running, which happens after each wait and may take long.
         """
-        views = [labels for labels, workers in self._processes.values_of(metrics.BREAKERS).items() if workers]
+        paused = self._paused_providers
+        states = self._processes.values_of(metrics.BREAKERS).items()
+        views = [labels for labels, workers in states if workers and labels[0] not in paused]
         if not views or any(state not in ("open", "half_open") for _, state in views):
             return None
         return f"No provider is usable; circuit breakers are open: {', '.join(sorted({name for name, _ in views}))}."
 
+    @property
+    def _paused_providers(self) -> set[str]:
+        return {pause.name for pause in self._pauses if pause.scope is PauseScope.PROVIDER}
+
+    @property
+    def _are_all_providers_paused(self) -> bool:
+        return bool(self._settings.providers) and self._paused_providers.issuperset(self._settings.providers)
+
+    @property
+    def _pauses(self) -> Sequence[Pause]:
+        return self._store.found.pauses if self._store.found else ()
+
+    def _is_paused(self, lane: str) -> bool:
+        """Whether an operator paused a whole lane: the lane, everything, or all providers."""
+        return self._are_all_providers_paused or Controls(tuple(self._pauses)).pause_of_lane(lane) is not None
+
     def _pending(self) -> str | None:
         counts, longest = self._store.found, self._settings.ready_pending_seconds
         if counts is None or counts.oldest_pending_seconds is None:
+            return None
+        if self._are_all_providers_paused:
             return None
         if counts.oldest_pending_seconds < -AHEAD_SECONDS:
             ahead = f"{-counts.oldest_pending_seconds:.0f} s ahead of PostgreSQL's clock"

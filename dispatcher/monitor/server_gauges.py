@@ -7,6 +7,7 @@ hosts, not the sum. An unknown value is left out, and never reported as zero.
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -16,6 +17,7 @@ from prometheus_client.registry import Collector
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings
+from dispatcher.domain.controls import PauseScope, send_queue
 from dispatcher.monitor.health import Health
 from dispatcher.monitor.polling import Poll
 from dispatcher.store.counts import MonitorCounts
@@ -40,10 +42,14 @@ class ServerGauge:
 
 
 CURRENT: Final = ServerGauge(
-    "dispatcher_current_emails", "Current number of emails by status: pending, sending, failed, held.", ("status",)
+    "dispatcher_current_emails",
+    "Current number of emails by status: pending, waiting, sending, failed, held.",
+    ("status",),
 )
 OLDEST_PENDING: Final = ServerGauge(
-    "dispatcher_oldest_pending_seconds", "Age of the oldest pending email; 0 if no email is pending."
+    "dispatcher_oldest_pending_seconds",
+    "The longest time that a pending email has waited since it could first be sent, without what an operator paused; 0 "
+    "if no email is pending.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
@@ -58,13 +64,19 @@ WEBHOOK_LAG: Final = ServerGauge(
     "How long the oldest event has waited that an active webhook has not delivered, by the webhook's number.",
     ("webhook",),
 )
+PAUSED: Final = ServerGauge(
+    "dispatcher_active_pauses",
+    "Pauses of operators that are in force, by scope: all, lane, tenant, provider.",
+    ("scope",),
+)
 QUEUES: Final = ServerGauge(
     "dispatcher_queue_messages",
-    "Messages on the send queue and on the DLQ, without delivered messages that are not yet acked.",
+    "Messages on each lane's send queue (send for the normal lane, send.bulk for bulk) and on the DLQ, without "
+    "delivered messages that are not yet acked.",
     ("queue",),
 )
 SEND_QUEUE_WORKERS: Final = ServerGauge(
-    "dispatcher_send_queue_workers", "Workers of all hosts that consume from the send queue."
+    "dispatcher_send_queue_workers", "Workers of all hosts that consume from the lane's send queue.", ("lane",)
 )
 FAILING: Final = ServerGauge("dispatcher_failing_checks", "1 if the check of /readyz fails, otherwise 0.", ("check",))
 AGE: Final = ServerGauge("dispatcher_readings_age_seconds", "Age of the data last read from the server.", ("server",))
@@ -103,9 +115,10 @@ class ServerGauges(Collector):
         yield BUILD.show({(VERSION, platform.python_version()): 1})
 
     def _of_queues(self, queues: dict[str, FoundQueue]) -> Iterator[Metric]:
-        send, dlq = queues[self._settings.queue], queues[self._settings.dlq]
-        yield QUEUES.show({("send",): send.messages, ("dlq",): dlq.messages})
-        yield SEND_QUEUE_WORKERS.show({(): send.consumers})
+        send = {lane: queues[self._settings.queue_of(lane)] for lane in self._settings.lanes}
+        depths: dict[Labels, float] = {(send_queue("send", lane),): queue.messages for lane, queue in send.items()}
+        yield QUEUES.show({**depths, ("dlq",): queues[self._settings.dlq].messages})
+        yield SEND_QUEUE_WORKERS.show({(lane,): queue.consumers for lane, queue in send.items()})
 
 
 def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
@@ -114,4 +127,6 @@ def _of_counts(counts: MonitorCounts) -> Iterator[Metric]:
     yield RELAY_LAG.show({(): max(0.0, counts.longest_due_seconds or 0.0)})
     yield SENT_LAST_HOUR.show({(): round(counts.sent_last_hour)})
     yield SENT_LAST_DAY.show({(): round(counts.sent_last_day)})
+    scopes = Counter(pause.scope for pause in counts.pauses)
+    yield PAUSED.show({(scope.value,): scopes[scope] for scope in PauseScope})
     yield WEBHOOK_LAG.show({(str(number),): seconds for number, seconds in counts.webhook_lag_seconds.items()})

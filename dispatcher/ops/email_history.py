@@ -25,7 +25,7 @@ class EmailHistory:
         events: What providers reported after they accepted the email. A recipient is a position, counted from 1.
         acts: The audited operator actions on the email.
         replays: The replays that included the email.
-        waiting: Why the email is not sent yet; None unless the email is pending or sending.
+        waiting: Why the email is not sent yet; None unless the email is pending, waiting or sending.
         content: The content and recipients; None if the caller did not request them, or if they were deleted.
     """
 

@@ -6,10 +6,11 @@ import csv
 import re
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.scrub import scrub
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
@@ -17,7 +18,7 @@ from dispatcher.ops.acts import Act
 from dispatcher.store import suppressions
 from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.events import find_recipients
+from dispatcher.store.emails import find_recipients
 from dispatcher.store.suppressions import Entry, Suppression, hash_of
 
 BATCH: Final = 1000
@@ -178,7 +179,10 @@ def _entry(cells: dict[str, str], hasher: AddressHasher, reason: SuppressionReas
         except ValueError:
             raise ValueError(f"kind must be one of: {', '.join(SuppressionReason)}") from None
     note = scrub(given["note"]) or None if "note" in given else None
-    expires_at = instant(given["expires_at"]) if "expires_at" in given else None
+    try:
+        expires_at = parse_instant(given["expires_at"]) if "expires_at" in given else None
+    except ValueError as error:
+        raise ValueError(f"expires_at {error}") from None
     text = next((given[name] for name in _NAMES if name in given), "")
     if "hash" in given:
         return Entry(
@@ -203,17 +207,3 @@ def scrub_masked(text: str) -> str:
         return text if _MASKED.fullmatch(text) and text.isprintable() else Recipient.parse(text).masked
     except InvalidEmail:
         return "•••"
-
-
-def instant(text: str) -> datetime:
-    """A time in ISO 8601, by default in UTC.
-
-    Raises:
-        ValueError: The text is not such a time.
-    """
-    try:
-        found = datetime.fromisoformat(text.upper())
-        # PostgreSQL stores years that Python cannot read, so the time in UTC must have a year from 1 to 9999.
-        return found.astimezone(UTC) if found.tzinfo else found.replace(tzinfo=UTC)
-    except (ValueError, OverflowError):
-        raise ValueError("expires_at must be a time in ISO 8601, such as 2027-01-31T00:00:00Z") from None

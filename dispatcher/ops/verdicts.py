@@ -22,7 +22,11 @@ class Verdict(StrEnum):
     ALREADY_SENT = "already_sent"
     """Nothing changed: the email is `sent`."""
     UNDER_WAY = "under_way"
-    """Nothing changed: the email is `pending` or `sending`."""
+    """Nothing changed: the email is `pending`, `waiting` or `sending`."""
+    CANCELLED = "cancelled"
+    """Nothing changed: the email is `cancelled`."""
+    EXPIRED = "expired"
+    """Nothing changed: the email has expired. The relay is about to cancel it."""
     FAILED = "failed"
     """Nothing changed: the email is `failed`; use a replay."""
     CONTENT_PRUNED = "content_pruned"
@@ -34,7 +38,9 @@ class Verdict(StrEnum):
 _VERDICTS: Final = {
     Status.SENT: Verdict.ALREADY_SENT,
     Status.PENDING: Verdict.UNDER_WAY,
+    Status.WAITING: Verdict.UNDER_WAY,
     Status.SENDING: Verdict.UNDER_WAY,
+    Status.CANCELLED: Verdict.CANCELLED,
     Status.FAILED: Verdict.FAILED,
     Status.HELD: Verdict.CONTENT_PRUNED,
 }
@@ -55,5 +61,8 @@ async def release(session: AsyncSession, email_id: UUID, act: Act) -> Verdict:
 
 
 async def _verdict(session: AsyncSession, email_id: UUID) -> Verdict:
-    status = await failures.find_status(session, email_id)
-    return Verdict.UNKNOWN if status is None else _VERDICTS[status]
+    found = await failures.find_status(session, email_id)
+    if found is None:
+        return Verdict.UNKNOWN
+    status, is_expired = found
+    return Verdict.EXPIRED if status is Status.HELD and is_expired else _VERDICTS[status]

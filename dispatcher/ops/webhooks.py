@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from ipaddress import ip_address
 from typing import Final
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -23,7 +24,7 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit
 from dispatcher.store.statements import Source
 from dispatcher.store.webhooks import MAX_WEBHOOKS
-from dispatcher.transport.destination import NoAnswer
+from dispatcher.transport.destination import NoAnswer, is_public
 from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
 MAX_URL_CHARACTERS: Final = 2000
@@ -69,7 +70,8 @@ def checked_url(text: str, *, allow_private: bool) -> str:
     """The URL, if events may be posted to it.
 
     Args:
-        allow_private: DISPATCHER_WEBHOOKS_ALLOW_PRIVATE, which also allows http URLs of the loopback.
+        allow_private: DISPATCHER_WEBHOOKS_ALLOW_PRIVATE, which allows addresses that are not public, and http URLs of
+            the loopback. Host names are resolved and checked before each post.
 
     Raises:
         ValueError: The URL is not allowed. The message is a predicate, and does not contain the URL.
@@ -84,7 +86,18 @@ def checked_url(text: str, *, allow_private: bool) -> str:
             )
         values.webhook_url(f"https{text[len('http') :]}")
         return text
+    if not allow_private and not _is_public(parts.hostname or ""):
+        raise ValueError(f"must not have an address that is not public. {PRIVATE_SETTING}=on allows it")
     return values.webhook_url(text)
+
+
+def _is_public(host: str) -> bool:
+    if host in LOOPBACKS:
+        return False
+    try:
+        return is_public(ip_address(host.partition("%")[0]))
+    except ValueError:
+        return True  # a name
 
 
 async def add(

@@ -106,6 +106,7 @@ def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
         host=settings.host_name,
         interval_seconds=settings.dlq_probe_seconds,
         after_seconds=settings.alert_after_seconds,
+        reminder_seconds=settings.alert_reminder_seconds,
         providers=settings.providers,
     )
     reminder_seconds = settings.alert_reminder_seconds

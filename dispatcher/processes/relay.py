@@ -10,7 +10,7 @@ from typing import Final
 
 import uvloop
 
-from dispatcher.broker.publisher import Publisher
+from dispatcher.broker.publisher import WINDOW, Publisher
 from dispatcher.config import Settings
 from dispatcher.errors import StoreUnavailable
 from dispatcher.events.settlement import ProvenEmails
@@ -23,6 +23,7 @@ from dispatcher.recovery.lost_commits import LostCommits
 from dispatcher.recovery.lost_host import LostHosts
 from dispatcher.recovery.lost_message import LostMessages
 from dispatcher.relay.publish_loop import PublishLoop
+from dispatcher.relay.timing import ExpiredEmails, WaitingEmails
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry import log, metric_files
@@ -44,18 +45,21 @@ def run_relay(settings: Settings, context: ChildContext) -> int:
 
 
 def leader_services(
-    settings: Settings, workers_here: Callable[[], Collection[str] | None]
+    settings: Settings, publisher: Publisher, workers_here: Callable[[], Collection[str] | None]
 ) -> Callable[[Outbox], Sequence[Service]]:
     """Returns a factory for the leading relay's services, in the order in which they run.
 
     Args:
+        publisher: Reports the lengths of the send queues.
         workers_here: See `LostHosts`.
     """
     return lambda outbox: (
         LostCommits(outbox),
         LostHosts(settings, outbox, workers_here),
-        LostMessages(settings, outbox),
+        LostMessages(settings, outbox, publisher.count_ready),
         ProvenEmails(outbox),
+        ExpiredEmails(outbox),
+        WaitingEmails(outbox),
     )
 
 
@@ -64,10 +68,12 @@ async def _relay(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher relay settlement", size=1, lock_seconds=BATCH_LOCK_SECONDS)
     await pool.open()
     name = f"dispatcher relay {settings.host_name}:{os.getpid()}"
-    publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file)
+    # A queue that does not confirm must not fill the window of the other lanes.
+    window = WINDOW * len(settings.lanes)
+    publisher = Publisher(settings.amqp_url, settings.exchange, name=name, ca_file=settings.ca_file, window=window)
     ledgers = LedgerRecovery(settings, pool)
     publishing = PublishLoop(
-        settings, publisher, leader_services(settings, lambda: ledgers.workers_here), context.process_slot
+        settings, publisher, leader_services(settings, publisher, lambda: ledgers.workers_here), context.process_slot
     )
     services = [Periodic(ledgers), Periodic(Partitions(pool))]
     publishes = asyncio.create_task(publishing.run())

@@ -36,7 +36,7 @@ from dispatcher.recovery.settlement import Report, Settlement
 from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.leases import LeaseStore, Result
 from dispatcher.store.settlement import (
-    find_attempt_bases,
+    find_histories,
     find_leases,
     find_recovered,
     note_crashes,
@@ -114,9 +114,14 @@ class DeadWorkers:
     async def _record(self, ledger: DeadLedger, store: LeaseStore) -> tuple[list[Result], set[UUID]]:
         """Records the results in the ledger. Returns the recorded results, and the ids of skipped emails."""
         async with session(self._pool) as connection:
-            bases = await find_attempt_bases(connection, [attempt.email_id for attempt in ledger.attempts])
+            histories = await find_histories(
+                connection,
+                [attempt.email_id for attempt in ledger.attempts],
+                redeliver_seconds=self._settlement.redeliver_seconds,
+            )
         results = [
-            self._settlement.judge(attempt, *bases.get(attempt.email_id, (0, None))) for attempt in ledger.attempts
+            self._settlement.judge(attempt, *histories.get(attempt.email_id, (0, None, None)))
+            for attempt in ledger.attempts
         ]
         # The worker or an earlier settlement may have recorded some of these results, and died before the slots were
         # cleared.

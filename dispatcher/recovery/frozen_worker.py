@@ -64,7 +64,12 @@ class FrozenWorkers:
         """
         by_worker = {ledger.worker: ledger for ledger in ledgers}
         async with session(self._pool) as connection:
-            found = await find_expiring(connection, by_worker, within_seconds=self._unrenewed.within_seconds)
+            found = await find_expiring(
+                connection,
+                by_worker,
+                within_seconds=self._unrenewed.within_seconds,
+                redeliver_seconds=self._settlement.redeliver_seconds,
+            )
         self._unrenewed.observe(found)
         expired = [lease for lease in found if self._unrenewed.has_expired(lease)]
         for worker in {lease.worker for lease in expired}:
@@ -89,7 +94,7 @@ class FrozenWorkers:
             if attempt is None:
                 unnamed.append(lease)
             elif attempt.outcome or self._unrenewed.has_expired(lease, grace_seconds=self._grace_seconds):
-                result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds)
+                result = self._settlement.judge(attempt, lease.attempt_base, lease.pinned_seconds, lease.limits)
                 results.append(result._replace(expired_at=lease.expired_at))
         released = await self._settlement.release(ledger.path, unnamed)
         # Record under a different name: the worker may continue, record the same attempts, and count them, too.

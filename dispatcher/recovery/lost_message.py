@@ -1,8 +1,9 @@
 """Makes an email due again after RabbitMQ has lost its message.
 
 The leading relay does this. A message counts as lost if its email is still pending long after the message was
-published, and one of two conditions is true: the send queue is empty, or workers are sending emails whose messages were
-published long after this message.
+published, and one of two conditions is true: the send queue of its lane is empty, or workers are sending emails from
+the same queue whose messages were published long after this message. Emails on other queues prove nothing. No worker
+takes the messages of a paused lane, so the lane is checked after the pause.
 
 An unleased message in a worker's prefetch window meets the same conditions. A second message for its email is harmless,
 and duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a
@@ -12,10 +13,11 @@ them as lost messages.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
+from dispatcher.domain.controls import NORMAL
 from dispatcher.errors import TopologyError
 from dispatcher.recovery.lost_host import log_rescued
 from dispatcher.store.outbox import Outbox
@@ -31,9 +33,14 @@ MAX_OVERTAKEN: Final = 100
 class LostMessages:
     """A service of the leading relay."""
 
-    def __init__(self, settings: Settings, outbox: Outbox) -> None:
+    def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
+        """
+        Args:
+            count_ready: Returns the number of ready messages in a queue, as `Publisher.count_ready`.
+        """
         self._settings = settings
         self._outbox = outbox
+        self._count_ready = count_ready
         self._age_seconds = settings.lease_seconds / 2
         self.interval_seconds = min(POLL_SECONDS, self._age_seconds)
 
@@ -41,24 +48,33 @@ class LostMessages:
         """Makes emails due again whose messages are lost.
 
         Raises:
-            BrokerUnavailable: RabbitMQ does not report the length of the queue.
+            BrokerUnavailable: RabbitMQ does not report the length of a queue.
         """
-        if not await self._outbox.has_lost_messages(self._age_seconds):
-            return
         settings = self._settings
+        lanes_of: dict[str, list[str]] = {}
+        for lane in await self._outbox.find_lost_messages(self._age_seconds):
+            lanes_of.setdefault(settings.queue_of(lane if lane in settings.lanes else NORMAL), []).append(lane)
+        if not lanes_of:
+            return
+        controls = await self._outbox.read_controls()
+        for queue, lanes in lanes_of.items():
+            if lanes := [lane for lane in lanes if controls.pause_of_lane(lane) is None]:
+                await self._republish(queue, lanes)
+
+    async def _republish(self, queue: str, lanes: Sequence[str]) -> None:
         try:
-            waiting = (await depths(settings.amqp_url, Topology.of(settings), ca_file=settings.ca_file))[settings.queue]
+            ready = await self._count_ready(queue)
         except TopologyError:
             return  # the queue does not exist, so nothing can be published
-        if waiting:
-            count = await self._outbox.republish_overtaken(self._age_seconds, MAX_OVERTAKEN)
+        if ready:
+            count = await self._outbox.republish_overtaken(lanes, self._age_seconds, MAX_OVERTAKEN)
         else:
-            count = await self._republish_all()
+            count = await self._republish_all(lanes)
         if count:
             metrics.RECOVERED.add(count, "message_lost")
-            get_log().warning("relay.republished", count=count, queue=settings.queue, reason="message_lost")
+            get_log().warning("relay.republished", count=count, queue=queue, reason="message_lost")
 
-    async def _republish_all(self) -> int:
+    async def _republish_all(self, lanes: Sequence[str]) -> int:
         """Makes emails with lost messages due. After a promotion, also holds or resends uncertain emails, by policy.
 
         Returns how many emails became due.
@@ -67,6 +83,7 @@ class LostMessages:
         count = 0
         while True:
             moved, uncertain = await self._outbox.republish_lost(
+                lanes,
                 self._age_seconds,
                 BATCH,
                 settings.on_uncertain,

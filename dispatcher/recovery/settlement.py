@@ -15,7 +15,7 @@ from uuid import UUID
 from dispatcher.config import Settings
 from dispatcher.domain.decision import decide
 from dispatcher.domain.outcome import Uncertain
-from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.retry import RetryLimits, RetryPolicy
 from dispatcher.domain.status import Status
 from dispatcher.errors import StatementRefused
 from dispatcher.host.ledger_format import InFlightAttempt
@@ -38,6 +38,7 @@ class Settlement:
     Attributes:
         locked: The emails that are skipped for now, because their rows are locked.
         reason: The reason in metrics and log events.
+        redeliver_seconds: The host's setting.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
@@ -47,18 +48,25 @@ class Settlement:
         """
         self.locked = LockedRows(pool, retry_seconds=RETRY_REFUSED_SECONDS)
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
+        self.redeliver_seconds = settings.redeliver_for
         self._key_seconds = idempotency_keys_of(settings.providers)
         self._pool = pool
         self._report = report
         self.reason = reason
         self._fate = fate
 
-    def judge(self, attempt: InFlightAttempt, attempt_base: int, pinned_seconds: float | None) -> Result:
+    def judge(
+        self,
+        attempt: InFlightAttempt,
+        attempt_base: int,
+        pinned_seconds: float | None,
+        limits: RetryLimits | None,
+    ) -> Result:
         """Decides the result of an attempt that was answered or on the wire.
 
         Args:
-            attempt_base: How many attempts the email had used before the last replay.
-            pinned_seconds: See `FoundLease`.
+            attempt_base: How many attempts the email had used before the last replay or redelivery.
+            pinned_seconds: See `FoundLease`; so is `limits`.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         key_seconds = self._key_seconds.get(attempt.provider)
@@ -68,7 +76,9 @@ class Settlement:
             is_uncertain = isinstance(outcome, Uncertain)
             key_seconds = key_seconds - (time.time() - attempt.started_at) if is_uncertain else None
         number = attempt.attempt_number - attempt_base
-        decision = decide(outcome, number, attempt.policy, self._policy, random.random, key_seconds=key_seconds)
+        decision = decide(
+            outcome, number, attempt.policy, self._policy, random.random, key_seconds=key_seconds, limits=limits
+        )
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:

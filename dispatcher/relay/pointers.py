@@ -1,24 +1,25 @@
 """Publishes the messages of due emails, and later clears the due marks that no lease has cleared.
 
     due ─scan─▶ unconfirmed ─▶ confirmed ─▶ a lease has cleared the due mark: forgotten
-                    │                  └─▶ no lease has cleared it for a while, or too many emails are remembered: the
-                    │                      relay clears it, a batch per round
+                    │                  └─▶ no lease has cleared it for a while: the relay clears it, a batch per round
                     └ not confirmed: still due
 
 A worker's lease statement writes the row anyway, and clears the due mark in the same write: milliseconds after the
-confirm while workers keep up, some seconds later during a burst. If the relay cleared the marks first, each row would
-be written twice, and the lease statement would wait for row locks. So the relay remembers each confirmed email with its
-due time, and skips the email while the due time is unchanged. If the email becomes due again, its due time differs.
+confirm while workers keep up. If the relay cleared the marks first, each row would be written twice, and the lease
+statement would wait for row locks. So the relay remembers each confirmed email with its due time, and skips the email
+while the due time is unchanged. If the email becomes due again, its due time differs.
 
-While few emails are remembered, each round scans all due rows from the start, and forgets emails that are no longer
-due. During a burst, such a scan would read thousands of known rows. The relay then continues at the due time where the
-last scan ended. A full scan still runs at intervals, limited to a share of the relay's time. It finds rows that were
-committed late, with an earlier due time. The more emails are remembered, the longer the interval: about the time that
-two workers need for that number of emails.
+There are two kinds of scan, and both leave the choice among the found emails to `Shares`:
+
+- In order: while everything that is due fits into one page, each round reads all due rows, longest due first.
+- By tenant: with a backlog, the relay finds the tenants that have due emails, and each batch reads from each tenant
+  only as many rows as the tenant has turns. The next batch continues at the tenant's due time where the last one ended.
+  At intervals, limited to a share of its time, the relay reads everything before these due times again. It finds rows
+  that were committed late, with an earlier due time, and forgets emails that are no longer due.
 
 The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
-all marks, the next relay publishes up to MAX_UNMARKED emails again. A second message is harmless: it gets no lease,
-`find_unleased` shows why, and the worker acks it. That costs a worker and PostgreSQL about 50 µs each per message.
+all marks, the next relay publishes the remembered emails again: those on the queues and in prefetch windows. A second
+message is harmless: it gets no lease, `find_unleased` shows why, and the worker acks it.
 """
 
 from __future__ import annotations
@@ -26,27 +27,29 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.confirmed import ConfirmedMessages
 from dispatcher.errors import BrokerUnavailable
-from dispatcher.store.outbox import THE_START, DuePointer, Outbox
+from dispatcher.relay.shares import Shares
+from dispatcher.store.outbox import THE_END, THE_START, DuePointer, DueRange, Outbox, Tenant
 
 BATCH: Final = 500
-"""The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, not
-every scan is a full scan."""
+"""The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, it
+scans by tenant."""
 MARK_AFTER_SECONDS: Final = 5.0
 """How long the relay waits before it clears a due mark itself. A lease also clears the mark, and workers that keep up
 lease sooner. Far below the alarm threshold (60 s)."""
-MAX_UNMARKED: Final = 30_000
-"""The most published emails with a due mark that the relay remembers: about 10 MB. If a relay dies, at most this many
-messages are duplicates, which cost a worker one or two seconds."""
-FULL_SCAN_SHARE: Final = 1 / 50
-"""The share of the relay's time for full scans while many emails are remembered. A full scan is never later than
-`mark_after_seconds`."""
+CONFIRM_SECONDS: Final = 0.05
+"""The longest wait for confirms while many are open. A queue that does not confirm must not delay the other lanes."""
+LIST_SHARE: Final = 1 / 10
+"""The share of the relay's time for finding the tenants that have due emails, during a backlog."""
+CHECK_SHARE: Final = 1 / 50
+"""The share of the relay's time for reading published emails again, during a backlog."""
 
 
 class PointerPublisher:
@@ -54,61 +57,65 @@ class PointerPublisher:
 
     def __init__(
         self,
-        publish: Callable[[list[DuePointer]], Awaitable[list[bool]]],
+        shares: Shares,
         *,
         mark_after_seconds: float = MARK_AFTER_SECONDS,
-        max_unmarked: int = MAX_UNMARKED,
-        full_scan_share: float = FULL_SCAN_SHARE,
+        check_share: float = CHECK_SHARE,
     ) -> None:
         """
         Args:
-            publish: Publishes a batch; returns which emails were confirmed, or raises BrokerUnavailable if none was.
+            shares: Decides which of the due emails are published now, and has the lanes' queues.
             mark_after_seconds: How long to wait for a lease to clear the due mark.
-            max_unmarked: If more emails are remembered, the oldest marks are cleared sooner. Locked rows do not count.
-            full_scan_share: The share of time for full scans while many emails are remembered.
+            check_share: The share of time for reading published emails again. They are never read later than
+                `mark_after_seconds`.
         """
-        self._publish = publish
+        self._shares = shares
         self._mark_after_seconds = mark_after_seconds
-        self._max_unmarked = max_unmarked
-        self._full_scan_share = full_scan_share
+        self._check_share = check_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._resume_from = THE_START
-        self._rows_at_resume = 0  # rows of the last scan with this due time
-        self._full_scan_began_at = 0.0
-        self._full_scan_due_at = 0.0
+        self._published_until: dict[Tenant, datetime] = {}  # no email that we remember became due later
+        self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
+        # The state of the scan by tenant.
+        self._has_backlog = False
+        self._waiting: dict[Tenant, None] = {}  # tenants with rows that no scan has read since they were listed
+        self._resume_from: dict[Tenant, tuple[datetime, int]] = {}  # a due time, and the rows read with this due time
+        self._list_due_at = 0.0
+        self._check_due_at = 0.0
+        self._wait_seconds = math.inf
 
     @property
     def has_unconfirmed(self) -> bool:
         """Whether RabbitMQ has yet to confirm a published message."""
         return bool(self._unconfirmed)
 
+    @property
+    def wait_seconds(self) -> float:
+        """How long due emails that the last round left out must wait; infinite if it left out none."""
+        return self._wait_seconds
+
     async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
         """Starts to publish a batch of due emails; returns how many.
 
         Args:
-            is_last: Return 0 only if a full scan found nothing.
+            is_last: Return 0 only if a new scan found no email that may be published now.
 
         Raises:
-            BrokerUnavailable: An earlier batch failed. Its emails are still due.
+            BrokerUnavailable: An earlier batch failed, or RabbitMQ does not report how many messages are on a queue.
+                All unconfirmed emails are still due.
         """
-        self._note_ended()
-        while len(self._unconfirmed) > BATCH:
-            await asyncio.wait(self._calls, return_when=asyncio.FIRST_COMPLETED)
-            self._note_ended()
-        is_burst = len(self._confirmed) > BATCH and time.monotonic() < self._full_scan_due_at
-        new = await self._scan_onward(outbox) if is_burst else []
-        if not is_burst or (is_last and not new):
-            new = await self._scan_fully(outbox)
-        if new:
-            self._unconfirmed |= {row.email_id: row.due_at for row in new}
-            self._calls.add(asyncio.create_task(self._publish_batch(new)))
+        await self._wait_for_confirms()
+        if is_last:
+            self._list_due_at = self._check_due_at = 0.0
+        self._wait_seconds = math.inf
+        new = [] if self._has_backlog else await self._scan_in_order(outbox)
+        if self._has_backlog:
+            new = await self._scan_by_tenant(outbox)
+        self._start_publishing(new)
         # Clear marks that no lease has cleared: at most one batch, so that scans and leases wait only briefly. Clear
-        # only the marks of emails that a full scan has found still due, because most other emails may be leased
-        # already.
-        before = self._full_scan_began_at - self._mark_after_seconds
-        if due := self._confirmed.to_mark(before, BATCH, most_waiting=self._max_unmarked):
+        # only the marks of emails that were found still due, because most other emails may be leased already.
+        if due := self._confirmed.to_mark(self._checked_at - self._mark_after_seconds, BATCH):
             await self._mark(outbox, due)
         return len(new)
 
@@ -130,45 +137,121 @@ class PointerPublisher:
             call.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
 
-    async def _scan_onward(self, outbox: Outbox) -> list[DuePointer]:
-        while True:
-            most = BATCH + self._rows_at_resume
-            rows = await outbox.find_publish_due(most, since=self._resume_from)
-            new = self._leave_out_known(rows)
-            # If every row of a full page is known, because the last full scan read further, read the next page.
-            if new or len(rows) < most:
-                return new
-
-    async def _scan_fully(self, outbox: Outbox) -> list[DuePointer]:
-        self._full_scan_began_at = time.monotonic()
+    async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
+        """Chooses among all due rows. If they do not fit into one page, chooses none, and the backlog begins."""
+        began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         rows = await outbox.find_publish_due(most)
-        due = {row.email_id: row.due_at for row in rows}
-        self._confirmed.retain(due, until=rows[-1].due_at if len(rows) == most else None)
-        new = self._leave_out_known(rows)
-        now = time.monotonic()
-        pause = (now - self._full_scan_began_at) / self._full_scan_share
-        self._full_scan_due_at = now + min(pause, self._mark_after_seconds)
-        return new
+        if len(rows) == most or len(self._confirmed) > BATCH:
+            self._has_backlog = True
+            self._list_due_at = self._check_due_at = 0.0
+            return []
+        self._checked_at = began_at
+        self._confirmed.retain({row.email_id: row.due_at for row in rows}, until=None)
+        self._published_until = {row.tenant: row.due_at for row in rows if self._is_known(row)}
+        found: dict[Tenant, list[DuePointer]] = {}
+        for row in rows:
+            if not self._is_known(row):
+                found.setdefault(row.tenant, []).append(row)
+        order = self._shares.allot({tenant: len(new) for tenant, new in found.items()}, BATCH)
+        self._wait_seconds = self._shares.wait_seconds
+        return _in_turn(order, found)
 
-    def _leave_out_known(self, rows: list[DuePointer]) -> list[DuePointer]:
-        """The new rows of a scan, at most one batch. The next scan continues at the last row that was handled."""
-        new = [
-            row
-            for row in rows
-            if self._unconfirmed.get(row.email_id) != row.due_at
-            and not self._confirmed.contains(row.email_id, row.due_at)
-        ]
-        if rows:
-            last = new[BATCH - 1] if len(new) > BATCH else rows[-1]
-            self._resume_from = last.due_at
-            self._rows_at_resume = sum(row.due_at == last.due_at for row in rows)
-        return new[:BATCH]
+    async def _scan_by_tenant(self, outbox: Outbox) -> list[DuePointer]:
+        """Chooses among the tenants with due rows, and reads only as many rows as they have turns."""
+        is_listed = time.monotonic() >= self._list_due_at
+        if is_listed:
+            await self._list_tenants(outbox)
+        while self._waiting:
+            order = self._shares.allot(dict.fromkeys(self._waiting, BATCH), BATCH)
+            self._wait_seconds = self._shares.wait_seconds
+            if not order:  # no tenant that waits may publish now
+                return []
+            if new := await self._read(outbox, order):
+                return new
+        if not is_listed:
+            self._wait_seconds = max(0.0, self._list_due_at - time.monotonic())
+        elif len(self._confirmed) <= BATCH and not self._shares.paused_lanes:
+            self._has_backlog = False
+            self._resume_from.clear()
+        return []
+
+    async def _list_tenants(self, outbox: Outbox) -> None:
+        began_at = time.monotonic()
+        tenants = await outbox.find_due_tenants(self._shares.paused_lanes)
+        listed_at = time.monotonic()
+        self._waiting = dict.fromkeys(tenants)
+        self._resume_from = {
+            tenant: at
+            for tenant, at in self._resume_from.items()
+            if tenant in self._waiting or tenant in self._published_until
+        }
+        self._list_due_at = listed_at + min((listed_at - began_at) / LIST_SHARE, self._mark_after_seconds)
+        if listed_at >= self._check_due_at:
+            await self._check_published(outbox)
+
+    async def _check_published(self, outbox: Outbox) -> None:
+        """Reads everything up to the published emails again: forgets emails that are no longer due, and finds rows that
+        were committed late."""
+        self._checked_at = time.monotonic()
+        most = BATCH + len(self._unconfirmed) + len(self._confirmed)
+        found: dict[Tenant, list[DuePointer]] = {}
+        if self._published_until:
+            ranges = [DueRange(tenant, THE_START, until, most) for tenant, until in self._published_until.items()]
+            for row in await outbox.find_due_of_tenants(ranges):
+                found.setdefault(row.tenant, []).append(row)
+        cut_at = [rows[-1].due_at for rows in found.values() if len(rows) == most]
+        due = {row.email_id: row.due_at for rows in found.values() for row in rows}
+        self._confirmed.retain(due, until=min(cut_at, default=None))
+        for tenant, rows in found.items():
+            if late := next((row for row in rows if not self._is_known(row)), None):
+                self._resume_from[tenant] = late.due_at, sum(row.due_at == late.due_at for row in rows)
+        self._published_until = {tenant: until for tenant, until in self._published_until.items() if tenant in found}
+        now = time.monotonic()
+        self._check_due_at = now + min((now - self._checked_at) / self._check_share, self._mark_after_seconds)
+
+    async def _read(self, outbox: Outbox, order: list[Tenant]) -> list[DuePointer]:
+        """Reads the next rows of each tenant that has turns. Gives back the turns for which there is no row."""
+        turns = Counter(order)
+        ranges = []
+        for tenant, emails in turns.items():
+            since, known = self._resume_from.get(tenant, (THE_START, 0))
+            ranges.append(DueRange(tenant, since, THE_END, emails + known))
+        found: dict[Tenant, list[DuePointer]] = {tenant: [] for tenant in turns}
+        for row in await outbox.find_due_of_tenants(ranges):
+            found[row.tenant].append(row)
+        for each in ranges:
+            rows, wanted = found[each.tenant], turns[each.tenant]
+            new = [row for row in rows if not self._is_known(row)][:wanted]
+            if rows:
+                last = new[-1] if len(new) == wanted else rows[-1]
+                self._resume_from[each.tenant] = last.due_at, sum(row.due_at == last.due_at for row in rows)
+            if len(rows) < each.most:
+                del self._waiting[each.tenant]
+            if len(new) < wanted:
+                self._shares.give_back(each.tenant, wanted - len(new))
+            found[each.tenant] = new
+        return _in_turn(order, found)
+
+    def _is_known(self, row: DuePointer) -> bool:
+        return self._unconfirmed.get(row.email_id) == row.due_at or self._confirmed.contains(row.email_id, row.due_at)
+
+    def _start_publishing(self, rows: list[DuePointer]) -> None:
+        by_lane: dict[str, list[DuePointer]] = {}
+        for row in rows:
+            by_lane.setdefault(row.lane, []).append(row)
+            self._unconfirmed[row.email_id] = row.due_at
+            until = self._published_until.get(row.tenant)
+            if until is None or until < row.due_at:
+                self._published_until[row.tenant] = row.due_at
+        for batch in by_lane.values():
+            self._calls.add(asyncio.create_task(self._publish_batch(batch)))
 
     async def _publish_batch(self, rows: list[DuePointer]) -> None:
-        confirmed = [False] * len(rows)
+        """Publishes emails of one lane."""
+        confirmed: Sequence[bool] = [False] * len(rows)
         try:
-            confirmed = await self._publish(rows)
+            confirmed = await self._shares.queue_of(rows[0].lane).publish(rows)
         finally:
             for row in rows:
                 # Forget the row, unless the email became due again and is being published a second time.
@@ -177,7 +260,15 @@ class PointerPublisher:
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
-                self._full_scan_due_at = 0.0  # unconfirmed emails are still due, with earlier due times
+                self._list_due_at = self._check_due_at = 0.0  # unconfirmed emails are still due, with earlier due times
+
+    async def _wait_for_confirms(self) -> None:
+        """While many messages are unconfirmed, waits a moment for an answer to one of the batches."""
+        self._note_ended()
+        until = time.monotonic() + CONFIRM_SECONDS
+        while len(self._unconfirmed) > BATCH and (seconds := until - time.monotonic()) > 0:
+            await asyncio.wait(self._calls, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            self._note_ended()
 
     def _note_ended(self) -> None:
         ended = [call for call in self._calls if call.done()]
@@ -192,3 +283,9 @@ class PointerPublisher:
     async def _mark(self, outbox: Outbox, due: Mapping[UUID, datetime]) -> None:
         locked = await outbox.mark_published(due)
         self._confirmed.discard(due, time.monotonic(), locked=locked)
+
+
+def _in_turn(order: list[Tenant], found: Mapping[Tenant, Sequence[DuePointer]]) -> list[DuePointer]:
+    """The found emails in the order of the turns."""
+    rows = {tenant: iter(new) for tenant, new in found.items()}
+    return [row for tenant in order if (row := next(rows[tenant], None)) is not None]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
-from dispatcher.broker.outgoing import Outgoing
-from dispatcher.broker.pointer import Pointer
+from dispatcher.broker.credit import QueueCredit
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.domain.backoff import Backoff
@@ -16,11 +16,14 @@ from dispatcher.errors import BrokerUnavailable, StoreUnavailable
 from dispatcher.host.process_table import ProcessSlot
 from dispatcher.host.services import Periodic, Service
 from dispatcher.relay.dead_letters import DeadLetterPublisher
+from dispatcher.relay.lane_queue import LaneQueue
 from dispatcher.relay.leadership import Leadership
 from dispatcher.relay.pointers import BATCH, MARK_AFTER_SECONDS, PointerPublisher
 from dispatcher.relay.queue_writer import QueueWriter
+from dispatcher.relay.shares import Shares
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, connect_async
-from dispatcher.store.outbox import DuePointer, Outbox
+from dispatcher.store.controls import READ_SECONDS
+from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
@@ -61,14 +64,15 @@ class PublishLoop:
         self._log = get_log()
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._broker_outage = Backoff(base_seconds=0.1, cap_seconds=2.0)
-        self._send_queue = QueueWriter(publisher, process_slot, self._broker_outage, settings.queue, kind="send")
-        self._dlq = QueueWriter(publisher, process_slot, self._broker_outage, settings.dlq, kind="dlq")
-        self._pointers = PointerPublisher(self._publish_pointers, mark_after_seconds=mark_after_seconds)
+        self._dlq = self._writer(settings.dlq, "dlq")
+        self._queues = {lane: self._queue_of(lane) for lane in settings.lanes}
+        self._shares = Shares(self._queues)
+        self._pointers = PointerPublisher(self._shares, mark_after_seconds=mark_after_seconds)
         self._dead_letters = DeadLetterPublisher(self._dlq, settings.dlq)
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Makes `run` return when no row is due."""
+        """Makes `run` return when the queues have no more room, or no row is due."""
         self._is_stopping = True
 
     async def run(self) -> None:
@@ -78,6 +82,16 @@ class PublishLoop:
                 await self._lead_in_a_session()
         finally:
             await self._pointers.close()
+            for queue in self._queues.values():
+                await queue.close()
+
+    def _writer(self, queue: str, kind: str) -> QueueWriter:
+        return QueueWriter(self._publisher, self._process_slot, self._broker_outage, queue, kind=kind)
+
+    def _queue_of(self, lane: str) -> LaneQueue:
+        name = self._settings.queue_of(lane)
+        credit = QueueCredit(partial(self._publisher.count_ready, name))
+        return LaneQueue(self._writer(name, "send"), credit, name, bundle=self._settings.bundle_emails)
 
     async def _lead_in_a_session(self) -> None:
         try:
@@ -109,16 +123,21 @@ class PublishLoop:
             await outbox.listen()
             self._outage.reset()
             self._log.info("relay.leading")
-            services = [Periodic(service) for service in (*self._services_of(outbox), _Notifications(outbox))]
+            own_services: tuple[Service, ...] = _ControlsReader(outbox, self._shares), _Notifications(outbox)
+            services = [Periodic(service) for service in (*own_services, *self._services_of(outbox))]
             while not self._is_stopping:
                 await self._publish_round(outbox, services)
                 if await leadership.must_release():
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # The exiting workers may have released emails since the previous round. Publish until no email is due.
-            while await self._publish_round(outbox, services):
-                pass
+            # The exiting workers may have released emails since the previous round. Publish what the queues have room
+            # for; the next leader publishes the rest. If the room is used up, it may grow with one more count.
+            for _ in range(2):
+                while await self._publish_round(outbox, services):
+                    pass
+                for queue in self._queues.values():
+                    await queue.counted()
             await self._pointers.mark_all(outbox)
         finally:
             await leadership.close()
@@ -128,11 +147,9 @@ class PublishLoop:
         try:
             for service in services:
                 await service.run_if_due()
-            found = 0
-            if self._send_queue.is_open:
-                found = await self._pointers.publish_due(outbox, is_last=self._is_stopping)
-                if self._is_stopping:
-                    await self._pointers.wait_confirmed()
+            found = await self._pointers.publish_due(outbox, is_last=self._is_stopping)
+            if self._is_stopping:
+                await self._pointers.wait_confirmed()
             dead_lettered = await self._dead_letters.publish_due(outbox, is_last=self._is_stopping)
         except BrokerUnavailable as error:
             seconds = self._broker_outage.next_wait(random.random)
@@ -144,18 +161,24 @@ class PublishLoop:
         if found:
             await asyncio.sleep(PACE_SECONDS)
             return True
-        if not self._pointers.has_unconfirmed and self._send_queue.is_open and self._dlq.is_open:
-            self._process_slot.confirm.end()  # nothing is due
-        await outbox.wait(self._poll_seconds)
+        if not self._pointers.has_unconfirmed and self._dlq.is_open and all(q.is_open for q in self._queues.values()):
+            self._process_slot.confirm.end()  # no publish is open or will be repeated
+        waits = [self._poll_seconds, self._pointers.wait_seconds, *(service.wait_seconds for service in services)]
+        await outbox.wait(min(waits))
         return False
 
-    async def _publish_pointers(self, due: list[DuePointer]) -> list[bool]:
-        pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
-        messages, message_of = Outgoing.of_pointers(self._settings.queue, pointers, self._settings.bundle_emails)
-        answers = await self._send_queue.publish(messages)
-        confirmed = [answers[index] for index in message_of]
-        self._log.debug("relay.published", count=self._send_queue.count(confirmed))
-        return confirmed
+
+class _ControlsReader:
+    """Reads what operators set: pauses, and the tenants' weights and ceilings."""
+
+    interval_seconds = READ_SECONDS
+
+    def __init__(self, outbox: Outbox, shares: Shares) -> None:
+        self._outbox = outbox
+        self._shares = shares
+
+    async def run_once(self) -> None:
+        self._shares.set_controls(await self._outbox.read_controls())
 
 
 class _Notifications:

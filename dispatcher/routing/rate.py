@@ -2,16 +2,24 @@
 
 The bucket is a row in PostgreSQL. One statement takes a worker's tokens for a tenth of a second, so the ceiling does
 not cost one statement per email. While PostgreSQL is unreachable, workers send nothing; they cannot lease, either.
+
+If emails of several lanes wait, the lanes take turns by weight. So an urgent email gets one of the next tokens, however
+many bulk emails wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Callable
-from typing import Final
+from itertools import chain
+from typing import Final, NamedTuple
 
 from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.controls import NORMAL
+from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import Turns
 from dispatcher.errors import DispatcherError
 from dispatcher.store.providers import ProviderStore
 from dispatcher.telemetry.log import get_log
@@ -22,20 +30,30 @@ BURST_SECONDS: Final = 0.25
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
-class RateLimit:
-    """One worker's tokens of a provider's rate limit, granted in the order of the requests."""
+class _Request(NamedTuple):
+    """An email that waits for a token."""
 
-    def __init__(self, store: ProviderStore, provider: str, ceiling: float) -> None:
+    is_wanted: Callable[[], bool]
+    granted: asyncio.Future[bool]
+
+
+class RateLimit:
+    """One worker's tokens of a provider's rate limit. Within a lane, they are granted in the order of the requests."""
+
+    def __init__(self, store: ProviderStore, provider: str, ceiling: float, weights: LaneWeights | None = None) -> None:
         """
         Args:
             ceiling: Emails per second over all workers and hosts.
+            weights: The lanes' weights.
         """
         self._store = store
         self._provider = provider
         self._ceiling = ceiling
         self._tokens = 0
         self._is_throttled = False
-        self._turn = asyncio.Lock()
+        self._waiting: dict[str, deque[_Request]] = {}
+        self._turns = Turns((weights or LaneWeights()).of)
+        self._granting: asyncio.Task[None] | None = None
         self._outage = Backoff(base_seconds=0.1, cap_seconds=5.0)
         self._log = get_log()
 
@@ -44,20 +62,51 @@ class RateLimit:
         """Emails per second over all workers and hosts."""
         return self._ceiling
 
-    async def take(self, is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    async def take(self, is_wanted: Callable[[], bool] = lambda: True, lane: str = NORMAL) -> bool:
         """Waits for a token. Returns True when one email may be sent, or False if `is_wanted` returns False first.
 
         Args:
             is_wanted: Whether the provider may still be tried. Without this check, 256 waiting emails would need 256
                 tokens to find out that the provider's breaker has opened.
         """
-        async with self._turn:
-            while is_wanted():
-                if self._tokens >= 1:
-                    self._tokens -= 1
-                    return True
-                await self._refill()
-        return False
+        if self._granting is None and self._tokens >= 1 and is_wanted():
+            self._tokens -= 1
+            return True
+        request = _Request(is_wanted, asyncio.get_running_loop().create_future())
+        self._waiting.setdefault(lane, deque()).append(request)
+        if self._granting is None:
+            self._granting = asyncio.create_task(self._grant())
+        return await request.granted
+
+    async def _grant(self) -> None:
+        """Grants tokens until no request waits."""
+        try:
+            while lanes := self._open_lanes():
+                if self._tokens < 1:
+                    await self._refill()
+                    continue
+                lane = self._turns.next(lanes)
+                self._turns.charge(lane)
+                self._tokens -= 1
+                self._waiting[lane].popleft().granted.set_result(True)
+        except Exception as error:  # noqa: BLE001 - each waiting attempt handles it
+            for request in chain.from_iterable(self._waiting.values()):
+                if not request.granted.done():
+                    request.granted.set_exception(error)
+            self._waiting.clear()
+        finally:
+            self._granting = None
+
+    def _open_lanes(self) -> list[str]:
+        """The lanes that have a request. Ends the requests that were cancelled or are no longer wanted."""
+        for lane, line in list(self._waiting.items()):
+            while line and (line[0].granted.done() or not line[0].is_wanted()):
+                request = line.popleft()
+                if not request.granted.done():
+                    request.granted.set_result(False)
+            if not line:
+                del self._waiting[lane]
+        return list(self._waiting)
 
     def slow_down(self) -> None:
         """Halves the rate for all hosts at the next refill. The rate recovers by itself.

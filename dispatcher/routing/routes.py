@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final, assert_never
 
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.domain.outcome import (
     CONCERNS_PROVIDER,
     Accepted,
@@ -37,6 +38,7 @@ from dispatcher.routing.breaker import (
     CircuitBreaker,
 )
 from dispatcher.routing.evidence import Blame
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.telemetry import metrics
 
@@ -52,6 +54,8 @@ class Route:
 
     Attributes:
         limit: None if the operator set no ceiling.
+        gate: Limits the attempts at the same time; None for no limit.
+        is_paused: Whether an operator paused the provider (see `domain.controls`).
         name: The provider's name.
         capabilities: The provider's capabilities.
     """
@@ -59,6 +63,8 @@ class Route:
     provider: Provider
     breaker: CircuitBreaker
     limit: RateLimit | None = None
+    gate: Gate | None = None
+    is_paused: bool = False
     name: str = field(init=False)
     capabilities: Capabilities = field(init=False)
 
@@ -74,11 +80,21 @@ class Route:
     @property
     def may_be_tried(self) -> bool:
         """Whether the provider may be tried now."""
-        return self.breaker.room != 0
+        return self.room != 0
+
+    @property
+    def room(self) -> int | None:
+        """How many emails may be tried now; None for no limit."""
+        return 0 if self.is_paused else self.breaker.room
+
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds until the provider may be tried; 0 if now, infinite while an operator pauses the provider."""
+        return math.inf if self.is_paused else self.breaker.wait_seconds
 
     def may_take(self, email: OutgoingEmail) -> bool:
         """Whether the provider may be tried with this email now."""
-        return self.breaker.admits(email)
+        return not self.is_paused and self.breaker.admits(email)
 
     def record_outcome(
         self, outcome: Outcome, trial: int, email: OutgoingEmail, *, is_already_counted: bool = False
@@ -138,20 +154,27 @@ class Route:
 
 
 class Routes:
-    """The routes of one worker, in the operator's order."""
+    """The routes of one worker, in the operator's order.
 
-    def __init__(self, routes: Sequence[Route], *, jitter: Callable[[], float] = random.random) -> None:
+    Attributes:
+        weights: The lanes' shares of the worker and of the rate limits.
+    """
+
+    def __init__(
+        self,
+        routes: Sequence[Route],
+        *,
+        weights: LaneWeights | None = None,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
         """
         Args:
+            weights: The lanes' weights, as in the routes' rate limits.
             jitter: From 0 to 1; spreads emails that wait for one provider.
         """
         self._routes = tuple(routes)
+        self.weights = weights or LaneWeights()
         self._jitter = jitter
-
-    @property
-    def first_name(self) -> str:
-        """The name of the first provider in order."""
-        return self._routes[0].name
 
     def choose(self, email: OutgoingEmail, left_out: Collection[str] = ()) -> Route | None:
         """The first route that can send the email and may be tried now; None if there is none.
@@ -205,14 +228,15 @@ class Routes:
         """
         if len(able) == len(self._routes):
             return 0.0
-        wait_seconds = min((route.breaker.wait_seconds for route in able), default=0.0)
+        wait_seconds = min((route.wait_seconds for route in able), default=0.0)
         bounded = min(max(wait_seconds, MIN_DELAY_SECONDS), LONGEST_OPEN_SECONDS)
         return bounded * (1 + DELAY_SPREAD * self._jitter())
 
     @staticmethod
     def suspect_wait_seconds(able: Sequence[Route], email: OutgoingEmail) -> float:
         """How many seconds an email must wait while other emails probe one of these routes; 0 if it is not suspect."""
-        return max((route.breaker.suspect_wait_seconds(email) for route in able), default=0.0)
+        open_routes = (route for route in able if not route.is_paused)
+        return max((route.breaker.suspect_wait_seconds(email) for route in open_routes), default=0.0)
 
     @property
     def is_probing(self) -> bool:
@@ -222,18 +246,36 @@ class Routes:
     @property
     def room(self) -> int | None:
         """How many emails may be leased: None for no limit, 1 for a probe, 0 while no provider may be tried."""
-        rooms = [route.breaker.room for route in self._routes]
+        rooms = [route.room for route in self._routes]
         return None if None in rooms else max(room for room in rooms if room is not None)
 
     @property
     def wait_seconds(self) -> float:
-        """Seconds until a route may be tried; 0 if now."""
-        return min(route.breaker.wait_seconds for route in self._routes)
+        """Seconds until a route may be tried; 0 if now, infinite while an operator pauses all routes."""
+        return min(route.wait_seconds for route in self._routes)
 
     @property
     def change_seconds(self) -> float | None:
-        """Seconds until the next blocked route may be tried; None if no route is blocked."""
-        return min((seconds for route in self._routes if (seconds := route.breaker.wait_seconds)), default=None)
+        """Seconds until the next blocked route may be tried; None if no route is blocked, or no end is known."""
+        waits = [seconds for route in self._routes if (seconds := route.wait_seconds) and seconds < math.inf]
+        return min(waits, default=None)
+
+    def pause(self, providers: Collection[str]) -> bool:
+        """Pauses these providers until the next call, and no others. Returns whether this changed anything."""
+        changed = [route for route in self._routes if route.is_paused != (route.name in providers)]
+        for route in changed:
+            route.is_paused = not route.is_paused
+        return bool(changed)
+
+    @property
+    def paused(self) -> frozenset[str]:
+        """The providers that an operator paused."""
+        return frozenset(route.name for route in self._routes if route.is_paused)
+
+    @property
+    def are_all_paused(self) -> bool:
+        """Whether an operator paused every provider."""
+        return all(route.is_paused for route in self._routes)
 
     def window(self, most: int, seconds: float) -> int:
         """The prefetch window in emails: at most `most`, and at most what the rate ceilings allow in `seconds`.

@@ -10,10 +10,12 @@ from datetime import datetime
 from typing import Any, Final
 
 from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Kind
+from dispatcher.domain.controls import Pause
 from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
 from dispatcher.store import named_locks
 from dispatcher.store.connections import TimedSession, connect_async
+from dispatcher.store.controls import list_pauses
 from dispatcher.store.emails import find_facts
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.retention import Retention, count_expiring
@@ -50,11 +52,12 @@ class TableFindings:
         dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
         expiring: Number of failed and held emails that will soon lose their content.
         mark: A value that changes whenever an email is accepted.
-        due: Number of emails that are due or in their first lease, at most `MAX_DUE_COUNT`.
+        due: Number of emails that are due or in their first lease, and not paused, at most `MAX_DUE_COUNT`.
         waiting: Why one of the due emails waits; None if no email is due.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
         webhooks: Webhooks that were disabled because their receivers fail.
+        pauses: The operators' pauses that are in force.
     """
 
     correlation_ids: tuple[str, ...]
@@ -67,6 +70,7 @@ class TableFindings:
     troubles: Sequence[ProviderProblem]
     hosts: Mapping[str, datetime]
     webhooks: Sequence[DisabledWebhook]
+    pauses: Sequence[Pause] = ()
 
 
 class AlertStore:
@@ -169,6 +173,7 @@ class AlertStore:
             await find_troubles(session),
             {host: seen_at for host, seen_at, _ in await self._fetch("list_presences")},
             await list_disabled(session),
+            await list_pauses(session),
         )
 
     async def _open(self) -> TimedSession:

@@ -23,6 +23,8 @@ class ApiKey:
         requests_per_second: None for no limit.
         recipients_per_day: None for no quota.
         revoked_at: None while the key is valid.
+        lane: The lane of emails that name none; None: by the sender's rule, or normal.
+        allowed_lanes: The lanes that an email may name, besides `lane`.
     """
 
     key_id: str
@@ -36,6 +38,8 @@ class ApiKey:
     recipients_per_day: int | None
     created_at: datetime
     revoked_at: datetime | None
+    lane: str | None = None
+    allowed_lanes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ class KeyStore:
 
 
 def _key(row: Row) -> ApiKey:
-    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *rest = row
+    key_id, tenant_id, name, secret_hash, scopes, domains, addresses, *others = row
+    requests_per_second, recipients_per_day, created_at, revoked_at, lane, allowed_lanes = others
     return ApiKey(
         key_id,
         tenant_id,
@@ -105,5 +110,10 @@ def _key(row: Row) -> ApiKey:
         frozenset(scopes),
         None if domains is None else frozenset(domains),
         None if addresses is None else frozenset(addresses),
-        *rest,
+        requests_per_second,
+        recipients_per_day,
+        created_at,
+        revoked_at,
+        lane,
+        frozenset(allowed_lanes),
     )

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
+from dispatcher.domain.controls import Pause
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession, Session, translated
+from dispatcher.store.controls import list_pauses
 from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch, fetch_sync
 from dispatcher.store.webhooks import measure_lag
+
+_UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
+"""Millions of emails may have these statuses. Counters count them when they get the status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +24,10 @@ class Counts:
 
     Attributes:
         emails: Number of emails by status. Contains every status.
-        oldest_pending_seconds: Age of the oldest pending email; None if none is pending.
-        longest_due_seconds: The longest time that an email has been due and is not yet published; None if none is due.
+        oldest_pending_seconds: The longest time that a pending email has waited since it could first be sent; None if
+            none is pending. Emails that wait for a later time, or that an operator paused, do not count.
+        longest_due_seconds: The longest time that an email has been due and is not yet published, without what an
+            operator paused; None if none is due.
     """
 
     emails: dict[Status, int]
@@ -28,18 +37,20 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class MonitorCounts(Counts):
-    """The counts that the monitor reads at intervals; `emails` leaves out `sent`.
+    """The counts that the monitor reads at intervals; `emails` leaves out `sent` and `cancelled`.
 
     Attributes:
         sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
             that is partly in this time counts in proportion.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
         webhook_lag_seconds: How long the oldest event has waited that an active webhook has not handled, by webhook.
+        pauses: The operators' pauses that are in force.
     """
 
     sent_last_hour: float
     sent_last_day: float
     webhook_lag_seconds: dict[int, float]
+    pauses: Sequence[Pause] = ()
 
 
 def count_emails(connection: Session) -> Counts:
@@ -55,8 +66,11 @@ def count_emails(connection: Session) -> Counts:
 
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
-    unfinished: dict[str, int] = dict(await fetch(session, "count_unfinished"))
+    found: dict[str, int] = dict(await fetch(session, "count_for_monitor"))
     ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending")
     ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
-    emails: dict[Status, int] = {status: unfinished.get(status, 0) for status in Status if status is not Status.SENT}
-    return MonitorCounts(emails, pending_seconds, due_seconds, last_hour, last_day, await measure_lag(session))
+    emails: dict[Status, int] = {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED}
+    lag = await measure_lag(session)
+    return MonitorCounts(
+        emails, pending_seconds, due_seconds, last_hour, last_day, lag, pauses=await list_pauses(session)
+    )

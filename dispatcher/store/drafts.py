@@ -35,11 +35,14 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id, when the relay publishes the email if the API does not.
+        due_at: For each inserted email, by id, when the relay publishes the email if the API does not. None: the email
+            waits until its send_at, and must not be published before.
+        direct_lane: The lane of each inserted email that the API publishes, by id.
         known: For each key that already existed, the id and payload hash of the email that has the key.
     """
 
-    due_at: Mapping[UUID, datetime]
+    due_at: Mapping[UUID, datetime | None]
+    direct_lane: Mapping[UUID, str]
     known: Mapping[Key, tuple[UUID, bytes]]
 
 
@@ -54,8 +57,14 @@ class DraftStore:
         self._pool = pool
         self._publish_in_seconds = publish_in_seconds
 
-    async def insert(self, drafts: Sequence[Draft]) -> Insertion:
+    async def insert(
+        self, drafts: Sequence[Draft], *, direct_lanes: Sequence[str] = (), relay_tenants: Sequence[str] = ()
+    ) -> Insertion:
         """Inserts the drafts whose keys are new, all or none.
+
+        Args:
+            direct_lanes: The lanes whose emails the caller publishes.
+            relay_tenants: The tenants whose emails the relay publishes in any case.
 
         Raises:
             StoreBusy: Another open transaction is inserting one of the keys; nothing was inserted.
@@ -66,9 +75,14 @@ class DraftStore:
             async with AsyncExitStack() as transaction:
                 if has_attachments(drafts):
                     await transaction.enter_async_context(connection.transaction())
-                parameters = insert_parameters(drafts, publish_in_seconds=self._publish_in_seconds)
+                parameters = insert_parameters(
+                    drafts,
+                    publish_in_seconds=self._publish_in_seconds,
+                    direct_lanes=direct_lanes,
+                    relay_tenants=relay_tenants,
+                )
                 rows = await fetch(connection, "enqueue", parameters)
-                due_at: dict[UUID, datetime] = {row[0]: row[1] for row in rows}
+                due_at: dict[UUID, datetime | None] = {row[0]: row[1] for row in rows}
                 if attachments := attachment_parameters(drafts, set(due_at)):
                     await fetch(connection, "enqueue_attachments", attachments)
             known: Mapping[Key, tuple[UUID, bytes]] = {}
@@ -76,7 +90,8 @@ class DraftStore:
                 known = holders(await fetch(connection, "find_by_key", keys))
             if sum(parameters["octets"]) > LARGE_OCTETS:
                 await connection.close()
-            return Insertion(due_at, known)
+            direct_lane = {row[0]: row[2] for row in rows if row[2] is not None}
+            return Insertion(due_at, direct_lane, known)
 
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
         """The stored payload hash of each key that exists."""

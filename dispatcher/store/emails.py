@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
 from psycopg.rows import dict_row
 
+from dispatcher.domain.controls import PauseScope
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
-from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder
+from dispatcher.domain.waiting import MAX_AHEAD_COUNT, Facts, describe_holder, problems_with_pauses
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, AsyncSession, Pool, Session, session
+from dispatcher.store.controls import find_pauses_of
 from dispatcher.store.providers import find_troubles
 from dispatcher.store.queries import ids_within, query
-from dispatcher.store.statements import fetch, fetch_sync, from_rows, session_of
+from dispatcher.store.statements import Source, fetch, fetch_sync, from_rows, session_of
 
 Record = dict[str, Any]
 
@@ -133,7 +135,12 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
     if not (rows := await fetch(session, "find_wait", {"email_id": email_id, "most_ahead": most_ahead})):
         return None
     ceilings: dict[str, float] = dict(await fetch(session, "list_ceilings"))
-    return from_rows(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
+    facts = from_rows(Facts, [(*rows[0], await find_troubles(session), ceilings)])[0]
+    if not (pauses := await find_pauses_of(session, email_id)):
+        return facts
+    problems = problems_with_pauses(facts.troubles, pauses, now=facts.now, workers=facts.workers)
+    stopping = [pause for pause in pauses if pause.scope is not PauseScope.PROVIDER]
+    return replace(facts, troubles=problems, pauses=stopping)
 
 
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
@@ -223,3 +230,12 @@ def sample_pending(connection: Session) -> list[OutgoingEmail]:
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]
+
+
+async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:
+    """The addresses to which each email is sent, as they were enqueued. Leaves out emails whose content was deleted."""
+    if not email_ids:
+        return {}
+    rows = await fetch(source, "find_recipients", ids_within(set(email_ids)))
+    fields = ("to", "cc", "bcc")
+    return {email_id: [each for field in fields for each in found.get(field, ())] for email_id, found in rows}

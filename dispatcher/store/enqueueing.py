@@ -15,6 +15,7 @@ import orjson
 
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_ids
+from dispatcher.store.comparable_address import comparable_address
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
@@ -29,12 +30,14 @@ class Draft:
 
     Attributes:
         payload_hash: Compared with the stored hash if the key already exists.
+        lane: The email's own lane, or its API key's; None: by the sender's rule, or normal.
     """
 
     email_id: UUID
     email: Email
     payload_hash: bytes
     traceparent: str | None
+    lane: str | None = None
 
     @property
     def key(self) -> Key:
@@ -42,26 +45,41 @@ class Draft:
         return (self.email.tenant_id, self.email.message_key)
 
 
-def draft(emails: Sequence[Email], traceparent: str | None = None) -> list[Draft]:
+def draft(emails: Sequence[Email], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
     """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
     The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
+
+    Args:
+        lane: The lane of emails that name none.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
     ids = new_email_ids(len(emails))
-    return [Draft(new_id, email, email.payload_hash(), traceparent) for new_id, email in zip(ids, emails, strict=True)]
+    return [
+        Draft(new_id, email, email.payload_hash(), traceparent, email.lane or lane)
+        for new_id, email in zip(ids, emails, strict=True)
+    ]
 
 
-def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.0) -> Parameters:
+def insert_parameters(
+    drafts: Sequence[Draft],
+    *,
+    publish_in_seconds: float = 0.0,
+    direct_lanes: Sequence[str] = (),
+    relay_tenants: Sequence[str] = (),
+) -> Parameters:
     """The parameters of `enqueue`, sorted by key.
 
     Args:
-        publish_in_seconds: How long the relay waits before it publishes the emails; 0 for immediately. During this
-            wait, the caller publishes emails and marks them as published; the relay then leaves them out.
+        publish_in_seconds: How long the relay waits before it publishes emails of `direct_lanes`. During this wait, the
+            caller publishes them and marks them as published; the relay then leaves them out.
+        direct_lanes: The lanes whose emails the caller publishes.
+        relay_tenants: The tenants whose emails the relay publishes in any case.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
+    addresses = [comparable_address(email.sender) for email in emails]
     template_datas = [_json(dict(email.template_data)) for email in emails]
     return {
         "email_ids": [item.email_id for item in ordered],
@@ -83,7 +101,15 @@ def insert_parameters(drafts: Sequence[Draft], *, publish_in_seconds: float = 0.
         "attachment_counts": [len(email.attachments) for email in emails],
         "octets": list(map(_octets, emails, template_datas)),
         "ignore_suppressions": [email.ignore_suppression for email in emails],
+        # As texts: psycopg cannot send a list without any instant as an array of instants.
+        "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
+        "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
+        "lanes": [item.lane for item in ordered],
+        "sender_addresses": addresses,
+        "sender_domains": [address[address.rindex("@") :] for address in addresses],
         "publish_in_seconds": publish_in_seconds,
+        "direct_lanes": list(direct_lanes),
+        "relay_tenants": list(relay_tenants),
     }
 
 

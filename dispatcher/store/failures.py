@@ -187,10 +187,10 @@ async def release_held(session: AsyncSession, email_id: UUID, *, actor: str, rea
     return bool(await fetch(session, "release_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
-async def find_status(session: AsyncSession, email_id: UUID) -> Status | None:
-    """The email's status; None if there is no such email."""
+async def find_status(session: AsyncSession, email_id: UUID) -> tuple[Status, bool] | None:
+    """The email's status, and whether the email has expired; None if there is no such email."""
     rows = await fetch(session, "find_status", {"email_id": email_id})
-    return Status(rows[0][0]) if rows else None
+    return (Status(rows[0][0]), rows[0][1]) if rows else None
 
 
 async def find_dead_letter_emails(session: AsyncSession, email_ids: Collection[UUID]) -> dict[UUID, DeadLetterEmail]:

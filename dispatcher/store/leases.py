@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,10 +11,13 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import Pool, session
+from dispatcher.store.controls import read_controls
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.queries import ids_with, ids_within, query
 from dispatcher.store.server import find_database_id
@@ -45,14 +48,18 @@ class Lease(NamedTuple):
         email: The content; None if it was deleted, or must be read separately.
         token: Fences every write under this lease.
         attempt_number: The number of the first attempt under this lease; an email's first attempt has number 1.
-        attempt_base: The number of attempts before the last replay; only later attempts count towards the maximum.
+        attempt_base: The number of attempts before the last replay or redelivery; only later attempts count towards the
+            maximum.
         on_uncertain: The email's own policy; None for the host's policy.
         traceparent: W3C trace context of the enqueuing application; None if the application passed none.
         octets_apart: Size of the content that must be read separately before the email is sent, because the content is
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
-        created_at: When the email was enqueued; None if this column was not read.
+        due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
         pinned_seconds: How long ago the first attempt whose outcome is unknown began.
+        expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
+        tenant_id: Whose suppressed recipients get no email.
+        limits: The email's own limits of retries; None if it has none and redelivery is off.
     """
 
     email_id: UUID
@@ -64,9 +71,12 @@ class Lease(NamedTuple):
     attempt_base: int = 0
     traceparent: str | None = None
     octets_apart: int = 0
-    created_at: datetime | None = None
+    due_since: datetime | None = None
     pinned_to: str | None = None
     pinned_seconds: float | None = None
+    expires_in: float | None = None
+    tenant_id: str = "default"
+    limits: RetryLimits | None = None
 
     @property
     def trace_id(self) -> str | None:
@@ -80,13 +90,14 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
-        is_proven: Whether an event of a provider waits to settle the email. Until then, no worker may lease it.
+        is_left_out: Whether no worker may lease the email although it may be pending, because the relay finishes it: an
+            event of a provider proves that it was sent, or it has expired.
     """
 
     message_key: str
     status: Status
     our_token: int | None
-    is_proven: bool
+    is_left_out: bool
 
 
 class DeadLetterVerdict(StrEnum):
@@ -112,6 +123,7 @@ class Result(NamedTuple):
         expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
             expired. The result is recorded only if the lease still has this end.
         is_pinned: The provider may have accepted the email under an idempotency key, and is the only one to try again.
+        wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
     """
 
     email_id: UUID
@@ -129,6 +141,7 @@ class Result(NamedTuple):
     provider_message_id: str | None = None
     expired_at: datetime | None = None
     is_pinned: bool = False
+    wait_seconds: float | None = None
 
     def without_provider_texts(self) -> Result:
         """The result without the provider's texts, for when PostgreSQL refuses to store them."""
@@ -138,7 +151,7 @@ class Result(NamedTuple):
 _COLUMNS: Final = (
     *("email_ids", "lease_tokens", "statuses", "attempt_numbers", "started_ats", "finished_ats", "outcomes"),
     *("providers", "lease_seconds", "error_types", "errors", "provider_codes", "provider_message_ids", "expired_ats"),
-    "are_pinned",
+    *("are_pinned", "wait_seconds"),
 )
 """The statement's parameter for each field of `Result`, in order."""
 
@@ -155,42 +168,57 @@ class LeaseStore:
         suppressions: The statements about suppressed recipients.
     """
 
-    def __init__(self, pool: Pool, *, worker: str, slot: str) -> None:
+    def __init__(self, pool: Pool, *, worker: str, slot: str, redeliver_seconds: float = 0.0) -> None:
         """
         Args:
             worker: This process's name, different on every host and after every restart; stored in `locked_by`.
             slot: The worker slot's name, the same after a restart; part of the key of `email_hourly`.
+            redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
         """
         self._pool = pool
         self._worker = worker
         self._slot = slot
+        self._redeliver_seconds = redeliver_seconds
         self.locked = LockedRows(pool)
         self.suppressions = SuppressionReader(pool)
 
-    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:
-        """Leases the given emails, except emails that are not pending or do not have the given message key."""
+    async def lease(
+        self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> list[Lease]:
+        """Leases the given emails, except emails that are not pending or do not have the given message key.
+
+        Args:
+            paused_tenants: Leaves out the emails of these tenants.
+        """
         parameters = {
             **ids_with("message_keys", keys_by_id),
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
             "most_octets": MAX_OCTETS,
+            "redeliver_seconds": self._redeliver_seconds,
         }
         return [_lease(row) for row in await fetch(self._pool, "lease", parameters)]
 
-    async def lease_without_content(self, email_id: UUID, message_key: str, lease_seconds: float) -> Lease | None:
+    async def lease_without_content(
+        self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
+    ) -> Lease | None:
         """As `lease`, for one email that `lease` could not read. The caller must read its content separately."""
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
             "worker": self._worker,
             "lease_seconds": lease_seconds,
+            "paused_tenants": list(paused_tenants),
+            "redeliver_seconds": self._redeliver_seconds,
         }
-        for token, attempt_number, on_uncertain, attempt_base, pinned_to, pinned_seconds in await fetch(
+        for token, attempt_number, on_uncertain, attempt_base, *others, limits in await fetch(
             self._pool, "lease_without_content", parameters
         ):
             policy = OnUncertain(on_uncertain) if on_uncertain else None
             lease = Lease(email_id, None, token, attempt_number, policy, None, attempt_base, octets_apart=1)
-            return lease._replace(pinned_to=pinned_to, pinned_seconds=pinned_seconds)
+            names = ("pinned_to", "pinned_seconds", "expires_in", "tenant_id")
+            return lease._replace(**dict(zip(names, others, strict=True)), limits=limits_in(limits))
         return None
 
     async def find_content_octets(self, email_id: UUID) -> int:
@@ -240,6 +268,31 @@ class LeaseStore:
         rows = await fetch(self._pool, "find_unleased", {**ids_within(email_ids), "worker": self._worker})
         return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
 
+    async def read_controls(self) -> Controls:
+        """What operators set for all hosts."""
+        return await read_controls(self._pool)
+
+    async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
+        """Which of these emails belong to one of these tenants or lanes."""
+        parameters = {**ids_within(email_ids), "tenants": list(tenants), "lanes": list(lanes)}
+        return await self._ids("find_paused", parameters)
+
+    async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
+        """Makes pending emails of paused tenants due again, unpublished. Skips locked rows.
+
+        Args:
+            tenants: The paused tenants; leaves out the emails of others.
+            away_seconds: In how many seconds the emails become due.
+
+        Returns:
+            The ids of the emails that are due again.
+        """
+        named = {"tenants": list(tenants), "away_seconds": away_seconds}
+        outcome = await self.locked.execute_unlocked(
+            email_ids, lambda free: self._ids("put_back", {**ids_within(free), **named})
+        )
+        return set().union(*outcome.answers)
+
     async def replay_dead_letters(self, attempts: Mapping[UUID, int]) -> dict[UUID, DeadLetterVerdict]:
         """Replays emails whose dead letters were moved back to the send queue.
 
@@ -260,7 +313,11 @@ class LeaseStore:
         return {email_id: DeadLetterVerdict(verdict) for email_id, verdict, _ in rows}
 
     async def renew(self, leases: dict[UUID, int], lease_seconds: float) -> set[UUID]:
-        """Extends leases, given as token by email id. Returns the ids of emails that this worker still has leased."""
+        """Extends leases, given as token by email id.
+
+        Returns:
+            The ids of emails that this worker may still send: it has the lease, and no event proves an acceptance.
+        """
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
     async def release(
@@ -357,9 +414,10 @@ def _columns(results: Sequence[Result]) -> dict[str, Any]:
 
 def _lease(row: Row) -> Lease:
     email_id, token, attempt_number, on_uncertain, correlation_id, attempt_base, traceparent = row[:7]
-    octets_apart = row[-3] or 0
+    octets_apart, pinned_to, pinned_seconds, expires_in, tenant_id, limits = row[-6:]
+    octets_apart = octets_apart or 0
     try:
-        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-3])
+        email = None if row[8] is None or octets_apart else outgoing_email(email_id, row[7:-6])
     except _NO_EMAIL:
         email, octets_apart = None, 1
     return Lease(
@@ -373,8 +431,21 @@ def _lease(row: Row) -> Lease:
         traceparent,
         octets_apart,
         row[7],
-        row[-2],
-        row[-1],
+        pinned_to,
+        pinned_seconds,
+        expires_in,
+        tenant_id,
+        None if limits is None else limits_in(limits),
+    )
+
+
+def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
+    """The limits from the array in the last column of a lease."""
+    if column is None:
+        return None
+    max_attempts, redeliver_seconds, redeliveries = column
+    return RetryLimits(
+        None if max_attempts is None else int(max_attempts), redeliver_seconds or 0.0, int(redeliveries or 0)
     )
 
 

@@ -7,14 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from uuid import UUID
 
+from dispatcher.domain.controls import Controls
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.values import value
 from dispatcher.errors import StatementRefused
 from dispatcher.store.connections import AsyncSession, translated
+from dispatcher.store.controls import read_controls
 from dispatcher.store.events import SettledEmail, find_proven, settle_proven
 from dispatcher.store.locked import RETRY_REFUSED_SECONDS, BatchOutcome, LockedRows, subset
 from dispatcher.store.migrations import WEEKS_AHEAD
@@ -28,17 +30,39 @@ AHEAD_SECONDS: Final = 300.0
 
 THE_START: Final = datetime.min.replace(tzinfo=UTC)
 """Earlier than every due mark."""
+THE_END: Final = datetime.max.replace(tzinfo=UTC)
+"""Later than every due mark."""
+
+Tenant: TypeAlias = "tuple[str, str]"
+"""A tenant within a lane: the lane and the tenant's id."""
 
 
 @value
 class DuePointer:
-    """An email whose message must be published to the send queue."""
+    """An email whose message must be published to the send queue of its lane."""
 
     email_id: UUID
     message_key: str
     correlation_id: str | None
     traceparent: str | None
     due_at: datetime
+    lane: str
+    tenant_id: str
+
+    @property
+    def tenant(self) -> Tenant:
+        """The email's tenant within its lane."""
+        return self.lane, self.tenant_id
+
+
+@dataclass(frozen=True, slots=True)
+class DueRange:
+    """Some due emails of a tenant: at most `most`, with due marks from `since` to `until`."""
+
+    tenant: Tenant
+    since: datetime
+    until: datetime
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +82,15 @@ class RecoveredEmail:
     attempt_count: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExpiredEmail:
+    """An email that was cancelled because it has expired."""
+
+    email_id: UUID
+    correlation_id: str | None
+    previous_status: Status
+
+
 class Outbox:
     """The relay's statements, on one session.
 
@@ -75,6 +108,10 @@ class Outbox:
         """Subscribes to notifications: from now on, a commit that enqueues emails wakes `wait`."""
         await self._fetch("listen_due")
 
+    async def read_controls(self) -> Controls:
+        """What operators set. See `controls.read_controls`."""
+        return await read_controls(self._session)
+
     async def wait(self, seconds: float) -> bool:
         """Waits up to `seconds` for a commit that makes emails due. Returns whether there was such a commit."""
         with translated():
@@ -83,13 +120,35 @@ class Outbox:
                 woken = True
             return woken
 
-    async def find_publish_due(self, limit: int, *, since: datetime = THE_START) -> list[DuePointer]:
-        """Up to `limit` emails whose message must be published, due at `since` or later, longest due first."""
-        parameters = {"limit": limit, "since": since, "ahead_seconds": AHEAD_SECONDS}
+    async def find_publish_due(self, limit: int) -> list[DuePointer]:
+        """Up to `limit` emails whose message must be published, longest due first."""
+        parameters = {"limit": limit, "ahead_seconds": AHEAD_SECONDS}
         try:
             return from_rows(DuePointer, await self._fetch("find_publish_due", parameters))
         except StatementRefused:
-            ids = await self._fetch("find_publish_due_ids", parameters)
+            return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
+
+    async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
+        """The lanes and tenants with due marks, except in the given lanes. Some marks may be ahead of the clock."""
+        rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
+        return [(row[0], row[1]) for row in rows]
+
+    async def find_due_of_tenants(self, ranges: Sequence[DueRange]) -> list[DuePointer]:
+        """The due emails in each range; for each tenant, longest due first."""
+        parameters = {
+            "lanes": [each.tenant[0] for each in ranges],
+            "tenant_ids": [each.tenant[1] for each in ranges],
+            "sinces": [each.since for each in ranges],
+            "until_ats": [each.until for each in ranges],
+            "mosts": [each.most for each in ranges],
+            "ahead_seconds": AHEAD_SECONDS,
+        }
+        try:
+            return from_rows(DuePointer, await self._fetch("find_due_of_tenants", parameters))
+        except StatementRefused:
+            return await self._find_readable(await self._fetch("find_due_ids_of_tenants", parameters))
+
+    async def _find_readable(self, ids: Sequence[Row]) -> list[DuePointer]:
         outcome = await self._fetch_readable("find_due_pointers", ids)
         return sorted(from_rows(DuePointer, outcome.rows()), key=attrgetter("due_at"))
 
@@ -162,14 +221,14 @@ class Outbox:
         )
         return from_rows(RecoveredEmail, outcome.rows())
 
-    async def has_lost_messages(self, age_seconds: float) -> bool:
-        """Whether an email is still pending `age_seconds` after its message was published."""
-        return bool(
-            await self._fetch("find_lost_messages", {"age_seconds": age_seconds, "ahead_seconds": AHEAD_SECONDS})
-        )
+    async def find_lost_messages(self, age_seconds: float) -> list[str]:
+        """The lanes with an email that is still pending `age_seconds` after its message was published."""
+        parameters = {"age_seconds": age_seconds, "ahead_seconds": AHEAD_SECONDS}
+        return [row[0] for row in await self._fetch("find_lost_messages", parameters)]
 
     async def republish_lost(
         self,
+        lanes: Sequence[str],
         age_seconds: float,
         limit: int,
         on_uncertain: OnUncertain,
@@ -179,15 +238,17 @@ class Outbox:
     ) -> tuple[int, list[RecoveredEmail]]:
         """Makes up to `limit` emails due again whose messages are lost.
 
-        Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
+        Emails that a promotion made uncertain become due or held, by policy. Call this while the lanes' queue is empty.
 
         Args:
+            lanes: The lanes of one send queue.
             doubt_seconds: Leave out uncertain emails until this time after the promotion was detected.
 
         Returns:
             The number of emails made due, and the emails that were uncertain.
         """
         found = {
+            "lanes": list(lanes),
             "age_seconds": age_seconds,
             "ahead_seconds": AHEAD_SECONDS,
             "limit": limit,
@@ -210,18 +271,40 @@ class Outbox:
         )
         return outcome.rows()
 
+    async def find_next_wake(self) -> float | None:
+        """In how many seconds the first waiting email is due; negative if it is overdue, None if no email waits."""
+        for (seconds,) in await self._fetch("find_next_wake"):
+            return float(seconds)
+        return None
+
+    async def wake(self, limit: int) -> int:
+        """Makes up to `limit` emails pending and due whose wait is over; returns how many."""
+        ids = [row[0] for row in await self._fetch("find_wakeable", {"limit": limit})]
+        outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("wake", ids_within(free)))
+        return len(outcome.rows())
+
+    async def cancel_expired(self, limit: int) -> list[ExpiredEmail]:
+        """Cancels up to `limit` emails that have expired and that no worker has leased."""
+        ids = [row[0] for row in await self._fetch("find_expired", {"limit": limit})]
+        outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("cancel_expired", ids_within(free)))
+        return from_rows(ExpiredEmail, outcome.rows())
+
     async def follow_timeline(self) -> Promotion | None:
         """Records PostgreSQL's timeline. See `timeline.follow_timeline`."""
         return await follow_timeline(self._session)
 
-    async def republish_overtaken(self, age_seconds: float, limit: int) -> int:
+    async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
         """Makes up to `limit` overtaken emails due again: emails published `age_seconds` later are already being sent.
+
+        Args:
+            lanes: The lanes of one send queue.
 
         Returns:
             The number of emails made due.
         """
+        parameters = {"lanes": list(lanes), "age_seconds": age_seconds, "limit": limit}
         try:
-            return len(await self._fetch("republish_overtaken", {"age_seconds": age_seconds, "limit": limit}))
+            return len(await self._fetch("republish_overtaken", parameters))
         except StatementRefused:
             return 0  # `republish_lost` handles each email separately once the queue is empty
 

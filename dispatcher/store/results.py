@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, get_args
 
-from dispatcher.domain.decision import Decision, MarkHeld, RetryIn
+from dispatcher.domain.decision import Decision, MarkHeld, Redeliver, RetryIn
 from dispatcher.domain.outcome import Accepted, Outcome, Uncertain, outcome_name
 from dispatcher.domain.status import TRANSITIONS, Status
 from dispatcher.host.ledger_format import InFlightAttempt
@@ -49,7 +49,8 @@ def result_of(
         flight: The attempt, with the time at which it ended.
         lease_seconds: How long the lease is extended if the decision is to retry. None if the worker is dead: the email
             then becomes pending instead.
-        is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to retry.
+        is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to retry
+            or to redeliver.
     """
     if isinstance(decision, MarkHeld):  # a refusal does not end the doubt about an earlier attempt
         outcome = Uncertain(decision.detail, decision.code)
@@ -73,7 +74,8 @@ def result_of(
         outcome.detail,
         code,
         message_id,
-        is_pinned=is_pinned and isinstance(decision, RetryIn),
+        is_pinned=is_pinned and isinstance(decision, (RetryIn, Redeliver)),
+        wait_seconds=decision.seconds if isinstance(decision, Redeliver) else None,
     )
 
 

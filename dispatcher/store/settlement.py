@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
+from dispatcher.store.leases import limits_in
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch
 
@@ -24,8 +26,9 @@ class FoundLease:
         worker: The worker that owns the lease.
         expired_at: The end of the lease. The token and the end together show whether the lease has changed since.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
-        attempt_base: The number of attempts before the email's last replay.
+        attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
+        limits: The email's own limits of retries; None if it has none and redelivery is off, or if not read.
     """
 
     email_id: UUID
@@ -35,6 +38,7 @@ class FoundLease:
     has_run_out: bool
     attempt_base: int
     pinned_seconds: float | None = None
+    limits: RetryLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +95,27 @@ async def note_crashes(
 
 
 async def find_expiring(
-    session: AsyncSession, workers: Collection[str], *, are_theirs: bool = True, within_seconds: float = 0.0
+    session: AsyncSession,
+    workers: Collection[str],
+    *,
+    are_theirs: bool = True,
+    within_seconds: float = 0.0,
+    redeliver_seconds: float = 0.0,
 ) -> list[FoundLease]:
     """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
 
     Args:
         are_theirs: True for the leases of these workers, False for the leases of all other workers.
+        redeliver_seconds: The host's setting.
     """
-    parameters = {"workers": list(workers), "is_theirs": are_theirs, "within_seconds": within_seconds}
-    return await fetch(session, "find_expiring", parameters, into=FoundLease)
+    parameters = {
+        "workers": list(workers),
+        "is_theirs": are_theirs,
+        "within_seconds": within_seconds,
+        "redeliver_seconds": redeliver_seconds,
+    }
+    rows = await fetch(session, "find_expiring", parameters)
+    return [replace(FoundLease(*others), limits=limits_in(limits)) for *others, limits in rows]
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
@@ -119,14 +135,16 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     return {**parameters, "lease_tokens": tokens, "expired_ats": ends}
 
 
-async def find_attempt_bases(
-    session: AsyncSession, email_ids: Collection[UUID]
-) -> dict[UUID, tuple[int, float | None]]:
-    """The number of attempts before the last replay, and `FoundLease.pinned_seconds`, by email id.
+async def find_histories(
+    session: AsyncSession, email_ids: Collection[UUID], *, redeliver_seconds: float
+) -> dict[UUID, tuple[int, float | None, RetryLimits | None]]:
+    """The attempts, pin and limits of emails, by id, as in `FoundLease`: `attempt_base`, `pinned_seconds`, `limits`.
 
-    Does not contain emails that were never replayed and are not pinned.
+    Args:
+        redeliver_seconds: The host's setting.
     """
     if not email_ids:
         return {}
-    rows = await fetch(session, "find_attempt_bases", ids_within(email_ids))
-    return {email_id: (base, seconds) for email_id, base, seconds in rows}
+    parameters = {**ids_within(email_ids), "redeliver_seconds": redeliver_seconds}
+    rows = await fetch(session, "find_histories", parameters)
+    return {email_id: (base, seconds, limits_in(limits)) for email_id, base, seconds, limits in rows}

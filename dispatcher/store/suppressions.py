@@ -21,16 +21,26 @@ _LISTS: Final = ("to", "cc", "bcc")
 
 @dataclass(frozen=True, slots=True)
 class SuppressedHashes:
-    """The hashes of suppressed addresses and domains, all of them or those that changed.
+    """The hashes of a tenant's suppressed addresses and domains, all of them or those that changed.
 
     Attributes:
         numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
         has_domains: Whether one of them is the hash of a domain.
-        until: Where the next `read_changed` continues.
     """
 
     numbers: array[int]
     has_domains: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SuppressionsRead:
+    """What a worker read.
+
+    Attributes:
+        until: Where the next `read_changed` continues.
+    """
+
+    by_tenant: Mapping[str, SuppressedHashes]
     until: str
 
 
@@ -49,13 +59,13 @@ class SuppressionReader:
         """Reads the database's key for hashes of addresses."""
         return await AddressHasher.open(self._pool)
 
-    async def read_all(self) -> SuppressedHashes:
+    async def read_all(self) -> SuppressionsRead:
         """All entries that have not expired, of all tenants."""
-        return _hashes((await fetch(self._pool, "read_suppressions"))[0])
+        return _read(await fetch(self._pool, "read_suppressions"))
 
-    async def read_changed(self, since: str) -> SuppressedHashes:
+    async def read_changed(self, since: str) -> SuppressionsRead:
         """The entries that were added or changed since an earlier answer's `until`. May repeat entries."""
-        return _hashes((await fetch(self._pool, "read_changed_suppressions", {"since": since}))[0])
+        return _read(await fetch(self._pool, "read_changed_suppressions", {"since": since}))
 
     async def find(
         self, questions: Mapping[UUID, Iterable[tuple[int, bytes]]]
@@ -78,12 +88,15 @@ class SuppressionReader:
         return found
 
 
-def _hashes(row: Row) -> SuppressedHashes:
-    joined, has_domains, until = row
-    numbers = array("Q", bytes(joined))
-    if byteorder == "little":
-        numbers.byteswap()
-    return SuppressedHashes(numbers, has_domains, until)
+def _read(rows: Sequence[Row]) -> SuppressionsRead:
+    by_tenant: dict[str, SuppressedHashes] = {}
+    for tenant_id, joined, has_domains, _ in rows:
+        numbers = array("Q", bytes(joined))
+        if byteorder == "little":
+            numbers.byteswap()
+        if tenant_id is not None:
+            by_tenant[tenant_id] = SuppressedHashes(numbers, has_domains)
+    return SuppressionsRead(by_tenant, until=rows[0][3])
 
 
 @dataclass(frozen=True, slots=True)

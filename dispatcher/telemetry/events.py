@@ -34,6 +34,8 @@ EVENTS: Final = MappingProxyType(
         "most. Field: count (recipients since the previous line of this event).",
         "email.settled": "An event of the provider changed an email's status, because it proves what happened. Fields: "
         "email_id, correlation_id, provider, previous_status, status.",
+        "email.cancelled": "An email will not be sent. Fields: email_id, correlation_id, previous_status, reason "
+        "(expired).",
         "message.duplicated": "A worker acknowledged a message whose email was already finished, or was leased by "
         "another worker. Field: status.",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
@@ -41,7 +43,7 @@ EVENTS: Final = MappingProxyType(
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Field: reason.",
         # servers
-        "broker.connected": "The process is connected to RabbitMQ and consumes messages.",
+        "broker.connected": "The process is connected to RabbitMQ. Field of a worker, which consumes messages: queues.",
         "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
         "retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
@@ -55,6 +57,8 @@ EVENTS: Final = MappingProxyType(
         "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
         "reason, seconds.",
         "provider.resumed": "The provider can be used again. Field: provider.",
+        "controls.changed": "A worker applied a change of the operators' pauses. Fields: paused and resumed (what, "
+        "separated by commas).",
         "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "
         "per_second.",
         # processes

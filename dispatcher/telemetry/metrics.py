@@ -33,6 +33,12 @@ ATTEMPTS: Final = Counter(
 RETRIES: Final = Counter(
     "dispatcher_retries_total", "Attempts that a worker retries within the lease.", ("provider",), panel=Panel.SENDING
 )
+REDELIVERIES: Final = Counter(
+    "dispatcher_redeliveries_total",
+    "Deferred emails that wait for a redelivery, after their attempts under a lease were used up.",
+    ("provider",),
+    panel=Panel.SENDING,
+)
 SEND_SECONDS: Final = Histogram(
     "dispatcher_send_seconds",
     "Duration of an attempt.",
@@ -42,7 +48,7 @@ SEND_SECONDS: Final = Histogram(
 )
 END_TO_END_SECONDS: Final = Histogram(
     "dispatcher_end_to_end_seconds",
-    "Time from the enqueue to the provider's acceptance.",
+    "Time from the enqueue to the provider's acceptance; for a scheduled email, from its send_at.",
     _END_TO_END_SECONDS,
     panel=Panel.SENDING,
 )
@@ -52,6 +58,13 @@ HELD: Final = Counter(
     ("reason",),
     (("no_answer",), ("worker_died",), ("worker_frozen",), ("lease_expired",), ("promotion",)),
     panel=Panel.TROUBLE,
+)
+CANCELLED: Final = Counter(
+    "dispatcher_cancelled_emails_total",
+    "Emails that were cancelled before they were sent, or while held: by a request over HTTP, or by expiry.",
+    ("reason",),
+    (("cancelled",), ("expired",)),
+    panel=Panel.SENDING,
 )
 SUPPRESSED_RECIPIENTS: Final = Counter(
     "dispatcher_suppressed_recipients_total",
@@ -153,8 +166,9 @@ EVENTS: Final = Counter(
     "Events that providers reported. kind: as in docs/events.md; bounces as bounced_hard, bounced_soft or "
     "bounced_blocked. result: new, duplicate, unknown (no such email). These results have the kind unknown: refused "
     "(by PostgreSQL), foreign (another program's email), ignored, malformed, unknown_kind; and forged and stale, which "
-    "count whole requests or messages.",
-    ("provider", "kind", "result"),
+    "count whole requests or messages. mailbox: the recipient's, by domain: gmail, microsoft, yahoo, apple, other, or "
+    "unknown (the event names no recipient).",
+    ("provider", "kind", "result", "mailbox"),
     panel=Panel.EVENTS,
 )
 SETTLED: Final = Counter(

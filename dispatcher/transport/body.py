@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64encode, encodebytes
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Final
+
+import orjson
 
 PIECE_OCTETS: Final = 64 * 1024
 """The largest piece for one write. asyncio's TLS copies all data of a write into memory, and reports the data as
@@ -87,6 +89,21 @@ class Body:
                 yield from (part[start : start + PIECE_OCTETS] for start in range(0, len(part), PIECE_OCTETS))
             else:
                 yield from part.pieces()
+
+
+def with_attachments(body: bytes, files: Iterable[tuple[Mapping[str, str], bytes]]) -> Body:
+    """A JSON object with attachments as its last member. Base64 needs no escapes in JSON.
+
+    Args:
+        body: The object, with at least one member.
+        files: For each attachment its members, to which `content` is added, and its content.
+    """
+    parts: list[bytes | Base64Content] = []
+    before = body[:-1] + b',"attachments":['
+    for described, content in files:
+        parts += (before + orjson.dumps(described)[:-1] + b',"content":"', Base64Content(content))
+        before = b'"},'
+    return Body((*parts, b'"}]}'))
 
 
 async def sha256_of(body: bytes | Body) -> str:

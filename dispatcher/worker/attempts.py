@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Collection, Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dispatcher.domain.echo import without_echo, words_without_echo
 from dispatcher.domain.header_names import headers_fault
@@ -23,12 +23,16 @@ from dispatcher.host.ledger import Ledger
 from dispatcher.providers.contract import Attempt, NoFreeConnection
 from dispatcher.routing.breaker import LONGEST_OPEN_SECONDS
 from dispatcher.routing.evidence import Blame
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
+
+NO_PROVIDER: Final = "none"
+"""The provider of an attempt that made no request."""
 
 
 class NoRoute(Exception):
@@ -56,7 +60,10 @@ class TryLater(Exception):
 
 
 class _RouteClosed(Exception):
-    """The breaker opened before the email was sent. Raised through an adapter, and caught in this file."""
+    """The breaker opened, or the provider was paused, before the email was sent.
+
+    Raised through an adapter, and caught in this file.
+    """
 
 
 class LedgerAttempt(Attempt):
@@ -83,13 +90,13 @@ class LedgerAttempt(Attempt):
         """See `contract.Attempt.mark_on_wire`.
 
         Raises:
-            LeaseExpired: The lease may have ended, or the email was stopped, or a drain that timed out has already
-                queued an outcome for the email.
+            LeaseExpired: The lease may have ended, the email has expired or was stopped, or a drain that timed out has
+                already queued an outcome for the email.
         """
         email = self.email
         if email.state is EmailState.ON_THE_WIRE:
             return
-        if not email.may(EmailEvent.MARK) or not self._is_lease_valid():
+        if not email.may(EmailEvent.MARK) or not self._may_send():
             raise LeaseExpired
         email.ledger_slot = self._ledger.mark_on_wire(
             email.lease.email_id,
@@ -103,14 +110,16 @@ class LedgerAttempt(Attempt):
         # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
         # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
         # saves writing slots for leases that have already ended.
-        if not self._is_lease_valid():
+        if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
         email.on(EmailEvent.SEND)
 
-    def _is_lease_valid(self) -> bool:
+    def _may_send(self) -> bool:
+        """Whether the lease is valid, and the email has not expired."""
         email = self.email
-        return email.confirmed_at > self._ledger.voided_at and steady_clock() < email.leased_until
+        now = steady_clock()
+        return email.confirmed_at > self._ledger.voided_at and now < email.leased_until and now < email.expires_at
 
     def mark_not_sent(self) -> None:
         """See `contract.Attempt.mark_not_sent`. Idempotent."""
@@ -122,7 +131,7 @@ class LedgerAttempt(Attempt):
 
     def connection_acquired(self) -> None:
         """See `contract.Attempt.connection_acquired`."""
-        if not self.route.breaker.may_proceed(self.trial):
+        if self.route.is_paused or not self.route.breaker.may_proceed(self.trial):
             raise _RouteClosed
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
@@ -209,17 +218,24 @@ class Attempts:
         assert content is not None
         answer: Awaitable[Outcome]
         while True:
+            gate: Gate | None = None
             if bulk is not None:
                 (attempt, answer), bulk = bulk, None
             else:
                 route = self._choose(email, content)
                 if route is None:
                     return self._no_provider(email, content)
-                if route.limit is not None and not await _take_token(route, route.limit):
+                if route.limit is not None and not await _take_token(route, route.limit, email.delivery.lane):
                     continue
+                if (gate := route.gate) is not None:
+                    await gate.acquire(email.delivery.lane)
                 attempt = self._attempt(email, route)
                 answer = route.provider.send(content, attempt)
-            outcome = await self._outcome(attempt, content, answer)
+            try:
+                outcome = await self._outcome(attempt, content, answer)
+            finally:
+                if gate is not None:
+                    gate.release()
             if outcome is not None and not self._has_next_provider(email, content, attempt.route, outcome):
                 return outcome
             attempt.mark_not_sent()
@@ -280,8 +296,8 @@ class Attempts:
         return LedgerAttempt(email, route, self._ledger, self._timeout_seconds)
 
     def _refused(self, email: InFlightEmail, reason: Reason, why: str) -> Rejected:
-        """The outcome of an attempt that makes no request to a provider."""
-        email.begin_attempt(email.provider or self._routes.first_name)
+        """The outcome of an attempt that makes no request. A pinned email keeps the provider to which it is pinned."""
+        email.begin_attempt(email.pin.provider if email.pin else NO_PROVIDER)
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
@@ -394,9 +410,9 @@ class Attempts:
             return self.failed(email, error)
 
 
-async def _take_token(route: Route, limit: RateLimit) -> bool:
+async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
     """Waits for a token of the rate limit. Returns False if the route may no longer be tried."""
-    return await limit.take(lambda: route.may_be_tried) and route.may_be_tried
+    return await limit.take(lambda: route.may_be_tried, lane) and route.may_be_tried
 
 
 def _must_end(email: InFlightEmail) -> bool:

@@ -51,6 +51,10 @@ class BreakerListener:
             window=window,
         )
 
+    def note_pauses(self) -> None:
+        """Notes that an operator paused or resumed a provider."""
+        self._changed.set()
+
     async def run(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:
         """Acts on changes until cancelled.
 

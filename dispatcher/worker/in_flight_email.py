@@ -23,6 +23,7 @@ and the release stage raise the others. `tests/model` searches every path throug
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from enum import IntEnum, auto
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -30,6 +31,7 @@ from uuid import UUID
 
 from dispatcher.broker.consumer import Delivery
 from dispatcher.domain.pin import Pin
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain
 from dispatcher.host.clock import steady_clock
 from dispatcher.store.leases import Lease, Result
@@ -133,7 +135,10 @@ class NotAllowed(Exception):
 
 
 class LeaseExpired(Exception):
-    """Raised by `Attempt.mark_on_wire`: another worker may have the lease by now. Caught inside the worker."""
+    """Raised by `Attempt.mark_on_wire`: the email has expired, or another worker may have the lease by now.
+
+    Caught inside the worker.
+    """
 
 
 class InFlightEmail:
@@ -147,6 +152,7 @@ class InFlightEmail:
         attempt_number: The current attempt, or the next one.
         confirmed_at: Start time of the last statement that confirmed the lease (`clock.steady_clock`).
         leased_until: The earliest end of the lease (`clock.steady_clock`).
+        expires_at: From then on, no attempt may begin (`clock.steady_clock`); infinite if the email never expires.
         ledger_slot: The attempt's slot in the in-flight ledger; None while it has none.
         provider: The provider of the current attempt.
         started_at: When the attempt began, unix seconds.
@@ -160,7 +166,7 @@ class InFlightEmail:
     __slots__ = (
         *("lease", "delivery", "content", "policy", "state", "attempt_number", "confirmed_at", "leased_until"),
         *("ledger_slot", "provider", "started_at", "_started_steadily_at", "refused_by", "unable", "pin", "work"),
-        "suppressed",
+        *("suppressed", "expires_at", "_leased_at"),
     )
 
     def __init__(
@@ -174,6 +180,9 @@ class InFlightEmail:
         self.attempt_number = lease.attempt_number
         self.confirmed_at = confirmed_at
         self.leased_until = leased_until
+        # PostgreSQL counted the seconds later than `confirmed_at`, so the email never expires too late.
+        self.expires_at = math.inf if lease.expires_in is None else confirmed_at + lease.expires_in
+        self._leased_at = confirmed_at
         self.ledger_slot: int | None = None
         self.provider = ""
         self.started_at = self._started_steadily_at = 0.0
@@ -210,6 +219,14 @@ class InFlightEmail:
         """Starts the clock of an attempt at this provider."""
         self.provider = provider
         self.started_at, self._started_steadily_at = time.time(), steady_clock()
+
+    @property
+    def limits(self) -> RetryLimits | None:
+        """The email's own limits of retries, as of now."""
+        limits = self.lease.limits
+        if limits is None:
+            return None
+        return limits._replace(redeliver_seconds=limits.redeliver_seconds - (steady_clock() - self._leased_at))
 
     @property
     def attempt_pin(self) -> Pin:

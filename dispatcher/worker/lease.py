@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from dispatcher.broker.consumer import Consumer, Delivery
@@ -24,29 +24,25 @@ from dispatcher.config import Settings
 from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer, StatementRefused, StoreUnavailable
-from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.store.bisection import bisect_batch
+from dispatcher.store.controls import READ_SECONDS
 from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, UnleasedEmail
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
+from dispatcher.worker.controls import OperatorControls
 from dispatcher.worker.in_flight_email import InFlightEmail
+from dispatcher.worker.lane_inbox import Arrival, LaneInbox
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.report import report_lease
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
-
-class Arrival(NamedTuple):
-    """One pointer of a message, and the delivery of that message."""
-
-    delivery: Delivery
-    pointer: Pointer
-
-
 REQUEUE_SECONDS: Final = 0.5
 """Requeue a message after this time if its email is in flight here or its row is locked by another transaction."""
+PUT_BACK_SECONDS: Final = 2 * READ_SECONDS
+"""An email of a paused tenant is due again after this time, when every relay has read the pause."""
 MAX_REJECTED: Final = 10_000
 """The most emails whose rejected messages a worker remembers."""
 
@@ -62,8 +58,9 @@ class LeaseStage:
         outage: StoreOutage,
         ledger: Ledger,
         window: Window,
+        controls: OperatorControls,
         *,
-        inbox: BatchQueue[Arrival],
+        inbox: LaneInbox,
         leased: SendStage,
     ) -> None:
         """
@@ -76,11 +73,14 @@ class LeaseStage:
         self._outage = outage
         self._ledger = ledger
         self._window = window
+        self._controls = controls
         self._inbox = inbox
         self._leased = leased
         self._log = get_log()
         self._is_stopped = False
         self._rejected: dict[UUID, None] = {}  # oldest first
+        self._held_lanes: frozenset[str] = frozenset()
+        self._held: list[Arrival] = []
 
     def take(self, delivery: Delivery) -> None:
         """Queues a message from RabbitMQ. Rejects the message if it contains no valid pointer."""
@@ -94,6 +94,9 @@ class LeaseStage:
             metrics.MESSAGES_REJECTED.add(1)
             self._broker.reject(delivery)
             return
+        if delivery.lane in self._held_lanes:
+            self._held.append(Arrival(delivery, pointers[0]))
+            return
         if len(pointers) == 1:
             self._inbox.add(Arrival(delivery, pointers[0]))
             return
@@ -103,11 +106,23 @@ class LeaseStage:
     def drop_unleased(self) -> None:
         """Drops messages whose emails are not leased yet. Their channel is closed: RabbitMQ redelivers the messages."""
         self._inbox.clear()
+        self._held.clear()
+
+    def hold_lanes(self, lanes: frozenset[str]) -> None:
+        """Leases no more emails of these lanes, until the next call. Their messages wait for `return_held`."""
+        self._held_lanes = lanes
+        for lane in lanes:
+            self._held += self._inbox.take_lane(lane)
+
+    def return_held(self) -> None:
+        """Returns the messages of held lanes to RabbitMQ. Call this after these lanes' consumers are cancelled."""
+        for arrival in self._held:
+            self._broker.requeue(arrival.delivery)
+        self._held.clear()
 
     async def run(self) -> None:
         """Leases until cancelled."""
-        # Choose the emails that probe a provider at random: emails that the provider refuses may arrive together.
-        await self._inbox.run(self._lease, room=self._window.room, is_any_order=self._window.is_probing)
+        await self._inbox.lease(self._lease, self._window)
 
     async def stop(self) -> None:
         """Stops leasing, and returns when the current batch has ended. Unleased messages stay in RabbitMQ."""
@@ -120,17 +135,22 @@ class LeaseStage:
             return
         waiting: dict[UUID, Arrival] = {}
         repeated = [arrival for arrival in batch if not self._is_first(arrival, waiting)]
+        pauses = self._controls.current.pauses
         with self._outage.committing:
             found = await self._lease_with_retries({i: arrival.pointer.message_key for i, arrival in waiting.items()})
         if found is None:
             return
         leases, refused, asked_at = found
+        paused = await self._controls.paused_since(pauses, [lease.email_id for lease in leases])
         policy, leased_until = self._settings.on_uncertain, asked_at + self._settings.lease_seconds
         for lease in leases:
             delivery = waiting.pop(lease.email_id).delivery
             email = InFlightEmail(lease, delivery, policy, confirmed_at=asked_at, leased_until=leased_until)
             self._window.emails[lease.email_id] = email
-            self._leased.add(email)
+            if lease.email_id in paused:
+                self._leased.release(email)
+            else:
+                self._leased.add(email)
         for email_id in refused:
             self._reject(waiting.pop(email_id).delivery, email_id)
         if without_lease := [*waiting.values(), *repeated]:
@@ -187,7 +207,8 @@ class LeaseStage:
         if not self._ledger.has_database:
             self._ledger.set_database(await self._store.find_database_id())
         try:
-            return await self._store.lease(keys_by_id, self._settings.lease_seconds)
+            paused_tenants = self._controls.current.paused_tenants
+            return await self._store.lease(keys_by_id, self._settings.lease_seconds, paused_tenants)
         except StatementRefused:
             # If only the reply was unreadable, PostgreSQL has executed the statement, so release the emails.
             await self._store.release_unanswered(list(keys_by_id))
@@ -195,7 +216,9 @@ class LeaseStage:
 
     async def _lease_unread(self, email_id: UUID, message_key: str) -> list[Lease]:
         """Leases an email without reading its content, because the lease with its content failed."""
-        lease = await self._store.lease_without_content(email_id, message_key, self._settings.lease_seconds)
+        lease = await self._store.lease_without_content(
+            email_id, message_key, self._settings.lease_seconds, self._controls.current.paused_tenants
+        )
         return [] if lease is None else [lease]
 
     async def _settle(self, arrivals: list[Arrival]) -> None:
@@ -228,13 +251,23 @@ class LeaseStage:
             if orphans := {i: token for i, token in tokens.items() if token is not None}:
                 await self._store.release_unlocked(orphans)
                 standing |= {i: replace(standing[i], status=Status.PENDING) for i in orphans}
+            put_back = await self._put_back(standing)
             arrivals = await self._replay_dead_letters(arrivals, standing)
         except StoreUnavailable as error:
             await self._outage.wait(error)
             for delivery, _ in arrivals:
                 self._broker.requeue(delivery)
             return
-        self._broker.ack([delivery for delivery, pointer in arrivals if self._is_done(delivery, pointer, standing)])
+        self._broker.ack([each.delivery for each in arrivals if self._is_done(each, standing, put_back)])
+
+    async def _put_back(self, standing: dict[UUID, UnleasedEmail]) -> set[UUID]:
+        """Makes the emails of paused tenants due again; returns their ids. Their messages can then be acked.
+
+        A message that went back to the queue would be delivered again and again during the pause.
+        """
+        tenants = self._controls.current.paused_tenants
+        pending = [i for i, found in standing.items() if found.status is Status.PENDING and not found.is_left_out]
+        return await self._store.put_back(pending, tenants, PUT_BACK_SECONDS) if tenants and pending else set()
 
     async def _replay_dead_letters(
         self, arrivals: Sequence[Arrival], standing: dict[UUID, UnleasedEmail]
@@ -259,8 +292,9 @@ class LeaseStage:
         settled = {delivery.tag for delivery, _ in dead_letters}
         return [arrival for arrival in arrivals if arrival.delivery.tag not in settled]
 
-    def _is_done(self, delivery: Delivery, pointer: Pointer, standing: dict[UUID, UnleasedEmail]) -> bool:
+    def _is_done(self, arrival: Arrival, standing: dict[UUID, UnleasedEmail], put_back: set[UUID]) -> bool:
         """Returns whether to ack the message. If not, requeues or rejects the message."""
+        delivery, pointer = arrival
         found = standing.get(pointer.email_id)
         if found is None or found.message_key != pointer.message_key:
             reason = "no such email" if found is None else "its message key belongs to another email"
@@ -268,7 +302,9 @@ class LeaseStage:
             metrics.MESSAGES_REJECTED.add(1)
             self._broker.reject(delivery)
             return False
-        if found.status is Status.PENDING and not found.is_proven:
+        if pointer.email_id in put_back:
+            return True
+        if found.status is Status.PENDING and not found.is_left_out:
             # The email was released between the two queries: the next delivery can lease it. Requeue with a delay if
             # this worker still waits for the reply to its release statement, or if another transaction locks the row.
             if pointer.email_id in self._window.emails or pointer.email_id in self._store.locked:
@@ -276,8 +312,8 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # Finished, or leased elsewhere: the owner of the lease or recovery will finish it; or proven, and the relay
-        # will settle it.
+        # Finished, or not due yet; or leased elsewhere: the owner of the lease or recovery will finish it; or left out
+        # by the lease statement: the relay will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True

@@ -2,7 +2,8 @@
 
     arrivals ─▶ LeaseStage ─▶ SendStage ─▶ outcomes ─▶ RecordStage ─▶ acked
                                  ▲   └─▶ releases ─▶ ReleaseStage ─▶ acked
-                                 └──── deferred ◀──── RecordStage
+                                 ├──── deferred ◀──── RecordStage
+                                 └──── Renewals ◀──── emails whose wait is over
 
 During an outage of PostgreSQL, outcomes and arrivals wait. During an outage of RabbitMQ, acks are dropped with their
 channel; the redelivered message then finds the current row. During an outage of all providers, nothing is leased.
@@ -25,8 +26,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.worker.attempts import Attempts
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.contents import ContentLoader
-from dispatcher.worker.in_flight_email import EndedAttempt, ReleaseRequest
-from dispatcher.worker.lease import Arrival, LeaseStage
+from dispatcher.worker.controls import OperatorControls
+from dispatcher.worker.in_flight_email import EndedAttempt, InFlightEmail, ReleaseRequest
+from dispatcher.worker.lane_inbox import LaneInbox
+from dispatcher.worker.lease import LeaseStage
 from dispatcher.worker.outage import StoreOutage
 from dispatcher.worker.record import RecordStage
 from dispatcher.worker.release import ReleaseStage
@@ -56,9 +59,10 @@ class Pipeline:
             breakers: The listener that created the breakers of `routes`.
             process_slot: Where the worker reports its acks and its waits for commits.
         """
-        arrivals: BatchQueue[Arrival] = BatchQueue()
+        arrivals = LaneInbox(routes.weights)
         outcomes: BatchQueue[EndedAttempt] = BatchQueue()
         releases: BatchQueue[ReleaseRequest] = BatchQueue()
+        retries: BatchQueue[InFlightEmail] = BatchQueue()
         outage = StoreOutage(process_slot.commit)
         self._prefetch = settings.prefetch
         self._consumer = consumer
@@ -82,23 +86,36 @@ class Pipeline:
         )
         self._suppressed = SuppressedRecipients(store.suppressions, outage)
         self.send = SendStage(
-            settings, attempts, contents, self._suppressed, ledger, self.window, outcomes=outcomes, releases=releases
+            settings,
+            attempts,
+            contents,
+            self._suppressed,
+            ledger,
+            self.window,
+            outcomes=outcomes,
+            releases=releases,
+            retries=retries,
         )
+        self.controls = OperatorControls(settings.lanes, consumer, store, routes, breakers, self.window, self.send)
         self.lease = LeaseStage(
-            settings, store, consumer, outage, ledger, self.window, inbox=arrivals, leased=self.send
+            settings, store, consumer, outage, ledger, self.window, self.controls, inbox=arrivals, leased=self.send
         )
         self.record = RecordStage(store, consumer, outage, ledger, self.window, inbox=outcomes, deferred=self.send)
         self.release = ReleaseStage(store, consumer, outage, self.window, inbox=releases)
-        self._renewals = Renewals(store, self.window, self.send, lease_seconds=settings.lease_seconds)
+        self._renewals = Renewals(
+            store, outage, self.window, self.send, inbox=retries, lease_seconds=settings.lease_seconds
+        )
 
     async def run(self) -> None:
         """Processes messages until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._suppressed.run))
+            group.create_task(raise_on_stray_cancel(self.controls.run, self.lease))
             group.create_task(raise_on_stray_cancel(self.lease.run))
             group.create_task(raise_on_stray_cancel(self.record.run, self._prefetch))
             group.create_task(raise_on_stray_cancel(self.release.run))
             group.create_task(raise_on_stray_cancel(self._renewals.run))
+            group.create_task(raise_on_stray_cancel(self._renewals.run_retries))
             group.create_task(self._report())
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 

@@ -15,11 +15,13 @@ import uvloop
 
 from dispatcher.broker.consumer import Consumer
 from dispatcher.config import Settings
+from dispatcher.domain.lane_weights import LaneWeights
 from dispatcher.errors import BrokerRefused, ConfigurationError, StoreRefused, StoreUnavailable
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.lifecycle import raise_on_stray_cancel, stop_event
 from dispatcher.host.process_table import ChildContext, ProcessSlot
 from dispatcher.providers.registry import max_in_flight, open_provider
+from dispatcher.routing.gate import Gate
 from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
@@ -101,10 +103,13 @@ async def _work(settings: Settings, identity: WorkerIdentity, context: ChildCont
     ledger = Ledger(settings.run_dir, worker=identity.worker, slot=identity.slot, slots=2 * settings.prefetch)
     providers = ProviderStore(pool, slot=identity.slot)
     breakers = BreakerListener(providers)
-    routes = Routes([_route(name, settings, breakers, providers) for name in settings.providers])
+    weights = LaneWeights(settings.lanes)
+    routes = Routes(
+        [_route(name, settings, breakers, providers, weights) for name in settings.providers], weights=weights
+    )
     await pool.open()
     try:
-        store = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+        store = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)
         await _dispatch(settings, identity, stop, store, routes, breakers, ledger, context.process_slot)
     finally:
         with suppress(StoreUnavailable, TimeoutError):
@@ -130,11 +135,15 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
         pass
 
 
-def _route(name: str, settings: Settings, breakers: BreakerListener, store: ProviderStore) -> Route:
+def _route(
+    name: str, settings: Settings, breakers: BreakerListener, store: ProviderStore, weights: LaneWeights
+) -> Route:
     ceiling = settings.ceiling_of(name)
-    limit = None if ceiling is None else RateLimit(store, name, ceiling)
-    breaker = breakers.new_breaker(name, window=max_in_flight(name, settings))
-    return Route(with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails), breaker, limit)
+    limit = None if ceiling is None else RateLimit(store, name, ceiling, weights)
+    most = max_in_flight(name, settings)
+    breaker = breakers.new_breaker(name, window=most)
+    provider = with_bulk_calls(open_provider(name, settings), settings.bulk_call_emails)
+    return Route(provider, breaker, limit, Gate(most, weights))
 
 
 async def _dispatch(
@@ -163,7 +172,7 @@ async def _dispatch(
     window = routes.window(settings.prefetch, max(settings.lease_seconds / 2, settings.send_timeout_seconds))
     consumer = Consumer(
         settings.amqp_url,
-        settings.queue,
+        {lane: settings.queue_of(lane) for lane in settings.lanes},
         prefetch=_prefetch_count(window, settings),
         on_attempt=process_slot.mark_up,
         on_refused=note_refusal,

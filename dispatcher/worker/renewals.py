@@ -1,4 +1,4 @@
-"""Renews leases while their emails are in flight, and stops the emails whose lease was lost."""
+"""Renews leases while their emails are in flight, and before each retry. Stops emails that may no longer be sent."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Final
 from uuid import UUID
 
 from dispatcher.errors import DispatcherError
+from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.clock import steady_clock
 from dispatcher.store.leases import LeaseStore
 from dispatcher.telemetry.log import get_log
-from dispatcher.worker.in_flight_email import EmailEvent, EmailState
+from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail
+from dispatcher.worker.outage import LOCKED_SECONDS, StoreOutage
 from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
@@ -22,10 +24,25 @@ ends, and proves to other hosts that the owner is alive (see `recovery.unrenewed
 class Renewals:
     """Renews the leases of slow sends and of waiting emails."""
 
-    def __init__(self, store: LeaseStore, window: Window, send: SendStage, *, lease_seconds: float) -> None:
+    def __init__(
+        self,
+        store: LeaseStore,
+        outage: StoreOutage,
+        window: Window,
+        send: SendStage,
+        *,
+        inbox: BatchQueue[InFlightEmail],
+        lease_seconds: float,
+    ) -> None:
+        """
+        Args:
+            inbox: Emails whose wait is over.
+        """
         self._store = store
+        self._outage = outage
         self._window = window
         self._send = send
+        self._inbox = inbox
         self._lease_seconds = lease_seconds
         self._log = get_log()
 
@@ -47,8 +64,28 @@ class Renewals:
             except DispatcherError as error:
                 self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=seconds / 2)
 
-    async def _renew(self, tokens: dict[UUID, int]) -> None:
-        """Renews these leases, and stops emails whose lease was lost.
+    async def run_retries(self) -> None:
+        """Begins the next attempt of each email whose wait is over, until cancelled."""
+        await self._inbox.run(self._retry)
+
+    async def _retry(self, batch: list[InFlightEmail]) -> None:
+        """Renews the leases first: during the wait, an event may have proven that a provider accepted the email."""
+        while waiting := [email for email in batch if email.state is EmailState.WAITING]:
+            try:
+                locked = await self._renew({email.email_id: email.lease.token for email in waiting})
+            except DispatcherError as error:
+                await self._outage.wait(error)
+                continue
+            self._outage.end()
+            for email in waiting:
+                if email.email_id in locked:
+                    self._inbox.add_later(email, LOCKED_SECONDS)
+                elif email.state is EmailState.WAITING:
+                    self._send.resume(email)
+            return
+
+    async def _renew(self, tokens: dict[UUID, int]) -> set[UUID]:
+        """Renews these leases, and stops emails that may no longer be sent. Returns emails whose row is locked.
 
         Skips emails whose row is locked and emails that PostgreSQL refuses. The next round tries them again.
         """
@@ -66,3 +103,4 @@ class Renewals:
                 # Do not stop an email that is being recorded: the email has finished, and its lease has ended for that
                 # reason.
                 self._send.stop(email)
+        return outcome.locked

@@ -84,9 +84,9 @@ def report_record(batch: Sequence[EndedAttempt], seconds: float) -> None:
     for provider, values in send_seconds.items():
         metrics.SEND_SECONDS.observe_all(values, provider)
     metrics.END_TO_END_SECONDS.observe_all(
-        (ended.result.finished_at - ended.email.lease.created_at).total_seconds()
+        (ended.result.finished_at - ended.email.lease.due_since).total_seconds()
         for ended in batch
-        if ended.result.outcome == ACCEPTED and ended.email.lease.created_at is not None
+        if ended.result.outcome == ACCEPTED and ended.email.lease.due_since is not None
     )
 
 
@@ -96,6 +96,8 @@ def _count_unaccepted(results: Sequence[Result]) -> None:
         metrics.ATTEMPTS.add(count, provider, outcome, error_type)
         if status is Status.SENDING:
             metrics.RETRIES.add(count, provider)
+        elif status is Status.WAITING:
+            metrics.REDELIVERIES.add(count, provider)
         elif status is not Status.PENDING:
             metrics.EMAILS.add(count, provider, outcome)
         if status is Status.HELD:

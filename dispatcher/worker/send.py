@@ -1,7 +1,8 @@
 """The send stage: leased emails → outcomes, one email at a time.
 
     leased ─▶ an attempt, in a task or in a bulk call ─▶ outcome ─▶ decision ─▶ record stage
-                 │ retry later: waits under the same lease           (a deferral returns through `retry`)
+                 │ retry later: waits under the same lease, then     (a deferral returns through `retry`)
+                 │   the lease is renewed (returns through `resume`)
                  └▶ not sent: release stage
 
 Emails in a bulk call need no task. Nearly all are accepted, and a callback handles the answer when it arrives.
@@ -20,6 +21,7 @@ from dispatcher.domain.outcome import Deferred, Outcome, Uncertain, with_suppres
 from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
+from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.ledger_format import InFlightAttempt
 from dispatcher.store.results import result_of
@@ -53,11 +55,13 @@ class SendStage:
         *,
         outcomes: BatchQueue[EndedAttempt],
         releases: BatchQueue[ReleaseRequest],
+        retries: BatchQueue[InFlightEmail],
     ) -> None:
         """
         Args:
             outcomes: The inbox of the record stage. Deferred emails return through `retry`.
             releases: The inbox of the release stage.
+            retries: The inbox of the renewals. Emails whose wait is over return through `resume`.
         """
         self._lease_seconds = settings.lease_seconds
         self._policy = RetryPolicy(settings.max_attempts, settings.retry_base_seconds, settings.retry_cap_seconds)
@@ -70,12 +74,15 @@ class SendStage:
         self._window = window
         self._outcomes = outcomes
         self._releases = releases
+        self._retries = retries
         self._loop = asyncio.get_running_loop()
         self._is_draining = False
 
     def add(self, email: InFlightEmail) -> None:
         """Begins the first attempt under a lease."""
-        may_be_suppressed = email.content is not None and self._suppressed.may_concern(email.content)
+        may_be_suppressed = email.content is not None and self._suppressed.may_concern(
+            email.content, email.lease.tenant_id
+        )
         if not may_be_suppressed:
             self._add_headers(email)
         bulk = None if may_be_suppressed else self._attempts.begin(email)
@@ -89,6 +96,11 @@ class SendStage:
         """Schedules the next attempt. Call this after the deferral is recorded."""
         email.attempt_number += 1
         self._wait(email, seconds)
+
+    def resume(self, email: InFlightEmail) -> None:
+        """Begins an attempt after a wait. Call this after the lease is confirmed."""
+        email.on(EmailEvent.RESUME)
+        self._start(email)
 
     def release(self, email: InFlightEmail, delay_seconds: float = 0.0) -> None:
         """Releases an email that was not sent, or that the provider certainly did not accept. Idempotent."""
@@ -191,7 +203,7 @@ class SendStage:
         """Makes one attempt without the suppressed recipients; no attempt if there is no other recipient."""
         email.suppressed = None
         content = email.content
-        if content is not None and self._suppressed.may_concern(content):
+        if content is not None and self._suppressed.may_concern(content, email.lease.tenant_id):
             found = await self._suppressed.find(content)
             if len(found) == recipients_of(content):
                 return self._attempts.suppressed(email, found)
@@ -206,17 +218,19 @@ class SendStage:
             email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. A waiting email takes up no room in the window."""
+        """Retries the email later, under the same lease. A waiting email takes up no room in the window.
+
+        Releases the email if it expires before: the relay then cancels it, and no lease delays that.
+        """
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)
             return
+        if steady_clock() + seconds >= email.expires_at:
+            self.release(email, seconds)
+            return
         email.on(EmailEvent.WAIT)
-        email.work = self._loop.call_later(seconds, self._resume, email)
+        email.work = self._loop.call_later(seconds, self._retries.add, email)
         self._window.wake()
-
-    def _resume(self, email: InFlightEmail) -> None:
-        email.on(EmailEvent.RESUME)
-        self._start(email)
 
     def _conclude(self, email: InFlightEmail, outcome: Outcome) -> None:
         """Writes the answer into the ledger, decides the next step, and passes the result to the record stage."""
@@ -232,7 +246,9 @@ class SendStage:
         judged = replace(outcome, retry_after=None) if fails_over and isinstance(outcome, Deferred) else outcome
         number = email.attempt_number - email.lease.attempt_base
         pin, key_seconds = self._attempts.pin_of(email, outcome) or (None, None)
-        decision = decide(judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds)
+        decision = decide(
+            judged, number, email.policy, self._policy, random.random, key_seconds=key_seconds, limits=email.limits
+        )
         retries = isinstance(decision, RetryIn)
         email.pin = pin if retries else None
         wait_seconds = decision.seconds if isinstance(decision, RetryIn) and not fails_over else 0.0

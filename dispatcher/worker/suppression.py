@@ -4,8 +4,8 @@
                  └ yes ─▶ one query for all such emails ─▶ attempt, without the suppressed recipients
                                                         └▶ all are suppressed: failed, nothing is sent
 
-The memory has the first eight bytes of every suppressed hash, of all tenants. Entries that were added since the last
-read are missing for two seconds at most. Entries that were removed or have expired stay until the next complete read,
+The memory has the first eight bytes of every suppressed hash, by tenant. Entries that were added since the last read
+are missing for two seconds at most. Entries that were removed or have expired stay until the next complete read,
 and cost a query: the query decides, so a removal counts at once.
 """
 
@@ -16,6 +16,7 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -59,6 +60,24 @@ class Question(NamedTuple):
     answer: asyncio.Future[Positions]
 
 
+@dataclass(slots=True)
+class TenantMemory:
+    """The suppressed recipients of one tenant.
+
+    Attributes:
+        recent: Entries that were read after `numbers` (see `SuppressedHashes`).
+    """
+
+    numbers: array[int] = field(default_factory=lambda: array("Q"))
+    has_domains: bool = False
+    recent: set[int] = field(default_factory=set)
+
+    def __contains__(self, address_hash: bytes) -> bool:
+        number, numbers = number_of(address_hash), self.numbers
+        at = bisect_left(numbers, number)
+        return (at < len(numbers) and numbers[at] == number) or number in self.recent
+
+
 class SuppressedRecipients:
     """The suppressed recipients of all tenants, as one worker knows them."""
 
@@ -69,9 +88,8 @@ class SuppressedRecipients:
         self._is_read = asyncio.Event()
         self._hasher: AddressHasher | None = None
         self._domain_hash: Callable[[str], bytes] = str.encode
-        self._sorted: array[int] = array("Q")
-        self._recent: set[int] = set()
-        self._has_domains = self._has_entries = False
+        self._tenants: dict[str, TenantMemory] = {}
+        self._recent_count = 0
         self._until = ""
         self._complete_until = 0.0
         self._log_at = 0.0
@@ -88,17 +106,18 @@ class SuppressedRecipients:
         """Hashes addresses; None until the entries are read. `find` waits for that."""
         return self._hasher
 
-    def may_concern(self, email: OutgoingEmail) -> bool:
-        """Whether a recipient may be suppressed: nearly always not. Needs no I/O."""
+    def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
+        """Whether a recipient may be suppressed for this tenant: nearly always not. Needs no I/O."""
         hasher = self._hasher
         if hasher is None:
             return True  # the entries are not read yet
-        if not self._has_entries:
+        known = self._tenants.get(tenant_id)
+        if known is None:
             return False
         for address in (*email.to, *email.cc, *email.bcc) if email.cc or email.bcc else email.to:
-            if self._is_known(hasher.hash(address)):
+            if hasher.hash(address) in known:
                 return True
-            if self._has_domains and self._is_known(self._domain_hash(address[address.rfind("@") :])):
+            if known.has_domains and self._domain_hash(address[address.rfind("@") :]) in known:
                 return True
         return False
 
@@ -120,11 +139,6 @@ class SuppressedRecipients:
         found = await answer
         self._report(found)
         return found
-
-    def _is_known(self, address_hash: bytes) -> bool:
-        number, numbers = number_of(address_hash), self._sorted
-        at = bisect_left(numbers, number)
-        return (at < len(numbers) and numbers[at] == number) or number in self._recent
 
     async def _answer(self, batch: list[Question]) -> None:
         """Answers questions about several emails with one query."""
@@ -175,18 +189,21 @@ class SuppressedRecipients:
     async def _read(self) -> None:
         """Reads the changed entries, or from time to time all entries."""
         now = time.monotonic()
-        if self._hasher is None or now >= self._complete_until or len(self._recent) > MAX_RECENT:
+        if self._hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
             hasher = self._hasher or await self._store.open_hasher()
             found = await self._store.read_all()
-            self._sorted, self._recent, self._has_domains = found.numbers, set(), found.has_domains
+            self._tenants = {i: TenantMemory(each.numbers, each.has_domains) for i, each in found.by_tenant.items()}
+            self._recent_count = 0
             self._domain_hash = lru_cache(CACHED_DOMAINS)(hasher.hash_domain)
             self._hasher, self._complete_until = hasher, now + COMPLETE_SECONDS
         else:
             found = await self._store.read_changed(self._until)
-            self._recent.update(found.numbers)
-            self._has_domains |= found.has_domains
+            for tenant_id, each in found.by_tenant.items():
+                known = self._tenants.setdefault(tenant_id, TenantMemory())
+                self._recent_count += len(each.numbers)
+                known.recent.update(each.numbers)
+                known.has_domains |= each.has_domains
         self._until = found.until
-        self._has_entries = bool(self._sorted or self._recent)
         self._is_read.set()
 
     def _report(self, found: Positions) -> None:

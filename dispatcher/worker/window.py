@@ -10,6 +10,8 @@ from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
 """If less than a quarter of the window is free, results are recorded without lingering, to free slots sooner."""
+URGENT_SHARE: Final = 8
+"""The most urgent lane gets an eighth of the window in addition to the window, so that other lanes cannot fill it."""
 
 
 class Wakeable(Protocol):
@@ -24,6 +26,7 @@ class Window:
 
     Attributes:
         emails: By id, from the lease until the commit that ends the lease is confirmed.
+        is_held: Whether nothing may be leased, because an operator paused everything, or the pauses are not read yet.
     """
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
@@ -33,16 +36,19 @@ class Window:
             waiting: Woken whenever more emails may be leased.
         """
         self.emails: dict[UUID, InFlightEmail] = {}
+        self.is_held = False
         self.wake = waiting.wake
         self._routes = routes
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased: 0 while no provider may be tried, 1 for a probe.
+        """How many more emails may be leased: 0 while nothing may be leased or no provider may be tried, 1 for a probe.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
         """
+        if self.is_held:
+            return 0
         room = self._routes.room
         ledger_room = 2 * self._prefetch - len(self.emails)
         if room is None:
@@ -51,6 +57,13 @@ class Window:
         # Emails that were on the wire when the provider failed do not count: they may have no answer until their
         # deadline, and a probe need not wait for it.
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
+
+    def urgent_room(self) -> int:
+        """How many more emails of the most urgent lane may be leased: more than `room`, but never more probes."""
+        if self.is_held or self._routes.room is not None:
+            return self.room()
+        busy = len(self.emails) - self._count(EmailState.WAITING)
+        return min(self._prefetch + self._prefetch // URGENT_SHARE - busy, 2 * self._prefetch - len(self.emails))
 
     def is_probing(self) -> bool:
         """Whether the next email probes a provider that has failed."""

@@ -89,7 +89,13 @@ group by host;
 -- name: find_flow
 -- Shows whether emails are being sent. Returns the last hour with an accepted email, the number accepted in that hour
 -- (together they change with each accepted email), the number of emails that are due or in their first lease, up to a
--- limit, and the id of one such email.
+-- limit, and the id of one such email. Leaves out what an operator paused, except by provider.
+with paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
 select
     accepted.hour,
     accepted.emails,
@@ -105,8 +111,14 @@ cross join (
     select count(*) as emails, min(email_id::text)::uuid as email_id
     from (
         select email_id, status, error_type, publish_due_at
-        from dispatcher.email_log
+        from dispatcher.email_log as e
         where status in ('pending', 'sending')
+            and not exists (
+                select from paused as p
+                where p.scope = 'all'
+                    or (p.scope = 'lane' and p.name = e.lane)
+                    or (p.scope = 'tenant' and p.name = e.tenant_id)
+            )
         limit %(limit)s
     ) as unfinished
     where case status

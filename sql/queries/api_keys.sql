@@ -1,11 +1,12 @@
 -- name: insert_api_key
 -- Inserts a new key; returns its creation time.
 insert into dispatcher.api_key (
-    key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day
+    key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second, recipients_per_day,
+    lane, allowed_lanes
 )
 values (
     %(key_id)s, %(tenant_id)s, %(name)s, %(secret_hash)s, %(scopes)s, %(sender_domains)s, %(sender_addresses)s,
-    %(requests_per_second)s, %(recipients_per_day)s
+    %(requests_per_second)s, %(recipients_per_day)s, %(lane)s, %(allowed_lanes)s
 )
 returning created_at;
 
@@ -13,7 +14,7 @@ returning created_at;
 -- Every key, revoked ones included, oldest first. No row: no key was ever created.
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
-    recipients_per_day, created_at, revoked_at
+    recipients_per_day, created_at, revoked_at, lane, allowed_lanes
 from dispatcher.api_key
 order by created_at, key_id;
 

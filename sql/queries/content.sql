@@ -3,7 +3,9 @@
 
 -- name: find_content
 -- No row: the content was deleted.
-select created_at, sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags
+select
+    coalesce(due_since, created_at), sender, recipients, subject, text_body, html_body, template_id, template_data,
+    headers, tags
 from dispatcher.email_content
 join dispatcher.email_log using (email_id)
 where email_id = %(email_id)s;

@@ -35,6 +35,7 @@ order by count(*) desc, value;
 -- What a replay would do to the selected emails: their number by outcome, with the first ids of each. See replay_next.
 select
     case
+        when l.expires_at <= clock_timestamp() then 'expired'
         when (e.status = 'held' or e.was_uncertain) and not %(include_held)s then 'may_have_arrived'
         when c.email_id is null then 'content_pruned'
         else 'replayed'
@@ -46,6 +47,7 @@ from dispatcher.find_dead_emails(
     %(email_ids)s, %(discarded)s
 ) as e
 left join dispatcher.email_content as c using (email_id)
+left join dispatcher.email_log as l using (email_id)
 group by outcome
 order by outcome;
 

@@ -1,7 +1,7 @@
 -- name: find_email
 -- All columns of one email that are not private; zero rows: it does not exist.
 select
-    email_id, tenant_id, message_key, status, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
+    email_id, tenant_id, message_key, status, lane, wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
     correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
     publish_due_at, dead_letter_due_at, dead_letter_discarded_at
 from dispatcher.email_log

@@ -92,3 +92,10 @@ from (
 ) as bound
 left join wanted as w on true
 order by w.email_id desc;
+
+-- name: find_recipients
+-- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
+select email_id, recipients
+from dispatcher.email_content
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;

@@ -1,9 +1,15 @@
 -- name: enqueue
--- Inserts the emails whose message key is new, and makes them due. With publish_in_seconds = 0 they are due
--- immediately, and the commit wakes the relay. Otherwise, they are due later: the caller publishes the emails itself,
--- and the relay publishes the emails that the caller did not publish.
--- Returns the inserted ids and when each is due. Each email is due at a different instant, because the relay continues
--- from an instant. A missing id has a key that already existed (see find_by_key).
+-- Inserts the emails whose message key is new, and makes them due. An email's lane is its own or its API key's (lanes),
+-- else that of the rule for its sender's address, else for the sender's domain, else normal. The lane's policy is copied
+-- into the row, so that no later statement reads it.
+-- The caller publishes the emails of direct_lanes itself, except those of relay_tenants. They are due after
+-- publish_in_seconds: the relay publishes those that the caller did not publish. All other emails are due immediately,
+-- and the commit wakes the relay. An email with send_at in the future waits, and is not due: the relay wakes it (see
+-- timing.sql).
+-- Returns the inserted ids, when each is due (null: not before send_at), and the lane of each email that the caller
+-- publishes itself. Each email is due at a different instant, because the relay continues from an instant. A missing id
+-- has a key that already existed (see find_by_key), or the email has expired. An expired email claims no key, so a
+-- repeat of an earlier enqueue still finds its own email.
 -- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
 -- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
 -- The statement runs with the search_path of the application's session. So each operator and function has exactly the
@@ -29,29 +35,65 @@ with input as (
         %(tags)b::text[],
         %(attachment_counts)b::integer[],
         %(octets)b::integer[],
-        %(ignore_suppressions)b::boolean[]
+        %(ignore_suppressions)b::boolean[],
+        %(send_ats)b::text[],
+        %(expires_ats)b::text[],
+        %(lanes)b::text[],
+        %(sender_addresses)b::text[],
+        %(sender_domains)b::text[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
         sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
-        octets, ignore_suppression
+        octets, ignore_suppression, send_at, expires_at, lane, sender_address, sender_domain
     )
+),
+-- The lane of each email, and the lane's policy.
+laned as (
+    select
+        input.email_id, chosen.lane, coalesce(input.on_uncertain, policy.on_uncertain) as on_uncertain,
+        policy.max_attempts, policy.redeliver_seconds,
+        chosen.lane = any(%(direct_lanes)s::text[]) and input.tenant_id <> all(%(relay_tenants)s::text[]) as is_direct
+    from input
+    left join dispatcher.lane_rule as by_address on by_address.sender = input.sender_address
+    left join dispatcher.lane_rule as by_domain on by_domain.sender = input.sender_domain
+    cross join lateral (
+        select coalesce(input.lane, by_address.lane, by_domain.lane, 'normal'::text) as lane offset 0
+    ) as chosen
+    left join dispatcher.lane_policy as policy on policy.lane = chosen.lane
 ),
 claimed as (
     insert into dispatcher.email_idempotency (tenant_id, message_key, email_id, payload_hash)
     select tenant_id, message_key, email_id, payload_hash
     from input
+    where expires_at is null
+        or expires_at::timestamptz > clock_timestamp()
     on conflict (tenant_id, message_key) do nothing
     returning email_id
 ),
 logged as (
     insert into dispatcher.email_log (
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, publish_due_at
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, lane, max_attempts,
+        redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent,
-        clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+        email_id, tenant_id, message_key, laned.on_uncertain, correlation_id, traceparent, laned.lane,
+        max_attempts, redeliver_seconds, expires_at::timestamptz,
+        case when is_later then 'waiting'::text else 'pending'::text end,
+        case when is_later then send_at::timestamptz end,
+        case when is_later then 'scheduled'::text end,
+        case when is_later then send_at::timestamptz end,
+        case
+            when is_later then null
+            when is_direct
+                then clock_timestamp() + %(publish_in_seconds)s::double precision * interval '1 second'
+            else clock_timestamp()
+        end
     from input
     join claimed using (email_id)
+    join laned using (email_id)
+    cross join lateral (
+        select coalesce(send_at::timestamptz > clock_timestamp(), false) as is_later offset 0
+    ) as schedule
     returning email_id, publish_due_at
 ),
 stored as (
@@ -68,8 +110,9 @@ stored as (
 select
     email_id,
     publish_due_at,
+    case when is_direct and publish_due_at is not null then lane end,
     case
-        when %(publish_in_seconds)s::double precision = double precision '0'
+        when not is_direct and publish_due_at is not null
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
     -- After the commit, the email must not be lost. So the commit waits for the disk, even if the session does not.
@@ -77,7 +120,8 @@ select
         when current_setting('synchronous_commit'::text) = 'off'::text
             then set_config('synchronous_commit'::text, 'on'::text, true)
     end
-from logged;
+from logged
+join laned using (email_id);
 
 -- name: enqueue_attachments
 -- The attachments of emails that `enqueue` has just inserted, in the same transaction.

@@ -5,27 +5,29 @@
 -- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
 -- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
 -- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.
--- Returns a row per provider, kind and bounce: the number of events, of new events, and of events without an email; the seconds
+-- Ids, hashes and instants are sent in binary: psycopg takes about 15 µs to write a hash as text.
+-- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events without an email; the seconds
 -- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
 with given as (
     select *
     from unnest(
-        %(email_ids)s::uuid[],
-        %(event_keys)s::bytea[],
+        %(email_ids)b::uuid[],
+        %(event_keys)b::bytea[],
         %(providers)s::text[],
         %(kinds)s::text[],
         %(bounces)s::text[],
-        %(address_hashes)s::bytea[],
+        %(address_hashes)b::bytea[],
         %(masked)s::text[],
         %(codes)s::text[],
         %(details)s::text[],
-        %(happened_ats)s::timestamptz[]
-    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at)
+        %(happened_ats)b::timestamptz[],
+        %(mailboxes)s::text[]
+    ) as t (email_id, event_key, provider, kind, bounce, address_hash, masked, code, detail, happened_at, mailbox)
 ),
 known as (
     select email_id, sent_at, tenant_id, message_key, correlation_id
     from dispatcher.email_log
-    where email_id = any(%(email_ids)s)
+    where email_id = any(%(email_ids)b)
         and email_id between %(lowest_id)s and %(highest_id)s
 ),
 stored as (
@@ -121,20 +123,22 @@ marked as (
     returning e.email_id, e.status
 ),
 counted as (
-    select provider, kind, bounce, true as is_new, false as is_unknown,
-        case when kind = 'delivered' then extract(epoch from happened_at - sent_at)::double precision end as seconds
-    from stored
+    select
+        s.provider, s.kind, s.bounce, g.mailbox, true as is_new, false as is_unknown,
+        case when s.kind = 'delivered' then extract(epoch from s.happened_at - sent_at)::double precision end as seconds
+    from stored as s
     join known using (email_id)
+    join (select distinct email_id, event_key, mailbox from given) as g using (email_id, event_key)
     union all
-    select provider, kind, bounce, false, email_id not in (select email_id from known), null
+    select provider, kind, bounce, mailbox, false, email_id not in (select email_id from known), null
     from given
 )
 select
-    provider, kind, bounce, count(*) filter (where not is_new), count(*) filter (where is_new),
+    provider, kind, bounce, mailbox, count(*) filter (where not is_new), count(*) filter (where is_new),
     count(*) filter (where is_unknown), array_remove(array_agg(seconds), null),
     array(select email_id from marked where status <> 'sending')
 from counted
-group by provider, kind, bounce;
+group by provider, kind, bounce, mailbox;
 
 -- name: find_proven
 -- Marked emails that no worker has leased, oldest first: settle_proven settles them.
@@ -142,7 +146,7 @@ select email_id
 from dispatcher.email_log
 where proven_by is not null
     and status <> 'sent'
-    and status in ('pending', 'failed', 'held')
+    and status in ('pending', 'waiting', 'failed', 'held', 'cancelled')
 order by email_id
 limit %(limit)s;
 
@@ -158,7 +162,7 @@ with free as (
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
-        and (proven_by is not null and status in ('pending', 'failed', 'held')) is true
+        and (proven_by is not null and status in ('pending', 'waiting', 'failed', 'held', 'cancelled')) is true
     order by email_id
     for no key update skip locked
 ),
@@ -205,6 +209,7 @@ settled as (
         proven_by = case when not j.is_dropped then j.proven_by end,
         provider = case when not j.is_dropped or j.previous_status = 'held' then j.proven_by else e.provider end,
         sent_at = case when not j.is_dropped then clock_timestamp() end,
+        wait_until = case when j.is_dropped then e.wait_until end,
         rescued_token = null,
         error_type = case
             when not j.is_dropped then null
@@ -272,10 +277,3 @@ announced as (
 select email_id, correlation_id, proven_by, previous_status, status
 from settled
 where status <> previous_status;
-
--- name: find_recipients
--- The addresses of emails, as lists under "to", "cc" and "bcc". No row for an email whose content was deleted.
-select email_id, recipients
-from dispatcher.email_content
-where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s;

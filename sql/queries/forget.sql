@@ -33,7 +33,7 @@ limit %(limit)s;
 -- What forget_emails would erase, with the same columns. Changes nothing.
 select
     e.email_id,
-    e.status in ('sent', 'failed', 'held'),
+    e.status in ('sent', 'failed', 'held', 'cancelled'),
     false,
     c.email_id is not null,
     (
@@ -68,7 +68,7 @@ with free as (
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
-        and (status in ('sent', 'failed', 'held')) is true
+        and (status in ('sent', 'failed', 'held', 'cancelled')) is true
     order by email_id
     for no key update skip locked
 ),
@@ -117,7 +117,7 @@ answer as (
 erased as (
     select
         e.email_id,
-        e.status in ('sent', 'failed', 'held') as is_finished,
+        e.status in ('sent', 'failed', 'held', 'cancelled') as is_finished,
         e.email_id in (select email_id from free) as is_free,
         e.email_id in (select email_id from content) as had_content,
         (select count(*)::integer from attachment as a where a.email_id = e.email_id) as attachments,

@@ -10,6 +10,7 @@ grant insert on
     to {role};
 grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
+grant select on dispatcher.lane_policy, dispatcher.lane_rule to {role};
 
 -- name: grant_dispatcher
 -- `dispatcher run`, `dispatcher api` and all operator commands except `init`, which needs the owner. No rows.
@@ -22,7 +23,8 @@ grant select, update on dispatcher.outgoing_feed to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
-    dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry
+    dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
+    dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit
     to {role};
 grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
@@ -46,7 +48,7 @@ grant select on
     dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_hourly,
     dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
-    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed
+    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause
     to {role};
 grant select (email_id) on dispatcher.email_content to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};

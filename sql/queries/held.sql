@@ -56,12 +56,14 @@ from confirmed;
 
 -- name: release_held
 -- An operator releases a held email: it becomes pending and due, its attempts count from 1 again, and the release is
--- audited. Zero rows: the email is not held, has no content, or does not exist; find_status returns which.
+-- audited. Zero rows: the email is not held, has no content, has expired, or does not exist; find_status returns which.
 with released as (
     update dispatcher.email_log as e
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         locked_by = null,
         locked_until = 'epoch',
@@ -71,6 +73,7 @@ with released as (
         dead_letter_discarded_at = null
     where e.email_id = %(email_id)s
         and e.status = 'held'
+        and (e.expires_at is null or e.expires_at > clock_timestamp())
         and exists (select from dispatcher.email_content as c where c.email_id = %(email_id)s)
     returning e.email_id, e.attempt_count
 ),
@@ -83,7 +86,7 @@ select email_id, pg_notify('email_dispatcher_due', '')
 from released;
 
 -- name: find_status
--- The status of one email; zero rows: it does not exist.
-select status
+-- The status of one email, and whether it has expired; zero rows: it does not exist.
+select status, coalesce(expires_at <= clock_timestamp(), false)
 from dispatcher.email_log
 where email_id = %(email_id)s;

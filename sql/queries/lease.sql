@@ -1,6 +1,8 @@
 -- name: lease
 -- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. Leaves out
--- an email that an event proves to be sent (see events.sql), so that no second send begins. A delivered message proves that the email was published, so the same write clears the due mark.
+-- an email that an event proves to be sent (see events.sql), so that no second send begins; an email that has expired
+-- (see timing.sql); and the emails of tenants that an operator paused (see put_back). A delivered message proves that the
+-- email was published, so the same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
 -- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
@@ -14,8 +16,11 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last two columns are set if the email is pinned to a provider, which may have accepted it under an idempotency key
--- that many seconds ago or later.
+-- The last five columns: the provider to which the email is pinned, because it may have accepted the email under an
+-- idempotency key; how many seconds ago at most; in how many seconds the email expires; the tenant, whose suppressed
+-- recipients get no email; and the email's own limits of retries, as an array, because they are rare: the most attempts,
+-- for how many seconds a redelivery may begin, and how many redeliveries were made. All but the tenant are null if they do
+-- not apply.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -35,14 +40,17 @@ with leased as (
             )
         ) is true
         and e.proven_by is null
+        and e.tenant_id <> all(%(paused_tenants)s::text[])
+        and (e.expires_at is null or e.expires_at > clock_timestamp())
         and e.locked_until < now()
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
-        e.created_at, e.provider, e.pinned_at
+        coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
+        e.created_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
-    e.traceparent, e.created_at,
+    e.traceparent, e.due_since,
     c.sender, c.recipients, c.subject,
     case when c.octets_apart = 0 then c.text_body end,
     case when c.octets_apart = 0 then c.html_body end,
@@ -50,7 +58,22 @@ select
     case when c.octets_apart = 0 then c.template_data end,
     c.headers, c.tags, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.tenant_id,
+    case
+        when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            e.max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(e.due_since, e.created_at)
+                    + coalesce(e.redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    e.expires_at
+                ) - clock_timestamp()
+            ),
+            e.redelivery_count
+        ]::double precision[]
+    end
 from leased as e
 left join lateral (
     select
@@ -83,16 +106,34 @@ where e.email_id = %(email_id)s
     and e.message_key = %(message_key)s
     and e.status = 'pending'
     and e.proven_by is null
+    and e.tenant_id <> all(%(paused_tenants)s::text[])
+    and (e.expires_at is null or e.expires_at > clock_timestamp())
     and e.locked_until < now()
 returning
     e.lease_token, e.attempt_count, e.on_uncertain, e.attempt_base,
     case when e.pinned_at is not null then e.provider end,
-    extract(epoch from clock_timestamp() - e.pinned_at)::double precision;
+    extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
+    extract(epoch from e.expires_at - clock_timestamp())::double precision,
+    e.tenant_id,
+    case
+        when e.max_attempts is not null or coalesce(e.redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            e.max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(e.due_since, e.created_at)
+                    + coalesce(e.redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    e.expires_at
+                ) - clock_timestamp()
+            ),
+            e.redelivery_count
+        ]::double precision[]
+    end;
 
 -- name: find_unleased
 -- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
 -- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null. Last
--- column: an event of a provider waits to settle the email. A missing id has no row.
+-- column: the lease statement leaves the email out although it is pending, because the relay finishes it: an event proves
+-- it, or it has expired. A missing id has no row.
 select
     email_id, message_key, status,
     case
@@ -103,7 +144,7 @@ select
             and dead_letter_discarded_at is null
             then rescued_token
     end,
-    proven_by is not null
+    proven_by is not null or coalesce(expires_at <= clock_timestamp(), false)
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
@@ -111,23 +152,29 @@ where email_id = any(%(email_ids)s)
 -- name: renew
 -- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended it
 -- beyond the wait before the retry. An expired lease is extended, too, unless its email was already recovered. If an id
--- is missing in the result, the worker has lost its lease.
+-- is missing in the result, the worker must not begin an attempt: it has lost its lease, or an event proves that a
+-- provider accepted the email. A proven email keeps its lease, because it may be on the wire.
 -- The end always changes, even if only by a microsecond. Recovery identifies an expired lease by its end, and must
 -- detect the renewal even if the clock was set back.
-update dispatcher.email_log as e
-set locked_until = greatest(
-    e.locked_until + interval '1 microsecond',
-    clock_timestamp() + %(lease_seconds)s * interval '1 second'
+with renewed as (
+    update dispatcher.email_log as e
+    set locked_until = greatest(
+        e.locked_until + interval '1 microsecond',
+        clock_timestamp() + %(lease_seconds)s * interval '1 second'
+    )
+    where e.email_id = any(%(email_ids)s)
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and (
+            (e.email_id, e.lease_token, e.status) in (
+                select w.email_id, w.lease_token, 'sending'
+                from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
+            )
+        ) is true
+    returning e.email_id, e.proven_by
 )
-where e.email_id = any(%(email_ids)s)
-    and e.email_id between %(lowest_id)s and %(highest_id)s
-    and (
-        (e.email_id, e.lease_token, e.status) in (
-            select w.email_id, w.lease_token, 'sending'
-            from unnest(%(email_ids)s::uuid[], %(lease_tokens)s::bigint[]) as w (email_id, lease_token)
-        )
-    ) is true
-returning e.email_id;
+select email_id
+from renewed
+where proven_by is null;
 
 -- name: release
 -- Releases leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
@@ -150,12 +197,12 @@ returning e.email_id;
 
 -- name: replay_dead_letters
 -- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if the dead letter
--- matches its current failure (see ops/dead_letters.py), the email cannot have arrived, it has content, and its dead
--- letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
+-- matches its current failure (see ops/dead_letters.py), the email cannot have arrived and has not expired, it has
+-- content, and its dead letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
 -- per email: replayed, refused (an operator must use a command), or stale. An id is missing if another transaction has
 -- locked its row.
 with free as (
-    select email_id, status, attempt_count, was_uncertain
+    select email_id, status, attempt_count, was_uncertain, coalesce(expires_at <= clock_timestamp(), false) as is_expired
     from dispatcher.email_log
     where email_id = any(%(email_ids)s)
         and email_id between %(lowest_id)s and %(highest_id)s
@@ -170,6 +217,7 @@ candidate as (
         )
         and e.status in ('failed', 'held') as is_current,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
+        e.is_expired,
         e.email_id in (
             select c.email_id
             from dispatcher.email_content as c
@@ -189,7 +237,7 @@ judged as (
         email_id,
         case
             when not is_current then 'stale'
-            when may_have_arrived or not has_content or times >= %(most_times)s then 'refused'
+            when may_have_arrived or is_expired or not has_content or times >= %(most_times)s then 'refused'
             else 'replayed'
         end as verdict
     from candidate
@@ -199,6 +247,8 @@ replayed as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         pinned_at = null,
         locked_by = null,

@@ -14,6 +14,9 @@
 -- settled after its lease has ended (see events.sql).
 -- A pinned result pins the email to its provider: the provider may have accepted it under an idempotency key. The pin
 -- begins with the first such attempt, by the earlier of two clocks, because the key expires.
+-- A redelivery (`waiting`, with wait_seconds) needs no lease: the relay makes the email due later (see timing.sql), and
+-- its attempts then count from 1 again. A deferral that ends the attempts of an email that recovery made `held` counts
+-- so, too: the email waits, and its dead letter is stale.
 -- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
 -- lease has not changed since.
 -- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
@@ -37,10 +40,11 @@ with result as (
         %(provider_codes)s::text[],
         %(provider_message_ids)s::text[],
         %(expired_ats)s::timestamptz[],
-        %(are_pinned)s::boolean[]
+        %(are_pinned)s::boolean[],
+        %(wait_seconds)s::double precision[]
     ) as t (
         email_id, lease_token, status, lease_seconds, attempt_number, started_at, finished_at, outcome, error_type,
-        error, provider, provider_code, provider_message_id, expired_at, is_pinned
+        error, provider, provider_code, provider_message_id, expired_at, is_pinned, wait_seconds
     )
 ),
 closed as (
@@ -68,6 +72,10 @@ closed as (
             else e.was_uncertain or r.outcome = 'uncertain'
         end,
         pinned_at = case when r.is_pinned then coalesce(e.pinned_at, least(r.started_at, clock_timestamp())) end,
+        wait_until = clock_timestamp() + r.wait_seconds * interval '1 second',
+        wait_reason = case when r.status = 'waiting' then 'redelivery' else e.wait_reason end,
+        attempt_base = case when r.status = 'waiting' then e.attempt_count else e.attempt_base end,
+        redelivery_count = e.redelivery_count + (r.status = 'waiting')::integer,
         rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
         publish_due_at = case

@@ -3,23 +3,25 @@
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must be published to the send queue, due at `since` or later, longest due first. A due mark
--- is the time when it was written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds
--- ahead of the clock was written before the clock was set back, so it is due, too. Two ranges are read, to skip the
--- emails between them: hundreds of thousands may wait there for a provider that is unavailable.
+-- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was written,
+-- or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was written
+-- before the clock was set back, so it is due, too. Two ranges are read, to skip the emails between them: hundreds of
+-- thousands may wait there for a provider that is unavailable. An expired email is not published,
+-- because cancel_expired is about to cancel it.
 (
-    select email_id, message_key, correlation_id, traceparent, publish_due_at
+    select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
-    where publish_due_at >= %(since)s
-        and publish_due_at < now()
+    where publish_due_at < now()
+        and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
 )
 union all
 (
-    select email_id, message_key, correlation_id, traceparent, publish_due_at
+    select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
-    where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
+    where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
+        and (expires_at is null or expires_at > now())
     order by publish_due_at
     limit %(limit)s
 )
@@ -33,8 +35,8 @@ from (
     (
         select email_id, publish_due_at
         from dispatcher.email_log
-        where publish_due_at >= %(since)s
-            and publish_due_at < now()
+        where publish_due_at < now()
+            and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s
     )
@@ -42,7 +44,8 @@ from (
     (
         select email_id, publish_due_at
         from dispatcher.email_log
-        where publish_due_at >= greatest(%(since)s, now() + %(ahead_seconds)s * interval '1 second')
+        where publish_due_at >= now() + %(ahead_seconds)s * interval '1 second'
+            and (expires_at is null or expires_at > now())
         order by publish_due_at
         limit %(limit)s
     )
@@ -52,11 +55,120 @@ limit %(limit)s;
 
 -- name: find_due_pointers
 -- As find_publish_due, for the given emails.
-select email_id, message_key, correlation_id, traceparent, publish_due_at
+select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and publish_due_at is not null;
+
+-- name: find_due_tenants
+-- The lanes and tenants that have emails with a due mark, except in the given lanes: a step in the index per lane and
+-- per tenant, however many emails a tenant has. A mark may be ahead of the clock.
+with recursive lanes (lane) as (
+    (
+        select lane
+        from dispatcher.email_log
+        where publish_due_at is not null
+        order by lane
+        limit 1
+    )
+    union all
+    select (
+        select e.lane
+        from dispatcher.email_log as e
+        where e.publish_due_at is not null
+            and e.lane > lanes.lane
+        order by e.lane
+        limit 1
+    )
+    from lanes
+    where lanes.lane is not null
+)
+select lanes.lane, tenants.tenant_id
+from lanes
+cross join lateral (
+    with recursive tenants (tenant_id) as (
+        (
+            select e.tenant_id
+            from dispatcher.email_log as e
+            where e.publish_due_at is not null
+                and e.lane = lanes.lane
+            order by e.tenant_id
+            limit 1
+        )
+        union all
+        select (
+            select e.tenant_id
+            from dispatcher.email_log as e
+            where e.publish_due_at is not null
+                and e.lane = lanes.lane
+                and e.tenant_id > tenants.tenant_id
+            order by e.tenant_id
+            limit 1
+        )
+        from tenants
+        where tenants.tenant_id is not null
+    )
+    select tenant_id
+    from tenants
+    where tenant_id is not null
+) as tenants
+where lanes.lane is not null
+    and lanes.lane <> all(%(without_lanes)s::text[]);
+
+-- name: find_due_of_tenants
+-- For each given lane and tenant, up to `most` due emails with a mark from `since` to `until`, longest due first, without
+-- expired emails. As in find_publish_due, two ranges are read. All marks of the second range are later than those of the first, so it is read
+-- only if the first has fewer emails than wanted.
+select due.*
+from unnest(
+    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
+) as t (lane, tenant_id, since, until, most)
+cross join lateral (
+    (
+        select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
+        from dispatcher.email_log as e
+        where e.lane = t.lane
+            and e.tenant_id = t.tenant_id
+            and e.publish_due_at >= t.since
+            and e.publish_due_at <= least(t.until, now())
+            and (e.expires_at is null or e.expires_at > now())
+        order by e.publish_due_at
+        limit t.most
+    )
+    union all
+    (
+        select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
+        from dispatcher.email_log as e
+        where e.lane = t.lane
+            and e.tenant_id = t.tenant_id
+            and e.publish_due_at >= greatest(t.since, now() + %(ahead_seconds)s * interval '1 second')
+            and e.publish_due_at <= t.until
+            and (e.expires_at is null or e.expires_at > now())
+        order by e.publish_due_at
+        limit t.most
+    )
+    limit t.most
+) as due;
+
+-- name: find_due_ids_of_tenants
+-- As find_due_of_tenants, but only the ids. Used if PostgreSQL cannot read one of the rows.
+select due.email_id
+from unnest(
+    %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
+) as t (lane, tenant_id, since, until, most)
+cross join lateral (
+    select e.email_id
+    from dispatcher.email_log as e
+    where e.lane = t.lane
+        and e.tenant_id = t.tenant_id
+        and e.publish_due_at >= t.since
+        and e.publish_due_at <= t.until
+        and (e.expires_at is null or e.expires_at > now())
+        and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
+    order by e.publish_due_at
+    limit t.most
+) as due;
 
 -- name: mark_published
 -- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still
@@ -162,7 +274,8 @@ with expired as (
     select
         email_id,
         case
-            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            when attempt_count - attempt_base < coalesce(max_attempts, %(max_attempts)s)
+                then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
     from dispatcher.email_log
@@ -216,25 +329,60 @@ select email_id, correlation_id, status, attempt_count
 from rescued;
 
 -- name: find_lost_messages
--- A row: at least one email is still pending although its message was published more than age_seconds ago. Unless many
--- emails wait, this message is lost. Here and below, a time more than ahead_seconds ahead of the clock also counts,
--- because it was written before the clock was set back.
-select 1
-from dispatcher.email_log
-where status = 'pending'
-    and publish_due_at is null
-    and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
-        and clock_timestamp() + %(ahead_seconds)s * interval '1 second'
-limit 1;
+-- The lanes with at least one email that is still pending although its message was published more than age_seconds ago.
+-- Unless many emails wait, this message is lost. Here and below, a time more than ahead_seconds ahead of the clock also
+-- counts, because it was written before the clock was set back.
+with recursive lanes (lane) as (
+    (
+        select lane
+        from dispatcher.email_log
+        where status = 'pending'
+            and publish_due_at is null
+        order by lane
+        limit 1
+    )
+    union all
+    select (
+        select e.lane
+        from dispatcher.email_log as e
+        where e.status = 'pending'
+            and e.publish_due_at is null
+            and e.lane > lanes.lane
+        order by e.lane
+        limit 1
+    )
+    from lanes
+    where lanes.lane is not null
+)
+select lane
+from lanes
+where lane is not null
+    and (
+        exists (
+            select from dispatcher.email_log as e
+            where e.status = 'pending'
+                and e.publish_due_at is null
+                and e.lane = lanes.lane
+                and e.published_at < clock_timestamp() - %(age_seconds)s * interval '1 second'
+        )
+        or exists (
+            select from dispatcher.email_log as e
+            where e.status = 'pending'
+                and e.publish_due_at is null
+                and e.lane = lanes.lane
+                and e.published_at > clock_timestamp() + %(ahead_seconds)s * interval '1 second'
+        )
+    );
 
 -- name: find_lost_message_ids
--- Up to `limit` emails of find_lost_messages. After a promotion that made emails uncertain, leaves them out for
+-- Up to `limit` emails of find_lost_messages in the given lanes. After a promotion that made emails uncertain, leaves them out for
 -- doubt_seconds, so that workers can first record the results of in-flight emails.
 select email_id
 from dispatcher.email_log
 left join dispatcher.relay_timeline as t on true
 where status = 'pending'
     and publish_due_at is null
+    and lane = any(%(lanes)s)
     and published_at not between clock_timestamp() - %(age_seconds)s * interval '1 second'
         and clock_timestamp() + %(ahead_seconds)s * interval '1 second'
     and (
@@ -245,7 +393,7 @@ order by email_id
 limit %(limit)s;
 
 -- name: republish_lost
--- Makes the emails of find_lost_message_ids due again. Call this while the send queue is empty, which proves that their
+-- Makes the emails of find_lost_message_ids due again. Call this while their send queue is empty, which proves that their
 -- messages are lost. After a promotion that lost commits (see timeline.sql), emails that were published before the
 -- promotion may have been sent: by policy, they become held, or due again. Returns a row per changed email, and whether
 -- the email was uncertain because of a promotion.
@@ -254,7 +402,8 @@ with vanished as (
         email_id,
         case
             when (published_at <= t.uncertain_before) is not true then 'again'
-            when attempt_count - attempt_base < %(max_attempts)s then coalesce(on_uncertain, %(on_uncertain)s)
+            when attempt_count - attempt_base < coalesce(max_attempts, %(max_attempts)s)
+                then coalesce(on_uncertain, %(on_uncertain)s)
             else 'hold'
         end as policy
     from dispatcher.email_log as e
@@ -299,19 +448,22 @@ select email_id, correlation_id, status, attempt_count, was_uncertain
 from republished;
 
 -- name: republish_overtaken
--- Makes emails due again if emails that were published much later are already being sent. A queue keeps its order, so
--- the message is lost, or a worker has the message without a lease; a second message is harmless. Leaves out emails
--- that a promotion made uncertain, because they must not become held by mistake. Returns a row per email.
+-- Makes emails due again if emails on the same send queue that were published much later are already being sent. A
+-- queue keeps its order, so the message is lost, or a worker has the message without a lease; a second message is
+-- harmless. The emails on other queues prove nothing, so pass only the lanes of one queue. Leaves out emails that a
+-- promotion made uncertain, because they must not become held by mistake. Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log
     where status = 'pending'
         and publish_due_at is null
+        and lane = any(%(lanes)s)
         and (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
         and published_at < (
             select max(published_at) - %(age_seconds)s * interval '1 second'
             from dispatcher.email_log
             where status = 'sending'
+                and lane = any(%(lanes)s)
         )
     order by email_id
     limit %(limit)s

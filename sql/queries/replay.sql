@@ -53,6 +53,7 @@ candidate as (
         e.email_id,
         e.status,
         e.dead_letter_discarded_at,
+        e.expires_at <= clock_timestamp() as is_expired,
         e.status = 'held' or e.was_uncertain as may_have_arrived,
         exists (
             select from dispatcher.email_content as c where c.email_id = any(array(select email_id from item))
@@ -70,7 +71,9 @@ judged as (
             ) then null
             when s.email_id is null then 'unknown'
             when s.status = 'sent' then 'already_sent'
-            when s.status in ('pending', 'sending') then 'under_way'
+            when s.status in ('pending', 'waiting', 'sending') then 'under_way'
+            when s.status = 'cancelled' then 'cancelled'
+            when s.is_expired then 'expired'
             when s.dead_letter_discarded_at >= i.heeds_discards_from then 'discarded'
             when s.may_have_arrived and not i.include_held then 'may_have_arrived'
             when not s.has_content then 'content_pruned'
@@ -84,6 +87,8 @@ replayed as (
     set
         status = 'pending',
         attempt_base = e.attempt_count,
+        due_since = clock_timestamp(),
+        redelivery_count = 0,
         crash_count = 0,
         pinned_at = null,
         locked_by = null,

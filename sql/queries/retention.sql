@@ -28,8 +28,8 @@ where not dispatcher.email_log_must_stay(
     );
 
 -- name: delete_content
--- Deletes the content of up to `limit` emails that are finished, not undecided, and older than `days`, if their
--- partition could not be dropped: other emails in the partition must be kept, or it is the default partition, which is
+-- Deletes the content of up to `limit` emails that are finished, not undecided, and older than `days`, counted from when
+-- they could first be sent, if their partition could not be dropped: other emails in the partition must be kept, or it is the default partition, which is
 -- never dropped.
 -- Returns a row per email. Uses statement_timestamp(), because PostgreSQL searches no index by a value that may change
 -- from row to row.
@@ -50,14 +50,14 @@ with old as (
             and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - %(days)s * interval '1 day')
     ) as c
     join dispatcher.email_log as e on e.email_id = c.email_id
-    where e.created_at < statement_timestamp() - %(days)s * interval '1 day'
-        and e.status not in ('pending', 'sending')
+    where greatest(e.created_at, e.due_since) < statement_timestamp() - %(days)s * interval '1 day'
+        and e.status in ('sent', 'cancelled', 'failed', 'held')
         and (
-            e.status = 'sent'
+            e.status in ('sent', 'cancelled')
             or e.dead_letter_discarded_at is not null
             or (
                 %(undecided_days)s::integer > 0
-                and e.created_at < statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
+                and greatest(e.created_at, e.due_since) < statement_timestamp() - %(undecided_days)s::integer * interval '1 day'
             )
         )
     order by c.email_id
@@ -73,13 +73,13 @@ where email_id = any(array(select email_id from old))
 returning email_id;
 
 -- name: delete_one_time_codes
--- Deletes the content of up to `limit` sent emails with `erase_after_sending`. Returns a row per email.
+-- Deletes the content of up to `limit` sent or cancelled emails with `erase_after_sending`. Returns a row per email.
 with codes as (
     select c.email_id
     from dispatcher.email_content as c
     join dispatcher.email_log as e on e.email_id = c.email_id
     where c.tags ? 'one_time_code'
-        and e.status = 'sent'
+        and e.status in ('sent', 'cancelled')
     limit %(limit)s
     for update of e skip locked
 ),
@@ -142,11 +142,11 @@ select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '
 -- allows for a producer's clock that is wrong by up to one day.
 select
     count(*),
-    extract(epoch from min(created_at) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision
+    extract(epoch from min(greatest(created_at, due_since)) + %(undecided_days)s * interval '1 day' - statement_timestamp())::double precision
 from dispatcher.email_log as e
 where status in ('failed', 'held')
     and email_id < dispatcher.email_id_lowest_at(statement_timestamp() - (%(undecided_days)s - %(warn_days)s - 1) * interval '1 day')
-    and created_at < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
+    and greatest(created_at, due_since) < statement_timestamp() - (%(undecided_days)s - %(warn_days)s) * interval '1 day'
     and dead_letter_discarded_at is null
     and error_type is distinct from 'suppressed'
     and exists (select from dispatcher.email_content as c where c.email_id = e.email_id);

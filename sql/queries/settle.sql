@@ -62,14 +62,27 @@ audited as (
 select email_id, correlation_id, pg_notify('email_dispatcher_due', '')
 from recovered;
 
--- name: find_attempt_bases
--- How many attempts each email had when it was last replayed, and for how many seconds it has been pinned to a provider.
--- Emails that were never replayed and are not pinned are left out.
-select email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision
+-- name: find_histories
+-- How many attempts each email had before its last replay or redelivery, for how many seconds it has been pinned to a
+-- provider, and its own limits of retries (see lease). A missing id has no row.
+select
+    email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    case
+        when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(due_since, created_at)
+                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    expires_at
+                ) - clock_timestamp()
+            ),
+            redelivery_count
+        ]::double precision[]
+    end
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
-    and email_id between %(lowest_id)s and %(highest_id)s
-    and (attempt_base > 0 or pinned_at is not null);
+    and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: note_crashes
 -- Counts one more crash for emails that a worker was rendering when it died. They become pending and due, and the
@@ -123,10 +136,23 @@ from crashed;
 
 -- name: find_expiring
 -- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all other
--- workers. Call this before a ledger is read.
+-- workers. The last column: the email's own limits of retries (see lease). Call this before a ledger is read.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
-    extract(epoch from clock_timestamp() - pinned_at)::double precision
+    extract(epoch from clock_timestamp() - pinned_at)::double precision,
+    case
+        when max_attempts is not null or coalesce(redeliver_seconds, %(redeliver_seconds)s) > 0 then array[
+            max_attempts,
+            extract(
+                epoch from least(
+                    coalesce(due_since, created_at)
+                    + coalesce(redeliver_seconds, %(redeliver_seconds)s) * interval '1 second',
+                    expires_at
+                ) - clock_timestamp()
+            ),
+            redelivery_count
+        ]::double precision[]
+    end
 from dispatcher.email_log
 where status = 'sending'
     and (locked_by = any(%(workers)s)) = %(is_theirs)s

@@ -10,6 +10,38 @@ from dispatcher.email_log
 where status <> 'sent'
 group by status;
 
+-- name: count_for_monitor
+-- As count_unfinished, without `cancelled`, and fast although millions of emails may wait: beyond 100,000, the number of
+-- waiting emails is an estimate from the last vacuum of their index.
+select status, count(*)
+from dispatcher.email_log
+where status in ('pending', 'sending', 'failed', 'held')
+group by status
+union all
+select
+    'waiting',
+    case
+        when counted.emails < 100000 then counted.emails
+        else greatest(
+            counted.emails,
+            (
+                select sum(greatest(c.reltuples, 0))::bigint
+                from pg_inherits as i
+                join pg_class as c on c.oid = i.inhrelid
+                where i.inhparent = 'dispatcher.email_log_waiting'::regclass
+            )
+        )
+    end
+from (
+    select count(*) as emails
+    from (
+        select email_id
+        from dispatcher.email_log
+        where status = 'waiting'
+        limit 100000
+    ) as first
+) as counted;
+
 -- name: count_sent
 -- The number of emails ever sent, from the hourly counts, without a scan.
 select coalesce(sum(email_count), 0)::bigint
@@ -17,21 +49,52 @@ from dispatcher.email_hourly
 where outcome = 'accepted';
 
 -- name: find_oldest_pending
--- The age of the oldest pending email, and the longest time that an email has been due, both in seconds. Null if no
--- email is pending or due.
+-- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
+-- been due, both in seconds. Leaves out what an operator paused, except by provider. Null if no email is pending or due,
+-- or if the first 100,000 are paused. A scheduled email that has just become pending was enqueued long ago, so the first
+-- emails by id are compared.
+with paused as (
+    select scope, name
+    from dispatcher.pause
+    where scope <> 'provider'
+        and (until_at is null or until_at > clock_timestamp())
+)
 select
     (
-        select extract(epoch from clock_timestamp() - created_at)::double precision
-        from dispatcher.email_log
-        where status = 'pending'
-        order by email_id
-        limit 1
+        select extract(epoch from clock_timestamp() - min(coalesce(first.due_since, first.created_at)))::double precision
+        from (
+            select e.due_since, e.created_at
+            from (
+                select due_since, created_at, lane, tenant_id
+                from dispatcher.email_log
+                where status = 'pending'
+                order by email_id
+                limit 100000
+            ) as e
+            where not exists (
+                select from paused as p
+                where p.scope = 'all'
+                    or (p.scope = 'lane' and p.name = e.lane)
+                    or (p.scope = 'tenant' and p.name = e.tenant_id)
+            )
+            limit 10000
+        ) as first
     ),
     (
-        select extract(epoch from clock_timestamp() - publish_due_at)::double precision
-        from dispatcher.email_log
-        where publish_due_at is not null
-        order by publish_due_at
+        select extract(epoch from clock_timestamp() - e.publish_due_at)::double precision
+        from (
+            select publish_due_at, lane, tenant_id
+            from dispatcher.email_log
+            where publish_due_at is not null
+            order by publish_due_at
+            limit 100000
+        ) as e
+        where not exists (
+            select from paused as p
+            where p.scope = 'all'
+                or (p.scope = 'lane' and p.name = e.lane)
+                or (p.scope = 'tenant' and p.name = e.tenant_id)
+        )
         limit 1
     );
 
@@ -72,12 +135,12 @@ full join leasing using (worker)
 order by worker;
 
 -- name: measure_latency
--- Seconds from enqueue to acceptance of the newest sent emails: their number, and the 50th, 95th and 99th percentile.
+-- Seconds from when the newest sent emails could first be sent to their acceptance: their number, and the 50th, 95th and 99th percentile.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))
 from (
-    select sent_at, created_at
+    select sent_at, coalesce(due_since, created_at) as created_at
     from dispatcher.email_log
     where status = 'sent'
         and email_id > dispatcher.email_id_lowest_at(statement_timestamp() - interval '10 minutes')

@@ -1,25 +1,30 @@
 -- name: read_suppressions
--- The hashes of all valid entries: the first eight bytes of each, in order and joined; whether a domain is among them;
--- and the oldest transaction that is still running, from which read_changed_suppressions continues. One row.
+-- The hashes of all valid entries, a row per tenant: the first eight bytes of each, in order and joined; whether a domain
+-- is among them; and the oldest transaction that is still running, from which read_changed_suppressions continues.
+-- Without entries, one row without a tenant.
 select
-    coalesce(string_agg(substring(address_hash for 8), ''::bytea order by address_hash), ''::bytea),
-    coalesce(bool_or(is_domain), false),
+    s.tenant_id,
+    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
+    coalesce(bool_or(s.is_domain), false),
     pg_snapshot_xmin(pg_current_snapshot())::text
-from dispatcher.suppression
-where expires_at is null
-    or expires_at > now();
+from (values (true)) as always
+left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > now()
+group by s.tenant_id;
 
 -- name: read_changed_suppressions
 -- As read_suppressions, but only the entries that were written by a transaction that was not yet visible when `since`
 -- was read. It may repeat entries. A database that was restored from a dump has entries of transactions that are yet to
 -- come; read_suppressions has read these.
 select
-    coalesce(string_agg(substring(address_hash for 8), ''::bytea order by address_hash), ''::bytea),
-    coalesce(bool_or(is_domain), false),
+    s.tenant_id,
+    coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
+    coalesce(bool_or(s.is_domain), false),
     pg_snapshot_xmin(pg_current_snapshot())::text
-from dispatcher.suppression
-where changed_in >= %(since)s::text::xid8
-    and changed_in < pg_snapshot_xmax(pg_current_snapshot());
+from (values (true)) as always
+left join dispatcher.suppression as s
+    on s.changed_in >= %(since)s::text::xid8
+    and s.changed_in < pg_snapshot_xmax(pg_current_snapshot())
+group by s.tenant_id;
 
 -- name: find_suppressed
 -- Which of these recipients are suppressed for their email's tenant, and why. An email with ignore_suppression has no
@@ -126,7 +131,8 @@ limit %(limit)s;
 
 -- name: list_stopped
 -- A page of one tenant's failed emails that were not sent because all their recipients are suppressed, with their
--- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out.
+-- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out. With `coalesce`
+-- and not `or`, each page starts at its first email in the index email_log_unfinished.
 select e.email_id, c.recipients
 from dispatcher.email_log as e
 join dispatcher.email_content as c using (email_id)
@@ -134,7 +140,7 @@ where e.status = 'failed'
     and e.error_type = 'suppressed'
     and e.tenant_id = %(tenant_id)s
     and e.dead_letter_discarded_at is null
-    and (%(after)s::uuid is null or e.email_id > %(after)s)
+    and e.email_id > coalesce(%(after)s::uuid, '00000000-0000-0000-0000-000000000000')
 order by e.email_id
 limit %(limit)s;
 

@@ -52,14 +52,18 @@ returning email_id;
 -- Emails after an id whose due marks were set before a promotion was found: their messages may have been published and
 -- processed on the lost timeline. Includes marks that were set ahead for a released email, once they have passed,
 -- because the standby may have lagged that far. An API process that publishes by itself sets marks some seconds ahead.
+-- Includes waiting emails whose time has come, because they may have been woken and sent on the lost timeline.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t
-where e.status = 'pending'
+where e.status in ('pending', 'waiting')
     and e.email_id > %(after)s
-    and e.publish_due_at is not null
     and e.created_at <= t.uncertain_before
-    and (e.publish_due_at <= t.doubted_at or e.publish_due_at <= e.created_at + interval '10 seconds')
+    and (
+        e.publish_due_at <= t.doubted_at
+        or e.publish_due_at <= e.created_at + interval '10 seconds'
+        or e.wait_until <= t.doubted_at
+    )
 order by e.email_id
 limit %(limit)s;
 
@@ -67,10 +71,10 @@ limit %(limit)s;
 -- Marks the emails of find_uncertain_messages as published. If RabbitMQ has no message for them, republish_lost decides
 -- by policy. Returns a row per email.
 update dispatcher.email_log as e
-set publish_due_at = null, published_at = t.uncertain_before
+set status = 'pending', wait_until = null, publish_due_at = null, published_at = t.uncertain_before
 from dispatcher.relay_timeline as t
 where e.email_id = any(%(email_ids)s)
     and e.email_id between %(lowest_id)s and %(highest_id)s
-    and e.status = 'pending'
-    and e.publish_due_at is not null
+    and e.status in ('pending', 'waiting')
+    and (e.publish_due_at is not null or e.wait_until is not null)
 returning e.email_id;

@@ -1,5 +1,5 @@
 -- name: find_wait
--- Why a pending or sending email waits: PostgreSQL's time, the email's marks, whether the worker that leased it has a
+-- Why a pending, waiting or sending email waits: PostgreSQL's time, the email's marks, whether the worker that leased it has a
 -- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of this email. To
 -- count these emails, the statement reads at most most_ahead pending emails, due or not. Zero rows: the email is
 -- finished or does not exist.
@@ -39,10 +39,14 @@ select
             limit %(most_ahead)s
         ) as ahead
         where coalesce(ahead.publish_due_at <= clock_timestamp(), true)
-    )
+    ),
+    e.wait_until,
+    e.wait_reason,
+    e.attempt_count,
+    e.provider
 from dispatcher.email_log as e
 where e.email_id = %(email_id)s
-    and e.status in ('pending', 'sending');
+    and e.status in ('pending', 'waiting', 'sending');
 
 -- name: may_lock
 -- Whether this role has the rights to execute find_locked.

@@ -12,7 +12,7 @@ import orjson
 
 from tests.acceptance.rabbit import QueueMessage
 
-FINAL: Final = ("sent", "failed", "held")
+FINAL: Final = ("sent", "failed", "held", "cancelled")
 
 
 @dataclass(frozen=True, slots=True)

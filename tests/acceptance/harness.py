@@ -15,6 +15,7 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -154,7 +155,8 @@ class Host:
         self.topology = topology
         self.run_dir = folder / "run"
         self.recipient: Recipient = Capture(folder / "mail")
-        self.rabbit = Rabbit(servers.amqp_url, servers.management_url)
+        self.rabbit = Rabbit(servers.amqp_url, servers.management_url, keeps_connection=True)
+        self._reader: psycopg.Connection | None = None
         self._sink: Sink | None = None
         self._programs: list[Program] = []
 
@@ -207,8 +209,17 @@ class Host:
     def rows(self) -> dict[UUID, EmailRecord]:
         """The rows of all emails, by id."""
         statement = "select email_id, status, attempt_count, error_type, locked_by from email_log"
-        with psycopg.connect(self.database_url, autocommit=True) as connection:
-            return {row[0]: EmailRecord(*row[1:]) for row in connection.execute(statement)}
+        return {row[0]: EmailRecord(*row[1:]) for row in self._read(statement)}
+
+    def _read(self, statement: str) -> list[tuple[Any, ...]]:
+        """The rows, through a connection that is kept, because tests call this every few milliseconds. If the
+        connection was cut, this method opens a new one."""
+        if self._reader is not None:
+            with suppress(psycopg.OperationalError):
+                return self._reader.execute(statement.encode()).fetchall()
+            self._reader.close()
+        self._reader = psycopg.connect(self.database_url, autocommit=True, prepare_threshold=None)
+        return self._reader.execute(statement.encode()).fetchall()
 
     def leased_by(self, pid: int) -> set[UUID]:
         """The ids of the emails that a worker has leased."""
@@ -265,6 +276,9 @@ class Host:
             program.destroy()
         if self._sink:
             self._sink.kill()
+        self.rabbit.close()
+        if self._reader is not None:
+            self._reader.close()
 
 
 def stop(run: Program, *, seconds: float = DEADLINE_SECONDS) -> None:

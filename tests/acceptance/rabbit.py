@@ -14,10 +14,18 @@ from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 import pika
+import pika.exceptions
 from pika.adapters.blocking_connection import BlockingChannel
 
 from dispatcher.broker.connection import TRUSTED_SECONDS
 from tests.waiting import wait_until
+
+
+def _find(connection: pika.BlockingConnection, queue: str) -> Any:
+    channel = connection.channel()
+    found = channel.queue_declare(queue, passive=True).method
+    channel.close()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +43,12 @@ class QueueMessage:
 
 class Rabbit:
     """A blocking client without the dispatcher's code. Each call opens a connection to the first of the URLs that
-    answers."""
+    answers. With `keeps_connection`, calls that only ask RabbitMQ use a single connection until `close`, because tests
+    ask every few milliseconds."""
 
-    def __init__(self, amqp_url: str, management_url: str) -> None:
+    def __init__(self, amqp_url: str, management_url: str, *, keeps_connection: bool = False) -> None:
+        self._keeps_connection = keeps_connection
+        self._kept: pika.BlockingConnection | None = None
         self._amqp_urls = [pika.URLParameters(url) for url in amqp_url.split(",")]
         self._managements = [urlsplit(url) for url in management_url.split(",")]
 
@@ -65,12 +76,11 @@ class Rabbit:
 
     def waiting(self, queue: str) -> int:
         """The number of ready messages; unacked messages do not count."""
-        with self._channel() as channel:
-            while True:
-                asked_at = time.monotonic()
-                count = int(channel.queue_declare(queue, passive=True).method.message_count)
-                if count or time.monotonic() - asked_at < TRUSTED_SECONDS:  # see `Channel.find_queue`
-                    return count
+        while True:
+            asked_at = time.monotonic()
+            count = int(self._find(queue).message_count)
+            if count or time.monotonic() - asked_at < TRUSTED_SECONDS:  # see `Channel.find_queue`
+                return count
 
     def unsettled(self, queue: str) -> int:
         """The number of ready and unacked messages; RabbitMQ's report lags by some seconds."""
@@ -80,8 +90,7 @@ class Rabbit:
 
     def consumers(self, queue: str) -> int:
         """The number of consumers."""
-        with self._channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).method.consumer_count)
+        return int(self._find(queue).consumer_count)
 
     def purge(self, queue: str) -> None:
         """Delete the ready messages."""
@@ -118,6 +127,24 @@ class Rabbit:
         for name in listed:
             self._request("DELETE", f"/api/connections/{quote(name, safe='')}")
         return len(listed)
+
+    def close(self) -> None:
+        """Close the kept connection."""
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            with suppress(pika.exceptions.AMQPError):
+                kept.close()
+
+    def _find(self, queue: str) -> Any:
+        """RabbitMQ's report about the queue. If the kept connection was cut, this method opens a new one."""
+        if not self._keeps_connection:
+            with self._channel() as channel:
+                return channel.queue_declare(queue, passive=True).method
+        if self._kept is not None:
+            with suppress(pika.exceptions.AMQPConnectionError):
+                return _find(self._kept, queue)
+        self._kept = pika.BlockingConnection(self._amqp_urls)
+        return _find(self._kept, queue)
 
     @contextmanager
     def _channel(self) -> Iterator[BlockingChannel]:

@@ -175,6 +175,8 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
         "sender_addresses": None,
         "requests_per_second": None,
         "recipients_per_day": None,
+        "lane": None,
+        "allowed_lanes": [],
     }
     insert_key(connection, values | columns)
     return key.text()

@@ -319,3 +319,21 @@ async def test_a_locked_quota_of_one_key_does_not_delay_other_keys(
         assert [answer.status for answer in others] == [202, 200, 200]
         assert {(answer.status, answer.code) for answer in refused} == {(503, "overloaded")}
         assert (await api.post("locked-0", token=locked)).status == 202
+
+
+async def test_an_email_may_name_only_a_lane_of_its_key(connection: psycopg.Connection, api: Api) -> None:
+    plain = make_key(connection)
+    login = make_key(connection, lane="urgent", allowed_lanes=["bulk"])
+
+    refused = await api.post(body={**EMAIL, "lane": "urgent"}, token=plain)
+    unknown = await api.post(body={**EMAIL, "lane": "slow"}, token=login)
+    assert (refused.status, refused.code) == (403, "lane-forbidden")
+    assert refused.json["errors"][0]["pointer"] == "#/lane"
+    assert (unknown.status, unknown.code) == (422, "invalid-email")
+    assert "urgent, normal, bulk" in unknown.json["errors"][0]["detail"]
+
+    for key, lane, token in (("a", None, plain), ("b", None, login), ("c", "bulk", login), ("d", "urgent", login)):
+        email = {**EMAIL, "lane": lane} if lane else EMAIL
+        assert (await api.post(key, email, token=token)).status == 202
+    rows = connection.execute("select message_key, lane from email_log order by message_key").fetchall()
+    assert rows == [("a", "normal"), ("b", "urgent"), ("c", "bulk"), ("d", "urgent")]

@@ -32,7 +32,7 @@ async def test_an_accepted_email_is_in_the_database_and_due(api: Api, connection
     assert answer.headers["location"] == f"/v1/emails/{answer.json['id']}"
     assert "idempotent-replayed" not in answer.headers
     row = connection.execute(
-        "select tenant_id, status, publish_due_at > created_at from email_log where email_id = %s",
+        "select tenant_id, status, publish_due_at is not null from email_log where email_id = %s",
         [answer.json["id"]],
     ).fetchone()
     assert row == ("default", "pending", True)
@@ -151,6 +151,32 @@ async def test_an_invalid_email_is_refused_with_its_field_and_does_not_affect_ot
     assert (answers[7].code, answers[7].pointers) == ("invalid-email", ["#/to/1"])
     assert "nobody" not in answers[7].body.decode()
     assert len(stored(connection)) == 19
+
+
+async def test_a_scheduled_email_waits_and_is_not_published(api: Api, connection: psycopg.Connection) -> None:
+    times = {"send_at": "2027-01-04T08:00:00+01:00", "expires_at": "2027-01-05T00:00:00Z", "lane": "normal"}
+
+    first = await api.post("a", EMAIL | times)
+    again = await api.post("a", EMAIL | times)
+
+    assert (first.status, first.json["status"]) == (202, "waiting")
+    assert again.json == first.json
+    row = connection.execute("select status, wait_until::text, publish_due_at from email_log").fetchone()
+    assert row == ("waiting", "2027-01-04 07:00:00+00", None)
+
+
+async def test_an_expired_email_is_refused_with_its_field(api: Api, connection: psycopg.Connection) -> None:
+    expired = EMAIL | {"expires_at": "2026-01-01T00:00:00Z"}
+
+    one = await api.post("a", expired)
+    many = await api.call(
+        "POST", "/v1/emails/batch", body={"emails": [EMAIL | {"message_key": "1"}, expired | {"message_key": "2"}]}
+    )
+
+    assert (one.status, one.code, one.pointers) == (422, "invalid-email", ["#/expires_at"])
+    assert [result["outcome"] for result in many.json["results"]] == ["accepted", "refused"]
+    assert many.json["results"][1]["problem"]["errors"][0]["pointer"] == "#/emails/1/expires_at"
+    assert stored(connection) == ["1"]
 
 
 async def test_an_open_transaction_with_the_same_key_delays_only_that_email(

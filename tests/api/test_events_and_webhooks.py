@@ -117,6 +117,7 @@ async def test_a_tenant_manages_its_webhooks_and_no_others(api: Api, connection:
     [
         ({"url": "http://shop.example.com/hooks"}, "#/url"),
         ({"url": "http://127.0.0.1/hooks"}, "#/url"),
+        ({"url": "https://10.0.0.7/hooks"}, "#/url"),
         ({"url": "https://ann:secret@shop.example.com/hooks"}, "#/url"),
         ({"url": f"https://shop.example.com/{'x' * 2000}"}, "#/url"),
         ({"url": None}, "#/url"),

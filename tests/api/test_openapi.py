@@ -133,6 +133,7 @@ def corpus() -> Iterator[dict[str, Any]]:
         {"attachments": [FILE]},
         {"template_id": "d-1", "text": None, "subject": None, "template_data": {"a": [1, None, {"b": 2.5}]}},
         {"on_uncertain": "resend", "correlation_id": "c", "headers": {"X-A": "b"}},
+        {"send_at": "2026-11-21T10:00:00Z", "expires_at": "2026-11-21T10:00:00.5+05:30", "lane": "bulk_2"},
         {"subject": "x" * 999},
         {"message_key": "k" * 256},
     ]

@@ -78,6 +78,17 @@ class Rabbit:
         assert message is None or isinstance(message, Taken)
         return message
 
+    async def take_all_within(self, queue: str, count: int) -> list[Taken]:
+        """Take and ack the next `count` messages of a queue that may have more. Waits for each message."""
+        messages: list[Taken] = []
+        latest_at = asyncio.get_running_loop().time()
+        while len(messages) < count and asyncio.get_running_loop().time() < latest_at + DEADLINE_SECONDS:
+            if message := await self.take(queue):
+                messages.append(message)
+                latest_at = asyncio.get_running_loop().time()
+        assert len(messages) == count
+        return messages
+
     async def take_all(self, queue: str, count: int) -> list[Taken]:
         """Take and ack exactly this number of messages of a queue. Waits for each message; fails if the queue has more
         messages."""

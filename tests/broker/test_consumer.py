@@ -32,7 +32,7 @@ class Worker:
         self.tries: list[str] = []
         self.consumer = Consumer(
             amqp_url,
-            queue,
+            {"normal": queue},
             prefetch=prefetch,
             on_attempt=lambda: self.tries.append("tried"),
             on_refused=lambda _: self.tries.append("refused"),
@@ -432,7 +432,7 @@ async def test_cancel_and_close_before_the_first_delivery_end_the_run(closed_por
     for stop in (Consumer.cancel, Consumer.close):
         consumer = Consumer(
             f"amqp://u:p@127.0.0.1:{closed_port}/",
-            "q",
+            {"normal": "q"},
             prefetch=1,
             name="test",
             backoff=Backoff(base_seconds=3600, cap_seconds=3600),
@@ -461,7 +461,7 @@ async def test_cancelling_the_task_returns_the_messages(
 
 def test_an_invalid_url_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError):
-        Consumer("amqp://u:p@h:port/", "q", prefetch=1, name="test")
+        Consumer("amqp://u:p@h:port/", {"normal": "q"}, prefetch=1, name="test")
 
 
 async def test_a_refused_login_calls_on_refused_and_is_retried(make_worker: MakeWorker, amqp_url: str) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.topology import Topology
+from dispatcher.broker.topology import Topology, depths
 from dispatcher.domain.backoff import Backoff
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit, eventually
@@ -23,7 +23,7 @@ class Worker:
         self.losses = 0
         self.consumer = Consumer(
             proxy.url,
-            queue,
+            {"normal": queue},
             prefetch=100,
             name="pausing",
             backoff=Backoff(base_seconds=0.01, cap_seconds=0.05),
@@ -204,3 +204,31 @@ async def test_a_pause_after_cancel_still_allows_acks(worker: Worker, topology: 
 
     assert await left(rabbit, topology, 1) == "c"
     assert worker.losses == 0
+
+
+async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_lanes_are(
+    amqp_url: str, topology: Topology, rabbit: Rabbit
+) -> None:
+    deliveries: list[Delivery] = []
+    consumer = Consumer(amqp_url, topology.send_queues, prefetch=1, name="lanes")
+    task = asyncio.create_task(consumer.run(deliveries.append, deliveries.clear))
+    try:
+        for lane, queue in topology.send_queues.items():
+            await rabbit.publish(queue, lane.encode())
+        await eventually(lambda: len(deliveries) == 3, "a delivery of each lane beside the others' full windows")
+        assert {each.lane: each.body.decode() for each in deliveries} == {lane: lane for lane in topology.lanes}
+
+        await consumer.pause_lane("bulk")
+        consumer.ack(deliveries)
+        for queue in topology.send_queues.values():
+            await rabbit.publish(queue, b"later")
+        await eventually(lambda: len(deliveries) == 5, "the deliveries of the other lanes")
+        found = await depths(amqp_url, topology)
+        assert found[topology.send_queues["bulk"]] == 1
+
+        await consumer.resume_lane("bulk")
+        await eventually(lambda: len(deliveries) == 6, "the delivery of the resumed lane")
+        assert deliveries[-1].lane == "bulk"
+    finally:
+        await consumer.close()
+        await asyncio.wait_for(task, 10)

@@ -19,6 +19,15 @@ def test_all_names_come_from_the_settings() -> None:
     assert Topology.of(settings) == Topology("email.dispatcher", "a.send", "a.dlq", "classic")
 
 
+def test_each_lane_of_the_settings_has_a_send_queue_that_dead_letters_to_the_one_dlq() -> None:
+    topology = Topology.of(load({"DISPATCHER_QUEUE": "q", "DISPATCHER_DLQ": "dlq", "DISPATCHER_LANES": "otp, normal"}))
+
+    assert topology.send_queues == {"otp": "q.otp", "normal": "q"}
+    assert topology.queues == ("dlq", "q.otp", "q")
+    assert topology.arguments("q.otp") == topology.arguments("q")
+    assert topology.variable("q.otp") == "DISPATCHER_QUEUE"
+
+
 def test_a_quorum_queue_dead_letters_at_least_once_and_has_no_low_delivery_limit() -> None:
     topology = Topology("x", "x.send", "x.dlq")
 
@@ -39,13 +48,11 @@ async def test_declaring_twice_changes_nothing(amqp_url: str, undeclared: Topolo
 
     assert await declare(amqp_url, topology) == [
         f"declared exchange {topology.exchange} (direct, durable)",
-        f"declared queue {topology.dlq} ({queue_type}, durable)",
-        f"declared queue {topology.queue} ({queue_type}, durable)",
+        *[f"declared queue {queue} ({queue_type}, durable)" for queue in topology.queues],
     ]
     assert await declare(amqp_url, topology) == [
         f"exchange {topology.exchange} already exists",
-        f"queue {topology.dlq} already exists",
-        f"queue {topology.queue} already exists",
+        *[f"queue {queue} already exists" for queue in topology.queues],
     ]
     await verify(amqp_url, topology)
 
@@ -56,8 +63,10 @@ async def test_declare_creates_only_missing_objects(amqp_url: str, topology: Top
 
     words = await declare(amqp_url, topology)
 
-    assert [line.split()[0] for line in words] == ["exchange", "queue", "declared"]
-    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+    assert [line for line in words if line.startswith("declared")] == [
+        f"declared queue {topology.queue} (quorum, durable)"
+    ]
+    assert await depths(amqp_url, topology) == {**dict.fromkeys(topology.send_queues.values(), 0), topology.dlq: 1}
 
 
 async def test_a_queue_with_different_arguments_is_refused_with_the_difference(
@@ -91,10 +100,13 @@ async def test_an_exchange_of_another_type_is_refused(amqp_url: str, undeclared:
 
 
 async def test_a_missing_object_is_named_with_the_remedy(amqp_url: str, topology: Topology, rabbit: Rabbit) -> None:
+    for missing in (topology.send_queues["bulk"], topology.dlq):
+        await rabbit.delete_queue(missing)
+        for check in (verify, depths):
+            with pytest.raises(TopologyError, match=f'no queue "{missing}". Run `dispatcher init`'):
+                await check(amqp_url, topology)
+        await declare(amqp_url, topology)
     await rabbit.delete_queue(topology.dlq)
-    for check in (verify, depths):
-        with pytest.raises(TopologyError, match=f'no queue "{topology.dlq}". Run `dispatcher init`'):
-            await check(amqp_url, topology)
 
     await rabbit.delete_exchange(topology.exchange)
     with pytest.raises(TopologyError, match=f'no exchange "{topology.exchange}". Run `dispatcher init`'):
@@ -111,7 +123,8 @@ async def test_depths_count_ready_messages(amqp_url: str, topology: Topology, ra
     for _ in range(3):
         await rabbit.publish(topology.queue, b"one")
 
-    assert await depths(amqp_url, topology) == {topology.queue: 3, topology.dlq: 0}
+    found = await depths(amqp_url, topology)
+    assert found == {**dict.fromkeys(topology.queues, 0), topology.queue: 3}
 
 
 async def test_a_user_who_may_not_configure_can_verify_but_not_declare(

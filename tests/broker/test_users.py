@@ -109,13 +109,14 @@ async def test_a_worker_may_publish_consume_and_reject_and_nothing_else(
 ) -> None:
     worker = accounts["worker"]
     await verify(worker.amqp_url, topology)
-    await worker.publish(topology.exchange, topology.queue)
-    await worker.consume_one(topology.queue)
+    for queue in topology.send_queues.values():
+        await worker.publish(topology.exchange, queue)
+        await worker.consume_one(queue)
     await worker.publish(topology.exchange, topology.queue)
     await worker.consume_one(topology.queue, reject=True)
 
     async def is_dead_lettered() -> bool:
-        return await depths(worker.amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+        return await depths(worker.amqp_url, topology) == {**dict.fromkeys(topology.queues, 0), topology.dlq: 1}
 
     await until_answer(is_dead_lettered)
     with refused():
@@ -129,7 +130,7 @@ async def test_a_worker_may_publish_consume_and_reject_and_nothing_else(
                 await Rabbit(connection).declare_queue(queue)
             with refused():
                 await Rabbit(connection).delete_queue(queue)
-    assert await depths(amqp_url, topology) == {topology.queue: 0, topology.dlq: 1}
+    assert await depths(amqp_url, topology) == {**dict.fromkeys(topology.queues, 0), topology.dlq: 1}
 
 
 async def test_a_producer_may_publish_and_nothing_else(accounts: dict[str, Account], topology: Topology) -> None:

@@ -44,6 +44,7 @@ from tests.chaos.server_actions import (
     step_clock,
 )
 from tests.chaos.stage import StormStage
+from tests.chaos.timing_actions import cancel, pause, reschedule
 
 
 def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Action:
@@ -94,6 +95,9 @@ DECK: Final[Mapping[str, tuple[Action, int]]] = {
     "restart database": (restart_database, 2),
     "inject duplicates": (inject_duplicates, 2),
     "inject garbage": (inject_garbage, 1),
+    "cancel": (cancel, 3),
+    "reschedule": (reschedule, 2),
+    "pause": (pause, 2),
     "release reported": (release_reported, 0),
     "kill api": (kill_api, 0),
     "provider closes": (
@@ -143,5 +147,8 @@ EVENT_CARDS: Final[Mapping[str, int]] = {"release reported": 6, "kill api": 3}
 KILLS: Final = ("kill worker", "kill relay", "kill parent", "kill host", "kill producer", "kill api")
 """Actions that send SIGKILL to one of our processes."""
 
-GENTLE: Final = ("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api")
+GENTLE: Final = (
+    *("provider", "step clock", "inject", "purge queue", "alarm broker", "add worker", "release", "kill api"),
+    *("cancel", "reschedule", "pause"),
+)
 """The name prefixes of actions that do not prevent a worker from renewing its leases."""

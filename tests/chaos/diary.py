@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import orjson
 
@@ -22,6 +23,9 @@ class Diary:
         faults: Errors of our own processes.
         garbage: Bodies that the adversary may have injected.
         struck_at: The times of actions that can prevent a worker from renewing its leases.
+        cancelling: The emails that the adversary tried to cancel.
+        cancelled_at: When the answer "cancelled" came, by email.
+        too_late: The emails about which the answer was "too late".
         ledgerless: The pids of workers whose ledger was deleted, by the worker's name in `email_log.locked_by`.
     """
 
@@ -30,6 +34,9 @@ class Diary:
         self.faults: list[str] = []
         self.garbage: set[bytes] = set()
         self.struck_at: list[float] = []
+        self.cancelling: set[UUID] = set()
+        self.cancelled_at: dict[UUID, float] = {}
+        self.too_late: set[UUID] = set()
         self.ledgerless: dict[str, int] = {}
         self._path = path
         self._disturbances: list[Disturbance] = []

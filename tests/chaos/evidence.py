@@ -16,7 +16,8 @@ from tests.chaos.stage import StormStage
 from tests.supervisor.program import Event
 
 _ROWS = """
-    select l.email_id, l.message_key, l.status, k.completed_at is not null
+    select l.email_id, l.message_key, l.status, k.completed_at is not null, l.lease_token, l.error_type,
+        l.expires_at is not null
     from dispatcher.email_log as l
     left join dispatcher.email_idempotency as k on k.email_id = l.email_id
 """
@@ -78,6 +79,9 @@ def collect(stage: StormStage, policy: str) -> Records:
         fault_times=tuple(stage.diary.struck_at),
         reported=frozenset(stage.reporter.reported | reported) if stage.reporter else None,
         settled=frozenset(settled),
+        cancelling=frozenset(stage.diary.cancelling),
+        cancelled_at=stage.diary.cancelled_at,
+        too_late=frozenset(stage.diary.too_late),
         forgeries=forged + (stage.reporter.accepted_forgeries if stage.reporter else 0),
     )
 

@@ -27,15 +27,16 @@ def purge_queue(stage: StormStage, random: Random) -> bool:
 
 
 def inject_duplicates(stage: StormStage, random: Random) -> bool:
-    """Publish up to five copies of the messages of some existing emails. Then publish all of these emails as one
-    bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on the DLQ, but
-    the emails of the bundle get no dead letter."""
-    statement = "select email_id, message_key from dispatcher.email_log order by email_id desc limit 400"
+    """Publish up to five copies of the messages of some existing and some cancelled emails. Then publish all of these
+    emails as one bundle, some twice. Then publish the bundle again with an id that does not exist: this message ends on
+    the DLQ, but the emails of the bundle get no dead letter."""
+    statement = "select email_id, message_key from dispatcher.email_log where {} order by email_id desc limit {}"
     if stage.outages.is_away(POSTGRES) or not _takes_messages(stage):
         return False
     with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
-        rows = session.execute(statement).fetchall()
-        chosen = random.sample(rows, min(len(rows), 30))
+        rows = session.execute(statement.format("true", 400).encode()).fetchall()
+        cancelled = session.execute(statement.format("status = 'cancelled'", 10).encode()).fetchall()
+        chosen = list({*random.sample(rows, min(len(rows), 30)), *cancelled})
         bodies = [_pointer(str(i), key) for i, key in chosen for _ in range(random.randint(1, 5))]
         pointers = [{"email_id": str(i), "message_key": key} for i, key in chosen]
         missing = {"email_id": str(uuid4()), "message_key": "nobody"}

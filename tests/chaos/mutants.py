@@ -128,6 +128,20 @@ def _without_proof() -> None:
     vars(statements)["query"] = query
 
 
+def _with_cancelled_emails() -> None:
+    """A worker leases an email although it was cancelled."""
+    from dispatcher.store import queries, statements
+
+    def query(name: str) -> bytes:
+        text = queries.query(name)
+        wanted = b"case e.status when 'cancelled' then e.status else 'pending' end"
+        altered = text.replace(b"w.message_key, 'pending'", b"w.message_key, " + wanted)
+        assert text != altered or name != "lease", "lease has a different condition"
+        return altered if name == "lease" else text
+
+    vars(statements)["query"] = query
+
+
 MUTANTS: Final[Mapping[str, Mutant]] = {
     "ledger-off": Mutant(
         "the in-flight ledger is switched off",
@@ -171,6 +185,14 @@ MUTANTS: Final[Mapping[str, Mutant]] = {
         {"provider closes": 2, "release reported": 2},
         "accepted more than once",
         {"events": True},
+    ),
+    "cancel-ignored": Mutant(
+        "the lease statement takes cancelled emails",
+        _with_cancelled_emails,
+        {"cancel": 2, "inject duplicates": 2},
+        'sent after "cancelled"',
+        # More emails wait, so more of them are cancelled.
+        {"latency_ms": 300, "connections": 2, "rate": 60.0},
     ),
 }
 """The mutants by name. For each of them, `./run chaos --mutant NAME` must exit with code 1."""

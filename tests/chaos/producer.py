@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +51,12 @@ TROUBLES: Final = (
     "greylisted-",
     "full-",
 )
+
+TIMED_EVERY: Final = 20
+SCHEDULED: Final = {3: 2.0, 8: 5.0, 12: 3.0}
+"""How many seconds after it is enqueued an email is to be sent, by the remainder of its number."""
+EXPIRING: Final = {5: 3.0, 12: 6.0, 17: 1.0, 19: 0.05}
+"""The same for the expiry. With the shortest, some emails expire before they are enqueued."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +97,12 @@ def _document(line: bytes) -> dict[str, Any]:
     return document
 
 
-def email_of(key: str, asker: str) -> Email:
-    """The email of a key. Every producer makes the same email, unless the key is one with different payloads."""
+def email_of(key: str, asker: str, due_at: float = 0.0) -> Email:
+    """The email of a key. Every producer makes the same email, unless the key is one with different payloads.
+
+    Args:
+        due_at: When the email should be enqueued, in Unix seconds; 0 for an email without a schedule and an expiry.
+    """
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
@@ -104,7 +115,14 @@ def email_of(key: str, asker: str) -> Email:
         html=f"<p>Thank you for order {number}.</p>" if number % 3 == 0 else None,
         attachments=_attachments(number),
         correlation_id=key,
+        **(_times(number, due_at) if due_at else {}),
     )
+
+
+def _times(number: int, due_at: float) -> dict[str, Any]:
+    place = number % TIMED_EVERY
+    moments = {"send_at": SCHEDULED.get(place), "expires_at": EXPIRING.get(place)}
+    return {name: datetime.fromtimestamp(due_at + s, UTC) for name, s in moments.items() if s is not None}
 
 
 def _trouble(number: int) -> str:
@@ -125,7 +143,15 @@ def _attachments(number: int) -> tuple[Attachment, ...]:
 class Producer:
     """Repeats each call until it has an answer."""
 
-    def __init__(self, name: str, file: Path, database_url: str) -> None:
+    def __init__(
+        self, name: str, file: Path, database_url: str, *, rates: Mapping[str, float], began_at: float
+    ) -> None:
+        """
+        Args:
+            rates: Emails per second, for each group of keys.
+        """
+        self._rates = rates
+        self._began_at = began_at
         notes = read_notes(file)
         self._name = name
         self._database_url = database_url
@@ -134,15 +160,11 @@ class Producer:
         self._file = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._connection: psycopg.Connection[Any] | None = None
 
-    def run(self, rates: Mapping[str, float], began_at: float, until: float) -> None:
-        """Enqueue until every call has an answer.
-
-        Args:
-            rates: Emails per second, for each group of keys.
-        """
+    def run(self, until: float) -> None:
+        """Enqueue until every call has an answer."""
         while self._open_keys or time.time() < until:
             again = list(self._open_keys)
-            new = list(self._due(rates, min(time.time(), until) - began_at))
+            new = list(self._due(min(time.time(), until) - self._began_at))
             if new:
                 self._note({"keys": new})
                 self._open_keys += new
@@ -150,14 +172,14 @@ class Producer:
                 self._ask(batch)
             time.sleep(LOOK_SECONDS)
 
-    def _due(self, rates: Mapping[str, float], seconds: float) -> Iterator[str]:
-        for family, rate in rates.items():
+    def _due(self, seconds: float) -> Iterator[str]:
+        for family, rate in self._rates.items():
             first, self._counts[family] = self._counts[family], max(self._counts[family], int(rate * seconds))
             yield from (f"{family}-{number}" for number in range(first, self._counts[family]))
 
     def _ask(self, keys: list[str]) -> None:
         try:
-            answers = self._enqueue([email_of(key, self._name) for key in keys])
+            answers = self._enqueue([email_of(key, self._name, self._due_at(key)) for key in keys])
         except psycopg.Error as error:
             # The producer does not know whether the commit succeeded, so it repeats the call with the same key.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
@@ -166,6 +188,10 @@ class Producer:
         self._note({"answers": answers})
         answered = {key for key, _, _ in answers}
         self._open_keys = [key for key in self._open_keys if key not in answered]
+
+    def _due_at(self, key: str) -> float:
+        family, _, number = key.rpartition("-")
+        return self._began_at + int(number) / self._rates[family]
 
     def _enqueue(self, emails: list[Email]) -> list[tuple[str, str, str]]:
         if self._connection is None:
@@ -201,8 +227,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--shared-rate", type=float, required=True)
     options = parser.parse_args(arguments)
-    producer = Producer(options.name, options.file, os.environ["DISPATCHER_DATABASE_URL"])
-    producer.run({options.name: options.rate, SHARED: options.shared_rate}, options.began_at, options.until)
+    rates = {options.name: options.rate, SHARED: options.shared_rate}
+    url = os.environ["DISPATCHER_DATABASE_URL"]
+    Producer(options.name, options.file, url, rates=rates, began_at=options.began_at).run(options.until)
 
 
 if __name__ == "__main__":

@@ -64,11 +64,12 @@ class Producers:
         return ", ".join(f"{name} {_state(program)}" for name, program in self._programs.items())
 
     def answers(self) -> list[Answer]:
-        """Every answer of any producer."""
+        """Every answer of any producer. Leaves out emails that had expired before they were enqueued."""
         return [
             Answer(key, UUID(email_id), acceptance)
             for name in self._programs
             for key, email_id, acceptance in read_notes(self._file(name)).answers
+            if acceptance != "expired"
         ]
 
     def keys(self) -> frozenset[str]:

@@ -391,7 +391,9 @@ def _finish_the_queue(plan: StormPlan, stage: StormStage, tell: Tell) -> None:
 
 _OPEN: Final = """
     select count(*) from dispatcher.email_log
-    where status not in ('sent', 'failed', 'held') or dead_letter_due_at is not null or publish_due_at is not null
+    where status not in ('sent', 'failed', 'held', 'cancelled')
+        or dead_letter_due_at is not null
+        or publish_due_at is not null
         or (proven_by is not null and status <> 'sent')
 """
 

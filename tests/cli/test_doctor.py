@@ -32,7 +32,7 @@ LEDGERS: Final = "in-flight ledgers"
 
 
 def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any]]:
-    ended = commandline("doctor", "--json")
+    ended = commandline.without_process("doctor", "--json")
     assert ended.code == code, ended
     assert ended.json["ok"] is (code == 0)
     return {finding["subject"]: finding for finding in ended.json["findings"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -99,6 +100,52 @@ def test_every_option_reaches_the_tables(storing: CommandLine, connection: psyco
     assert (stored["filename"], stored["content_type"], stored["content"]) == ("bill.pdf", "application/pdf", b"%PDF")
     assert (stored["tags"], stored["tenant_id"]) == (["receipts", "one_time_code"], "acme")
     assert (stored["correlation_id"], stored["on_uncertain"]) == ("request-9", "resend")
+
+
+def test_an_email_is_scheduled_and_expires(storing: CommandLine, connection: psycopg.Connection) -> None:
+    send_at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=3)
+
+    ended = storing("enqueue", *ONE, "--send-at", send_at.isoformat(), "--expires-in", "10m", "--lane", "bulk")
+
+    assert ended.code == 0, ended.stderr
+    stored = _contents(connection)
+    assert (stored["status"], stored["wait_until"], stored["lane"]) == ("waiting", send_at, "bulk")
+    assert stored["expires_at"] == send_at + timedelta(minutes=10)
+
+
+def test_an_expiry_counts_from_now_without_a_schedule(storing: CommandLine, connection: psycopg.Connection) -> None:
+    before = datetime.now(UTC)
+
+    assert storing("enqueue", *ONE, "--expires-in", "10m").code == 0
+
+    expires_at = _contents(connection)["expires_at"]
+    assert isinstance(expires_at, datetime)
+    assert timedelta(minutes=10) <= expires_at - before < timedelta(minutes=11)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (("--send-at", "2026-12-24T18:00:00"), 1, "--send-at: must be a date and time with a zone"),
+        (("--expires-at", "2026-01-01T00:00:00Z"), 1, "expires_at: is in the past"),
+        (("--expires-at", "2027-01-01T00:00:00Z", "--expires-in", "1h"), 2, "Give only one."),
+    ],
+)
+def test_an_invalid_time_is_refused(storing: CommandLine, options: tuple[str, ...], code: int, words: str) -> None:
+    ended = storing("enqueue", *ONE, *options)
+
+    assert (ended.code, words in ended.stderr) == (code, True), ended.stderr
+
+
+def test_a_file_reports_lines_that_have_expired(storing: CommandLine, connection: psycopg.Connection) -> None:
+    line = b'{"message_key": "%b", "from": "a@example.com", "to": "b@example.com", "subject": "s", "text": "t"%b}'
+    lines = [line % (b"1", b', "expires_at": "2026-01-01T00:00:00Z"'), line % (b"2", b"")]
+
+    ended = storing("enqueue", "--file", "-", stdin=b"\n".join(lines))
+
+    assert ended.code == 3
+    assert "line 1: expires_at: is in the past" in ended.stderr
+    assert _contents(connection)["message_key"] == "2"
 
 
 def test_a_template_replaces_subject_and_body(storing: CommandLine, connection: psycopg.Connection) -> None:

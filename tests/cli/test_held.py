@@ -45,6 +45,17 @@ def test_a_page_names_the_next_page(prepared: CommandLine, tables: Books) -> Non
     assert (shown.code, shown.stdout, shown.stderr) == (0, "", "No held email matches.\n")
 
 
+def test_an_expired_email_is_not_released(prepared: CommandLine, tables: Books) -> None:
+    (email_id,) = held(tables, 1)
+    tables.connection.execute("update email_log set expires_at = now() - interval '1 minute'")
+
+    ended = prepared("held", "release", email_id, *WHY)
+
+    assert ended.code == 1
+    assert ended.stderr == f"{email_id}: not changed: the email has expired, and is never sent again.\n"
+    assert tables.status(UUID(email_id)) == "held"
+
+
 def test_a_second_decision_changes_nothing_and_says_so(prepared: CommandLine, tables: Books) -> None:
     (email_id,) = held(tables, 1)
 

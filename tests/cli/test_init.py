@@ -29,7 +29,7 @@ def test_init_lists_its_changes_and_a_second_run_changes_nothing(
     assert (first.code, second.code) == (0, 0)
     lines = first.stdout.splitlines()
     assert "postgresql: applied migration 0001 emails" in lines
-    for name in (topology_names.queue, topology_names.dlq):
+    for name in topology_names.queues:
         assert f"rabbitmq: declared queue {name} (quorum, durable)" in lines
     assert second.stdout == "nothing to change\n"
     assert first.stderr + second.stderr == ""
@@ -38,7 +38,7 @@ def test_init_lists_its_changes_and_a_second_run_changes_nothing(
 def test_json_lists_changes_by_server(unprepared: CommandLine) -> None:
     first, second = unprepared("init", "--json"), unprepared("init", "--json")
 
-    assert len(first.json["changes"]["rabbitmq"]) == 3
+    assert len(first.json["changes"]["rabbitmq"]) == 5  # the exchange, three send queues, the DLQ
     assert second.json == {"changes": {"postgresql": [], "rabbitmq": []}, "faults": {}}
 
 

@@ -78,10 +78,10 @@ def test_version_is_printed(bare: CommandLine) -> None:
 
 
 def test_unknown_command_is_a_usage_error_that_suggests_a_similar_one(bare: CommandLine) -> None:
-    ended = bare("statsu")
+    ended = bare("doctro")
 
     assert ended.code == 2
-    assert "Did you mean 'status'?" in ended.stderr
+    assert "Did you mean 'doctor'?" in ended.stderr
     assert ended.stdout == ""
 
 

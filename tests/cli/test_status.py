@@ -15,6 +15,7 @@ from dispatcher.broker.topology import Topology
 from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from tests.cli.commandline import DEADLINE_SECONDS, CommandLine
+from tests.store.pausing import pause
 from tests.waiting import wait_until
 
 
@@ -37,8 +38,10 @@ def test_json_has_the_form_that_scripts_rely_on(prepared: CommandLine, topology:
     ended = prepared("status", "--json")
 
     assert ended.code == 0
-    assert ended.json["emails"] == {"pending": 1, "sending": 0, "sent": 0, "failed": 0, "held": 0}
-    assert ended.json["queues"] == {topology.queue: 0, topology.dlq: 0}
+    assert ended.json["emails"] == {"pending": 1} | dict.fromkeys(
+        ("waiting", "sending", "sent", "failed", "held", "cancelled"), 0
+    )
+    assert ended.json["queues"] == dict.fromkeys(topology.queues, 0)
     assert 0 < ended.json["oldest_pending_seconds"] < 60
     assert 0 < ended.json["longest_due_seconds"] < 60
     assert ended.json["providers"] == {}
@@ -150,19 +153,31 @@ def test_a_silent_host_has_vanished_even_without_leases(prepared: CommandLine, c
     ]
 
 
+def test_pauses_are_shown_and_what_is_paused_has_no_age(prepared: CommandLine, connection: psycopg.Connection) -> None:
+    prepared("enqueue", "--key", "one", *ONE)
+    pause(connection, "tenant", "default")
+
+    answer = prepared("status", "--json").json
+
+    assert [(each["scope"], each["name"], each["until"]) for each in answer["pauses"]] == [("tenant", "default", None)]
+    assert (answer["oldest_pending_seconds"], answer["longest_due_seconds"]) == (None, None)
+    assert "Tenant default is paused by ann: maintenance." in prepared("status").stdout
+
+
 def test_ages_are_null_if_no_email_is_pending(settled: CommandLine) -> None:
     answer = settled("status", "--json").json
 
     assert (answer["oldest_pending_seconds"], answer["longest_due_seconds"]) == (None, None)
 
 
-def test_table_names_every_status_and_both_queues(prepared: CommandLine, topology: Topology) -> None:
+def test_table_names_every_status_and_queue(prepared: CommandLine, topology: Topology) -> None:
     ended = prepared("status")
 
     first_words = [line.split()[0] for line in ended.stdout.splitlines() if line.strip()]
     assert first_words == [
-        *("pending", "sending", "sent", "failed", "held", "oldest", "oldest", "workers"),
-        *(topology.queue, topology.dlq),
+        *("pending", "waiting", "sending", "sent", "failed", "held", "cancelled", "oldest", "oldest", "workers"),
+        *topology.send_queues.values(),
+        topology.dlq,
     ]
 
 

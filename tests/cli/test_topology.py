@@ -18,8 +18,8 @@ def test_users_are_printed_as_commands_and_no_server_is_needed(bare: CommandLine
     assert (ended.code, ended.stderr) == (0, "")
     exchange, queue, everything = (
         r"^email\.dispatcher$",
-        r"^email\.dispatcher\.send$",
-        r"^(email\.dispatcher|email\.dispatcher\.send|email\.dispatcher\.dlq)$",
+        r"^(email\.dispatcher\.send\.urgent|email\.dispatcher\.send|email\.dispatcher\.send\.bulk)$",
+        "^({0}|{0}\\.send\\.urgent|{0}\\.send|{0}\\.send\\.bulk|{0}\\.dlq)$".format(r"email\.dispatcher"),
     )
     granting = ["rabbitmqctl", "set_permissions", "-p", "/"]
     assert _commands(ended.stdout) == [

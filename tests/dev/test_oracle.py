@@ -18,6 +18,8 @@ def attempt(email_id: UUID, outcome: str, number: int = 1, started_at: float = 1
     return RecordedAttempt(email_id, number, WORKER, started_at, started_at + 0.3, outcome)
 
 
+CANCELLED = Row("never-committed", "cancelled", is_completed=True, reason="cancelled")
+
 GOOD = Records(
     requested_keys=frozenset({"a", "b", "c", "never-committed"}),
     answers=[Answer("a", SENT, "accepted"), Answer("a", SENT, "known"), Answer("b", FAILED, "accepted")],
@@ -41,10 +43,15 @@ BAD: dict[str, Records] = {
     "keys with two emails": with_row(STRANGER, Row("a", "failed")),
     "keys accepted twice": replace(GOOD, answers=[*GOOD.answers, Answer("a", SENT, "accepted")]),
     "keys that no producer used": with_row(STRANGER, Row("d", "failed")),
-    "neither sent nor failed nor held": with_row(HELD, Row("c", "sending")),
+    "neither sent nor failed nor held nor cancelled": with_row(HELD, Row("c", "sending")),
     "messages left on the send queue": replace(GOOD, waiting=1),
     "sent and never accepted": replace(GOOD, accepted={HELD: 1}),
-    "sent and not completed": with_row(SENT, Row("a", "sent")),
+    "sent or cancelled, and not completed": with_row(SENT, Row("a", "sent")),
+    'sent after "cancelled"': replace(GOOD, cancelled_at={SENT: 100.0}),
+    '"cancelled", but it has another status': replace(GOOD, cancelled_at={FAILED: 1000.0}),
+    '"too late" that was never on its way': replace(GOOD, too_late=frozenset({FAILED})),
+    "cancelled, and nobody asked": with_row(STRANGER, CANCELLED),
+    "expired without an expiry": with_row(STRANGER, replace(CANCELLED, reason="expired")),
     "failed and accepted": replace(GOOD, accepted={**GOOD.accepted, FAILED: 1}),
     "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),
     "accepted more than once": replace(GOOD, accepted={**GOOD.accepted, SENT: 2}),
@@ -77,6 +84,23 @@ def test_correct_records_have_no_violations() -> None:
     assert (verdict.held_on_wire, verdict.held_at_edge, verdict.held_unexplained) == (1, 0, 0)
 
 
+def test_a_cancelled_email_that_was_not_sent_is_no_violation() -> None:
+    asked = replace(with_row(STRANGER, CANCELLED), cancelling=frozenset({STRANGER}), cancelled_at={STRANGER: 100.0})
+    expired = with_row(STRANGER, replace(CANCELLED, reason="expired", may_expire=True))
+
+    for records in (asked, expired):
+        verdict = judge(records)
+        assert verdict.is_good, verdict.violations
+        assert verdict.counts["cancelled"] == 1
+        assert (verdict.sent_after_cancelled, verdict.too_late_wrongly) == (0, 0)
+
+
+def test_the_answers_to_cancellations_are_counted() -> None:
+    verdict = judge(replace(GOOD, cancelled_at={SENT: 100.0}, too_late=frozenset({FAILED})))
+
+    assert (verdict.sent_after_cancelled, verdict.too_late_wrongly) == (1, 1)
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_every_kind_of_violation_is_found(name: str) -> None:
     verdict = judge(BAD[name])
@@ -89,7 +113,7 @@ def test_every_kind_of_violation_is_found(name: str) -> None:
     ("records", "lost"),
     [
         (BAD["answered and without a row"], 1),
-        (BAD["neither sent nor failed nor held"], 1),
+        (BAD["neither sent nor failed nor held nor cancelled"], 1),
         (BAD["sent and never accepted"], 1),
         (BAD["accepted more than once"], 0),
     ],

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Resend, RetryIn, decide
+from dispatcher.domain.decision import Decision, MarkFailed, MarkHeld, MarkSent, Redeliver, Resend, RetryIn, decide
 from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Outcome, Reason, Rejected, Uncertain
-from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.retry import RetryLimits, RetryPolicy
 from dispatcher.domain.status import FINISHED, TRANSITIONS, OnUncertain, Status, Transition
 
 POLICY = RetryPolicy(max_attempts=3, base_seconds=1, cap_seconds=60)
@@ -65,6 +65,52 @@ def test_uncertain_is_resent_under_policy_resend_while_attempts_are_left() -> No
     assert after(Uncertain("lost"), 3, RESEND) == MarkHeld("lost")
 
 
+HOURS = 3600.0
+
+
+def at_the_last(
+    outcome: Outcome, limits: RetryLimits | None, *, number: int = 3, key_seconds: float | None = None
+) -> Decision:
+    return decide(outcome, number, HOLD, POLICY, lambda: 0.5, key_seconds=key_seconds, limits=limits)
+
+
+def test_a_deferral_that_used_up_its_attempts_is_redelivered_while_there_is_time() -> None:
+    last = Deferred(Reason.REFUSED, "greylisted", "451")
+
+    assert at_the_last(last, RetryLimits(None, 4 * HOURS, 0)) == Redeliver(60)
+    assert at_the_last(last, RetryLimits(None, 4 * HOURS, 2)) == Redeliver(900)
+    assert at_the_last(last, RetryLimits(None, 4 * HOURS, 1), number=2) == RetryIn(1), "attempts are left"
+    assert at_the_last(last, RetryLimits(None, 59, 0)) == MarkFailed(Reason.REFUSED, "greylisted", "451")
+    assert at_the_last(last, RetryLimits(5, 0, 0)) == RetryIn(2), "its lane allows more attempts than the host"
+    assert at_the_last(last, RetryLimits(1, 0, 0), number=1) == MarkFailed(Reason.REFUSED, "greylisted", "451")
+
+
+def test_a_server_that_asks_for_more_than_the_cap_gets_the_email_when_it_asked_for_it() -> None:
+    assert at_the_last(Deferred(Reason.REFUSED, retry_after=2 * HOURS), RetryLimits(None, 4 * HOURS, 0), number=1) == (
+        Redeliver(2 * HOURS + 12)
+    )
+    assert at_the_last(Deferred(Reason.REFUSED, retry_after=5 * HOURS), RetryLimits(None, 4 * HOURS, 0)) == (
+        MarkFailed(Reason.REFUSED)
+    )
+
+
+def test_neither_rejections_nor_uncertain_outcomes_are_redelivered() -> None:
+    limits = RetryLimits(None, 4 * HOURS, 0)
+
+    assert at_the_last(Rejected(Reason.REFUSED), limits) == MarkFailed(Reason.REFUSED)
+    assert at_the_last(Uncertain("lost"), limits) == MarkHeld("lost")
+    assert at_the_last(Uncertain("lost"), limits, key_seconds=HOURS) == MarkHeld("lost")
+
+
+def test_a_pinned_email_waits_for_its_redelivery_only_if_its_key_is_alive_then() -> None:
+    last = Deferred(Reason.SERVER_ERROR, "busy", "503")
+    limits = RetryLimits(None, 4 * HOURS, 3)
+
+    assert at_the_last(last, limits, key_seconds=3601) == Redeliver(3600)
+    assert at_the_last(last, limits, key_seconds=3600) == MarkHeld("busy", "503")
+    assert at_the_last(Rejected(Reason.REFUSED, "no"), limits, key_seconds=3601) == MarkHeld("no")
+
+
 def outcomes() -> st.SearchStrategy[Outcome]:
     text = st.none() | st.text(max_size=5)
     reason = st.sampled_from(Reason)
@@ -105,8 +151,17 @@ def test_sent_is_final_and_only_an_operator_or_evidence_changes_failed_and_held(
     assert leaving[Status.FAILED] == {Transition.REPLAY, Transition.EVIDENCE}
     # When a host is lost, recovery sets emails without evidence to `held`. If a worker of the host returns with
     # evidence, the evidence replaces that status.
-    assert leaving[Status.HELD] == leaving[Status.FAILED] | {Transition.RECOVER, Transition.FAIL}
-    assert leaving[Status.PENDING] == {Transition.LEASE, Transition.HOLD, Transition.EVIDENCE}
+    # A held email that has expired needs no operator any more.
+    assert leaving[Status.HELD] == leaving[Status.FAILED] | {
+        Transition.RECOVER,
+        Transition.FAIL,
+        Transition.EXPIRE,
+        Transition.REDELIVER,
+    }
+    assert leaving[Status.CANCELLED] == {Transition.EVIDENCE}
+    changes = {Transition.RESCHEDULE, Transition.CANCEL, Transition.EXPIRE, Transition.EVIDENCE}
+    assert leaving[Status.PENDING] == changes | {Transition.LEASE, Transition.HOLD}
+    assert leaving[Status.WAITING] == changes | {Transition.WAKE}
 
 
 def test_every_status_can_be_reached_and_every_transition_is_used() -> None:
@@ -114,5 +169,5 @@ def test_every_status_can_be_reached_and_every_transition_is_used() -> None:
     assert {transition for _, transition in TRANSITIONS} == set(Transition)
 
 
-def test_only_a_transition_into_sending_or_pending_leaves_work_to_do() -> None:
-    assert set(Status) - {Status.PENDING, Status.SENDING} == FINISHED
+def test_only_a_transition_into_sending_pending_or_waiting_leaves_work_to_do() -> None:
+    assert set(Status) - {Status.PENDING, Status.WAITING, Status.SENDING} == FINISHED

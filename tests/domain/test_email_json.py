@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -92,6 +93,9 @@ def test_every_field_has_its_json_name() -> None:
         "correlation_id": "request-1",
         "on_uncertain": "resend",
         "erase_after_sending": True,
+        "send_at": "2026-11-21T10:00:00Z",
+        "expires_at": "2026-11-21T10:00:00.500000Z",
+        "lane": "urgent",
     }
 
     email = Email.from_json(document)
@@ -113,6 +117,9 @@ def test_every_field_has_its_json_name() -> None:
         correlation_id="request-1",
         on_uncertain=OnUncertain.RESEND,
         erase_after_sending=True,
+        send_at=datetime(2026, 11, 21, 10, tzinfo=UTC),
+        expires_at=datetime(2026, 11, 21, 10, 0, 0, 500_000, tzinfo=UTC),
+        lane="urgent",
     )
     assert email.to_json() == document
 
@@ -121,7 +128,7 @@ def test_a_single_address_needs_no_list_and_null_counts_as_absent() -> None:
     absent: dict[str, object] = dict.fromkeys(
         [
             *("cc", "html", "headers", "attachments", "tags", "correlation_id", "on_uncertain", "tenant_id"),
-            "erase_after_sending",
+            *("erase_after_sending", "send_at", "expires_at", "lane"),
         ]
     )
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispatcher.domain.retry import RetryPolicy
+from dispatcher.domain.retry import RetryLimits, RetryPolicy
 
 POLICY = RetryPolicy(max_attempts=5, base_seconds=1, cap_seconds=60)
 
@@ -67,3 +67,23 @@ def test_a_wait_is_at_least_what_was_asked_and_at_most_the_cap(
 
     if seconds is not None:
         assert max(0.0, retry_after or 0.0) <= seconds <= policy.cap_seconds
+
+
+@pytest.mark.parametrize(("redeliveries", "seconds"), [(0, 60), (1, 300), (2, 900), (3, 3600), (4, 3600), (99, 3600)])
+def test_redeliveries_follow_after_1_5_and_15_minutes_and_then_hourly(redeliveries: int, seconds: float) -> None:
+    limits = RetryLimits(None, 86_400, redeliveries)
+
+    waits = [limits.redelivery_wait(None, always(chance)) for chance in (0.0, 0.5, 1.0)]
+
+    assert waits == pytest.approx([0.8 * seconds, seconds, 1.2 * seconds])
+
+
+@given(st.integers(0, 10), st.none() | st.floats(), st.floats(-10, 1e6), st.floats(0, 1, exclude_max=True))
+def test_no_redelivery_begins_too_late_or_before_the_provider_asked_for_it(
+    redeliveries: int, retry_after: float | None, left: float, chance: float
+) -> None:
+    wait = RetryLimits(None, left, redeliveries).redelivery_wait(retry_after, always(chance))
+
+    assert wait is None or 0 < wait < left
+    if wait is not None and retry_after is not None and not math.isnan(retry_after):
+        assert wait >= retry_after

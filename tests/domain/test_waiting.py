@@ -41,7 +41,7 @@ def facts(**changes: Any) -> Facts:
         ({"workers": 0}, WaitReason.NO_WORKER, None),
         ({"due_at": NOW - SECOND, "has_relay": False}, WaitReason.NO_RELAY, None),
         ({"due_at": NOW - 5 * SECOND}, WaitReason.QUEUED, None),
-        ({"due_at": NOW - 90 * SECOND}, WaitReason.UNPUBLISHED, None),
+        ({"due_at": NOW - 90 * SECOND, "ahead": 0}, WaitReason.UNPUBLISHED, None),
         ({"due_at": NOW + 20 * SECOND, "was_leased": True}, WaitReason.NOT_DUE, NOW + 20 * SECOND),
         ({"due_at": NOW + 20 * SECOND}, WaitReason.QUEUED, None),  # the HTTP API has published it
         ({"troubles": [REFUSES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
@@ -49,6 +49,17 @@ def facts(**changes: Any) -> Facts:
         ({"troubles": [THROTTLES]}, WaitReason.PROVIDER_PAUSED, NOW + 90 * SECOND),
         ({"troubles": [REFUSES, THROTTLES]}, WaitReason.PROVIDER_REFUSES, NOW + 25 * SECOND),
         ({"troubles": [REFUSES], "workers": 3}, WaitReason.QUEUED, None),  # the third worker can still use it
+        (
+            {"status": Status.WAITING, "wait_until": NOW + SECOND, "wait_reason": "scheduled"},
+            WaitReason.SCHEDULED,
+            NOW + SECOND,
+        ),
+        (
+            {"status": Status.WAITING, "wait_until": NOW + SECOND, "wait_reason": "redelivery", "has_relay": False},
+            WaitReason.REDELIVERY,
+            NOW + SECOND,
+        ),
+        ({"status": Status.WAITING, "wait_until": NOW - SECOND, "has_relay": False}, WaitReason.NO_RELAY, None),
         ({"status": Status.SENDING, "has_owner": True}, WaitReason.LEASED, NOW),
         ({"status": Status.SENDING}, WaitReason.WORKER_LOST, NOW + 10 * SECOND),
     ],
@@ -96,3 +107,15 @@ def test_emails_ahead_are_counted_up_to_a_limit(ahead: int, words: str) -> None:
 
 def test_a_rate_limit_that_slows_the_queue_is_named() -> None:
     assert explain_wait(facts(ceilings={"smtp": 2.5})).detail.endswith("smtp gets at most 2.5 emails per second.")
+
+
+def test_a_planned_wait_says_because_of_what() -> None:
+    waits: dict[str, Any] = {"status": Status.WAITING, "wait_until": NOW + SECOND}
+    deferred = {"attempt_count": 7, "provider": "smtp", "error_type": "recipient_deferred"}
+
+    scheduled = explain_wait(facts(**waits, wait_reason="scheduled"))
+    redelivery = explain_wait(facts(**waits, **deferred, wait_reason="redelivery"))
+
+    assert scheduled.detail == "The email waits because it is scheduled."
+    assert redelivery.because == "smtp deferred it (attempt 7: recipient_deferred)"
+    assert redelivery.detail == f"The email waits because {redelivery.because}."

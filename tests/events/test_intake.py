@@ -11,16 +11,19 @@ import psycopg
 import pytest
 
 from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.mailbox_provider import mailbox_provider_of
 from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
 from dispatcher.domain.status import Status
 from dispatcher.domain.suppression import SuppressionRules
-from dispatcher.errors import StoreBusy
+from dispatcher.errors import StoreBusy, StoreUnavailable
 from dispatcher.events.intake import EventIntake, Stored
 from dispatcher.store.connections import Pool, connect_async, make_pool
+from dispatcher.store.events import EventRow, store_events
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.outbox import Outbox
 from tests.store.books import Books
 from tests.store.results import result
+from tests.store.suppressing import hasher_of
 from tests.waiting import until
 
 AT = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -66,6 +69,46 @@ async def test_repeated_events_and_events_of_unknown_emails_are_counted_and_left
 
     assert await intake.store([opened, event(unknown), delivered, opened]) == Stored(new=1, duplicates=2, unknown=1)
     assert books.count("email_event") == 2
+
+
+async def test_new_events_are_counted_by_the_recipients_mailbox_provider(books: Books, pool: Pool) -> None:
+    email_id = books.enqueue_one(to=["ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org"])
+    bounced = [
+        event(email_id, EventKind.BOUNCED, bounce=Bounce.HARD, recipient=each)
+        for each in ("ann@gmail.com", "Bob <bob@Outlook.co.uk>", "eve@example.org", None)
+    ]
+    rows = [EventRow.of(each, hasher_of(books.connection)) for each in bounced]
+
+    stored = await store_events(pool, [*rows, rows[0]], SuppressionRules())
+    again = await store_events(pool, rows, SuppressionRules())
+
+    assert {each.mailbox: (each.new, each.duplicates) for each in stored} == {
+        "gmail": (1, 1),
+        "microsoft": (1, 0),
+        "other": (1, 0),
+        "unknown": (1, 0),
+    }
+    assert {each.mailbox: (each.new, each.duplicates) for each in again} == dict.fromkeys(
+        ("gmail", "microsoft", "other", "unknown"), (0, 1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("address", "company"),
+    [
+        ("ann@googlemail.com", "gmail"),
+        ("ann@hotmail.fr", "microsoft"),
+        ("ann@live.com.mx", "microsoft"),
+        ("ann@live.example.com", "other"),
+        ("ann@yahoo.co.jp", "yahoo"),
+        ("ann@aol.com", "yahoo"),
+        ("ann@icloud.com", "apple"),
+        ("ann@notgmail.com", "other"),
+        (None, "unknown"),
+    ],
+)
+def test_an_address_belongs_to_one_of_few_mailbox_providers(address: str | None, company: str) -> None:
+    assert mailbox_provider_of(address) == company
 
 
 async def test_no_events_need_no_database(intake: EventIntake, pool: Pool) -> None:
@@ -128,7 +171,7 @@ async def test_a_marked_email_is_never_leased(intake: EventIntake, books: Books,
 
     assert await store.lease(books.keys([email_id]), 60) == []
     assert await store.lease_without_content(email_id, books.key(email_id), 60) is None
-    assert (await store.find_unleased([email_id]))[email_id].is_proven
+    assert (await store.find_unleased([email_id]))[email_id].is_left_out
 
 
 async def test_a_released_email_is_not_sent_again_after_an_event(
@@ -235,6 +278,18 @@ async def test_one_event_that_postgresql_refuses_does_not_stop_the_others(intake
 
     assert stored == Stored(new=1, settled=1)
     assert (books.status(bad), books.status(good)) == ("pending", "sent")
+
+
+async def test_no_event_is_left_out_if_the_statement_itself_is_at_fault(intake: EventIntake, books: Books) -> None:
+    events = [event(email_id) for email_id in books.enqueue(2)]
+    books.connection.execute("alter table email_event alter column detail type integer using null")
+    try:
+        with pytest.raises(StoreUnavailable, match="42804"):
+            await intake.store(events)
+    finally:
+        books.connection.execute("alter table email_event alter column detail type text using null")
+
+    assert await intake.store(events) == Stored(new=2, settled=2)
 
 
 async def test_intakes_that_store_the_same_events_at_once_do_not_deadlock(

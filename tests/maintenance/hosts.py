@@ -105,7 +105,15 @@ async def host(
     )
     state = AlertState(store)
     checks = AlertChecks(
-        DLQ, depth, store, state, host=name, interval_seconds=interval_seconds, after_seconds=after_seconds
+        DLQ,
+        depth,
+        store,
+        state,
+        host=name,
+        interval_seconds=interval_seconds,
+        after_seconds=after_seconds,
+        reminder_seconds=reminder_seconds,
+        providers=["smtp"],
     )
     senders = [
         AlertSender(channel, checks, state, reminder_seconds=reminder_seconds, first_wait_seconds=0.001)

@@ -18,6 +18,7 @@ from dispatcher.domain.alert import Kind
 from dispatcher.domain.email_id import lowest_id_at
 from tests.broker.proxy import Proxy
 from tests.maintenance.hosts import DLQ, UNDECIDED_DAYS, Depth, Host, RecordingChannel, accepts, host
+from tests.store.pausing import pause, resume
 from tests.waiting import until, until_answer
 
 RAISED = "dead_letters raised"
@@ -270,6 +271,50 @@ async def test_nothing_sent_is_raised_with_its_reason_until_an_email_is_sent(tab
     assert (alert.component, alert.count, alert.correlation_ids) == ("dispatcher", 1, ())
     assert summary(channel.accepted[0]) == (
         "1 email is due, but none is sent: No worker runs on any host: start `dispatcher run`"
+    )
+
+
+@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal"), ("tenant", "t"), ("provider", "smtp")])
+async def test_what_an_operator_paused_raises_no_alert_and_does_after_the_end(
+    tables_url: str, scope: str, name: str
+) -> None:
+    channel = RecordingChannel()
+    enqueue_due(tables_url)
+    with tables(tables_url) as connection:
+        connection.execute(
+            "insert into provider_state (provider, slot, state, reason, until_at) "
+            "values ('smtp', 'a:w0', 'half_open', 'connection_failed', null)"
+        )
+        connection.execute("delete from provider_state where %s <> 'provider'", [scope])
+        pause(connection, scope, name)
+        async with host(tables_url, Depth(0), channel, after_seconds=ALERT_AFTER_SECONDS) as one:
+            give_up_at = time.monotonic() + 5 * ALERT_AFTER_SECONDS
+            while time.monotonic() < give_up_at:
+                await one.check()
+            assert channel.accepted == []
+            resume(connection)
+            await check_until_announced(one, channel)
+
+    assert set(channel.phases) <= {"nothing_sent raised", "provider_unusable raised"}
+
+
+async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_url: str) -> None:
+    channel = RecordingChannel()
+    with tables(tables_url) as connection:
+        pause(connection, "tenant", "acme")
+        pause(connection, "lane", "bulk", seconds=7200)
+        async with host(tables_url, Depth(0), channel, reminder_seconds=3600) as one:
+            await one.check()
+            assert one.checks.alerts[Kind.PAUSED].is_firing is False
+            connection.execute("update pause set began_at = began_at - interval '61 minutes'")
+            await one.check()
+            await accepts(channel, "paused raised")
+            resume(connection)
+            await one.check()
+            await accepts(channel, "paused raised", "paused resolved")
+
+    assert summary(channel.accepted[0]) == (
+        "a pause without an end is still in force: Tenant acme is paused by ann: maintenance"
     )
 
 

@@ -28,7 +28,7 @@ def _options() -> argparse.Namespace:
         "--faults",
         type=lambda names: frozenset(Fault[name.upper()] for name in names.split(",")),
         metavar="NAME,…",
-        help="faults that may occur (default: all but event and promotion, takes minutes): "
+        help="faults that may occur (default: all but event, promotion, cancel, reschedule and expiry, takes minutes): "
         + ", ".join(fault.name.lower() for fault in Fault),
     )
     return parser.parse_args()

@@ -46,11 +46,23 @@ class Fault(Enum):
     REFUSAL = "an adapter refuses an email, a provider takes nothing, or PostgreSQL refuses the result"
     OPERATOR = "an operator replays a failed or held email"
     EVENT = "the provider reports an event: late, or never; it proves that the provider accepted the email"
+    CANCEL = "the application cancels the email"
+    RESCHEDULE = "the application reschedules the email, at any time and any number of times"
+    EXPIRY = "the email's expires_at passes"
     PROMOTION = "a promoted standby lacks every commit since the enqueue; tolerated only without other faults"
 
 
-ALL_FAULTS: Final = frozenset(Fault) - {Fault.PROMOTION, Fault.EVENT}
+ALL_FAULTS: Final = frozenset(Fault) - {
+    Fault.PROMOTION,
+    Fault.EVENT,
+    Fault.CANCEL,
+    Fault.RESCHEDULE,
+    Fault.EXPIRY,
+}
 """The faults that a search allows at once. With events, it would have three times as many states."""
+
+
+UNSENT: Final = frozenset({Status.PENDING, Status.WAITING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +92,22 @@ class Rules:
         doubts: A refusal does not end the doubt about an earlier attempt; otherwise a pinned email may fail.
         proof_stops_leases: An email that an event proves to be accepted is not leased.
         proof_stops_retries: A worker gets no longer lease to retry an email that an event proves to be accepted.
+        proof_stops_waits: The same, if the event arrives while the email waits for its next attempt.
+        redelivers: A deferral without attempts left is redelivered later, once; otherwise the email fails.
+        wakes: The relay wakes waiting emails.
+        lease_takes: The statuses from which an email is leased.
+        cancel_takes: The statuses from which an email is cancelled.
+        reschedule_takes: The statuses from which an email is rescheduled.
+        cancel_clears_due: A cancelled email is no longer due.
+        proof_stops_cancels: An email that an event proves to be accepted is not cancelled.
+        doubt_stops_changes: An email that may have been sent before a promotion lost commits is neither cancelled nor
+            rescheduled.
+        clocks: By its own clock, a worker begins no attempt after its lease has ended. Only the guarantee about
+            cancelled emails needs this, and only if another host recovers the lease without the worker's ledger.
+        expiry_stops_leases: An expired email is not leased.
+        expiry_stops_sends: No first byte leaves after the email has expired.
+        expiry_cancels: The statuses from which the relay cancels an expired email.
+        expiry_clears_dead_letter: The dead letter of a held email is no longer due when the email expires.
         table: The product's table of email states. Some mutants remove a row.
     """
 
@@ -101,6 +129,20 @@ class Rules:
     doubts: bool = True
     proof_stops_leases: bool = True
     proof_stops_retries: bool = True
+    proof_stops_waits: bool = True
+    redelivers: bool = False
+    wakes: bool = True
+    lease_takes: frozenset[Status] = frozenset({Status.PENDING})
+    cancel_takes: frozenset[Status] = UNSENT
+    reschedule_takes: frozenset[Status] = UNSENT
+    cancel_clears_due: bool = True
+    proof_stops_cancels: bool = True
+    doubt_stops_changes: bool = True
+    clocks: bool = True
+    expiry_stops_leases: bool = True
+    expiry_stops_sends: bool = True
+    expiry_cancels: frozenset[Status] = UNSENT | {Status.HELD}
+    expiry_clears_dead_letter: bool = True
     table: Mapping[tuple[EmailState, EmailEvent], EmailState] = field(default_factory=lambda: TRANSITIONS)
 
     def with_faults(self, faults: frozenset[Fault]) -> Rules:
@@ -135,11 +177,14 @@ def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
     yield from _relay(state, rules)
     yield from _servers(state)
     yield from _events(state)
+    yield from _time(state, rules)
     # The next states of faults that may not occur are costly to compute, and would be discarded.
     if Fault.OPERATOR in rules.faults:
         yield from _operators(state)
     if Fault.PROMOTION in rules.faults:
         yield from _promotion(state)
+    if Fault.CANCEL in rules.faults:
+        yield _cancel(state, rules)
     for i in WORKERS:
         yield from _worker(state, i, rules)
         yield from _settlement(state, i, rules)
@@ -223,6 +268,8 @@ def _decided(
             return Status.HELD, Transition.HOLD
         case Answer.DEFERRED if has_attempts_left:
             return Status.PENDING, Transition.RELEASE
+        case Answer.DEFERRED if rules.redelivers and not state.redelivered and not state.row.is_over:
+            return Status.WAITING, Transition.REDELIVER
         case Answer.DEFERRED | Answer.REJECTED:
             return Status.FAILED, Transition.FAIL
         case _ if rules.policy is OnUncertain.RESEND and has_attempts_left:
@@ -270,6 +317,8 @@ def _recorded(
         return _worker_is(state, owner, confirmed=True, pinned=is_in_doubt), Transition.DEFER
     if transition is Transition.RESEND:
         state = state._replace(resent=state.resent + 1)
+    if transition is Transition.REDELIVER:
+        return _closed(state._replace(redelivered=True), status, attempts=0), transition
     return _closed(state, status, pinned=is_in_doubt and transition is Transition.RELEASE), transition
 
 
@@ -280,8 +329,10 @@ def _recorded_after_recovery(
     status, _ = _decided(state, answer, attempt, rules, is_in_doubt=is_in_doubt)
     if answer is Answer.UNCERTAIN or status is Status.HELD:
         return (_recovery_is_final(state) if rules.confirms_recovery else state), None
+    if status is Status.WAITING:
+        return _closed(state._replace(redelivered=True), status, attempts=0), Transition.REDELIVER
     after = _closed(state, status, pinned=is_in_doubt)
-    return after, Transition.RECOVER if status is Status.PENDING else Transition.FAIL
+    return after, Transition.FAIL if status is Status.FAILED else Transition.RECOVER
 
 
 def _undone(state: State) -> State:
@@ -294,7 +345,7 @@ def _undone(state: State) -> State:
 
 def _relay(state: State, rules: Rules) -> Iterator[Change]:
     row = state.row
-    if row.due and not state.marking and _messages(state) < MAX_MESSAGES:
+    if row.due and not row.is_over and not state.marking and _messages(state) < MAX_MESSAGES:
         yield Change("relay: publishes the email's message", state._replace(messages=state.messages + 1, marking=True))
     if state.marking:
         yield Change("relay: clears the email's due mark", _row_is(state, due=False))
@@ -344,6 +395,8 @@ def _recovered_by_policy(state: State, rules: Rules) -> tuple[State, Transition 
         workers = tuple(worker._replace(recovered=worker.owns) for worker in after.workers)
         after = _row_is(after, recovered_from=state.row.owner)._replace(workers=workers)
     after = _row_is(after, pinned=state.row.pinned)
+    if rules.clocks and Fault.CANCEL in rules.faults and state.row.owner in WORKERS:
+        after = _worker_is(after, state.row.owner, confirmed=False)
     return _token_moves(after, rules)._replace(may_be_held=True), transition
 
 
@@ -468,7 +521,8 @@ def _promotion(state: State) -> Iterator[Change]:
         settlements=(LiveSettlement(), LiveSettlement()),
     )
     text = "PostgreSQL: a standby without the commits since the enqueue is promoted"
-    yield Change(text, after._replace(promoted=True, may_be_held=True), fault=Fault.PROMOTION)
+    # If the commit of a cancellation is lost, its answer promises nothing.
+    yield Change(text, after._replace(promoted=True, may_be_held=True, cancelled=False), fault=Fault.PROMOTION)
 
 
 def _events(state: State) -> Iterator[Change]:
@@ -480,8 +534,46 @@ def _events(state: State) -> Iterator[Change]:
         yield Change("the event settles the email", _closed(state, Status.SENT), Transition.EVIDENCE)
 
 
+def _time(state: State, rules: Rules) -> Iterator[Change]:
+    """The steps of scheduled, redelivered and expired emails."""
+    row = state.row
+    if row.status is Status.WAITING and rules.wakes:
+        yield Change("relay: wakes the email", _row_is(state, status=Status.PENDING, due=True), Transition.WAKE)
+    is_in_doubt = row.in_doubt and rules.doubt_stops_changes
+    is_unsent = row.status in rules.reschedule_takes and not row.proven and not is_in_doubt
+    if Fault.RESCHEDULE in rules.faults and is_unsent:
+        after = _row_is(state, status=Status.WAITING, owner=NOBODY, expired=False, due=False, in_doubt=False)
+        yield Change("the email is rescheduled", after, Transition.RESCHEDULE, fault=Fault.RESCHEDULE)
+    if Fault.EXPIRY in rules.faults and not row.is_over and row.status is not Status.SENT:
+        # `marking` stays as it is: nothing writes the row.
+        after = state._replace(row=row._replace(is_over=True))
+        yield Change("the email's expires_at passes", after, fault=Fault.EXPIRY)
+    if row.is_over and row.status in rules.expiry_cancels and not row.proven:
+        after = _closed(state, Status.CANCELLED)
+        after = after._replace(cancelled=state.cancelled or row.status is not Status.HELD)
+        if not rules.expiry_clears_dead_letter:
+            after = _row_is(after, dead_letter=row.dead_letter)
+        yield Change("relay: cancels the expired email", after, Transition.EXPIRE)
+
+
+def _cancel(state: State, rules: Rules) -> Change:
+    """The application cancels the email. The row decides the answer."""
+    row = state.row
+    is_stopped = (row.proven and rules.proof_stops_cancels) or (row.in_doubt and rules.doubt_stops_changes)
+    if row.status in rules.cancel_takes and not is_stopped:
+        after = _closed(state, Status.CANCELLED)._replace(cancelled=True)
+        if row.proven:
+            after = after._replace(wrong='"cancelled" was the answer, although an event had proven the email')
+        if not rules.cancel_clears_due:
+            after = _row_is(after, due=row.due)
+        return Change('the email is cancelled: "cancelled"', after, Transition.CANCEL, fault=Fault.CANCEL)
+    was_on_its_way = row.status not in UNSENT or row.in_doubt or state.accepted > 0
+    after = state if was_on_its_way else state._replace(wrong='"too late" was the answer, and no worker had the email')
+    return Change('the email is cancelled: "too late"', after, fault=Fault.CANCEL)
+
+
 def _operators(state: State) -> Iterator[Change]:
-    if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0:
+    if state.row.status in (Status.FAILED, Status.HELD) and state.resent == 0 and not state.row.is_over:
         after = _closed(state, Status.PENDING, attempts=0)
         after = after._replace(resent=state.resent + (state.row.status is Status.HELD))
         yield Change("an operator replays the email", after, Transition.REPLAY, fault=Fault.OPERATOR)
@@ -516,6 +608,9 @@ def _works(state: State, i: int, rules: Rules) -> Iterator[Change]:
             yield from _ends_early(state, i, rules)
             yield from _waits(state, i, rules)
             yield from _leaves(state, i, rules)
+        case EmailState.WAITING:
+            yield from _ends_early(state, i, rules)
+            yield from _retries(state, i, rules)
         case EmailState.MARKED:
             yield from _leaves(state, i, rules)
         case EmailState.ON_THE_WIRE if worker.outcome is Answer.NONE:
@@ -560,20 +655,20 @@ def _on(state: State, i: int, *events: EmailEvent, rules: Rules, **fields: Any) 
 
 def _ends_early(state: State, i: int, rules: Rules, *before: EmailEvent) -> Iterator[Change]:
     """The worker stops the email, the email cannot be sent now, or the adapter finds that the email can never be
-    sent."""
+    sent. A waiting email can only be stopped."""
     stopped = (*before, EmailEvent.STOP)
     after = _on(state, i, *stopped, EmailEvent.RELEASE, rules=rules)
     yield Change(f"worker {i}: stops it, and releases it", after)
     after = _on(state, i, *stopped, EmailEvent.ANSWER, rules=rules, outcome=Answer.REJECTED)
     yield Change(f"worker {i}: stops it, and its adapter refuses it", after, fault=Fault.REFUSAL)
-    if not before:
+    if not before and state.workers[i].email is not EmailState.WAITING:
         yield Change(f"worker {i}: releases it", _on(state, i, EmailEvent.RELEASE, rules=rules))
         after = _on(state, i, EmailEvent.ANSWER, rules=rules, outcome=Answer.REJECTED)
         yield Change(f"worker {i}: finds that it cannot be sent", after, fault=Fault.REFUSAL)
 
 
 def _waits(state: State, i: int, rules: Rules) -> Iterator[Change]:
-    """The email waits for memory, for the answers to other emails, or for its next attempt."""
+    """The email waits for memory, or for the answers to other emails."""
     yield Change(f"worker {i}: lets it wait", _on(state, i, EmailEvent.WAIT, EmailEvent.RESUME, rules=rules))
     yield from _ends_early(state, i, rules, EmailEvent.WAIT)
 
@@ -614,13 +709,18 @@ def _leases(state: State, i: int, rules: Rules) -> Iterator[Change]:
 
 
 def _may_be_leased(row: Row, rules: Rules) -> bool:
-    return row.status is Status.PENDING and not (row.proven and rules.proof_stops_leases)
+    is_stopped = (row.proven and rules.proof_stops_leases) or (row.is_over and rules.expiry_stops_leases)
+    return row.status in rules.lease_takes and not is_stopped
 
 
 def _leased(state: State, i: int, rules: Rules) -> State:
     row = state.row
     leased = {"status": Status.SENDING, "attempts": row.attempts + 1, "owner": i, "due": False, "in_doubt": False}
     after = _row_is(state, expired=False, **leased)._replace(sent_after_event=state.sent_after_event or row.proven)
+    if row.is_over:
+        after = after._replace(wrong="a worker leased the email after its expiry")
+    if row.status is Status.WAITING:
+        after = after._replace(wrong="a worker leased the email before its time")
     return _token_moves(after, rules, owner=i)
 
 
@@ -671,11 +771,23 @@ def _leaves(state: State, i: int, rules: Rules) -> Iterator[Change]:
             after = _on(state, i, event, rules=rules, slot=slot, by_key=by_key)._replace(may_be_held=True)
             name = " at the provider with keys" if by_key else ""
             yield Change(f"worker {i}: its ledger says on the wire{name}", after)
-    elif worker.confirmed:
-        yield Change(f"worker {i}: its lease is not void", _on(state, i, event, rules=rules))
+    elif worker.confirmed and not (state.row.is_over and rules.expiry_stops_sends):
+        after = _on(state, i, event, rules=rules)
+        if not is_first:
+            after = _begun(after)
+        yield Change(f"worker {i}: its lease is not void", after)
     elif not is_first:
         after = _on(state, i, EmailEvent.UNMARK, rules=rules, slot=Answer.NONE)
-        yield Change(f"worker {i}: its lease is void: clears its slot", after)
+        yield Change(f"worker {i}: its lease is void, or the email has expired: clears its slot", after)
+
+
+def _begun(state: State) -> State:
+    """An attempt begins on the wire."""
+    if state.cancelled:
+        return state._replace(wrong="the email was cancelled, and an attempt began afterwards")
+    if state.row.is_over:
+        return state._replace(wrong="an attempt began after the email's expiry")
+    return state
 
 
 def _providers(worker: Worker, rules: Rules) -> tuple[bool, ...]:
@@ -754,8 +866,7 @@ def _done(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"{text}, and will not retry: its lease was lost", after)
     elif _is_retried(worker) and worker.attempt < MAX_ATTEMPTS:
         again = _worker_is(cleared, i, attempt=worker.attempt + 1, attempted=Answer.NONE)
-        for change in _waits(again, i, rules):
-            yield change._replace(text=f"{text}; then {change.text}")
+        yield Change(f"{text}; then waits for its next attempt", _on(again, i, EmailEvent.WAIT, rules=rules))
     else:
         yield Change(text, _finished(state, i, rules))
 
@@ -785,11 +896,23 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(f"worker {i}: has finished with it", _finished(state, i, rules))
 
 
+def _retries(state: State, i: int, rules: Rules) -> Iterator[Change]:
+    """The wait for the next attempt is over: the worker renews its lease, and begins the attempt if it may."""
+    row = state.row
+    if row.status is not Status.SENDING or not state.workers[i].owns or (row.proven and rules.proof_stops_waits):
+        return  # the worker stops the email, as it may at any time
+    after = _lease_prolonged(state, rules)._replace(sent_after_event=state.sent_after_event or row.proven)
+    yield Change(
+        f"worker {i}: renews its lease, retries", _on(after, i, EmailEvent.RESUME, rules=rules, confirmed=True)
+    )
+
+
 def _renews(state: State, i: int, rules: Rules) -> Iterator[Change]:
     worker, row = state.workers[i], state.row
     if row.status is Status.SENDING and worker.owns:
         after = _lease_prolonged(state, rules)
-        yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
+        if not row.proven:
+            yield Change(f"worker {i}: renews its lease", _worker_is(after, i, confirmed=True))
         yield Change(f"worker {i}: renews its lease, and the reply is lost", after, fault=Fault.REPLY)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter, deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from dispatcher.domain.status import Status, Transition
@@ -51,6 +53,23 @@ def search(rules: Rules, *, most_states: int | None = None) -> Found:
     Args:
         most_states: Stop after this many states; the result then covers only these.
     """
+    with _without_garbage_collection():
+        return _search(rules, most_states)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Disable the garbage collector during the block. A search frees nothing, so collections would only cost time."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _search(rules: Rules, most_states: int | None) -> Found:
     parents: dict[State, State | None] = {INITIAL: None}
     undisturbed: dict[State, list[State]] = {}
     moves: set[tuple[Status, Transition, Status]] = set()

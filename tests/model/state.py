@@ -134,6 +134,9 @@ class LiveSettlement(NamedTuple):
     is_current: bool = False
 
 
+_NO_SETTLEMENT: Final = LiveSettlement()
+
+
 class Row(NamedTuple):
     """The email's row in `email_log`.
 
@@ -143,6 +146,7 @@ class Row(NamedTuple):
         in_doubt: The email was published before a promotion that lost commits, and was not leased since the promotion.
         pinned: Only the provider with idempotency keys may be tried.
         proven: An event proves that the provider accepted the email, and has not settled it yet.
+        is_over: The email's expires_at has passed, by the clocks of PostgreSQL and of the workers.
     """
 
     status: Status = Status.PENDING
@@ -155,6 +159,7 @@ class Row(NamedTuple):
     in_doubt: bool = False
     pinned: bool = False
     proven: bool = False
+    is_over: bool = False
 
 
 class State(NamedTuple):
@@ -169,7 +174,10 @@ class State(NamedTuple):
         resent: How often the policy or an operator had the email sent again although it may have been accepted.
         may_be_held: A ledger had the email as on the wire, or recovery had no ledger, or commits were lost.
         promoted: PostgreSQL has lost commits.
-        sent_after_event: A worker got a lease, or a longer lease for a retry, after an event had proven the email.
+        sent_after_event: A worker got a lease, or began a retry, after an event had proven the email.
+        redelivered: The email was redelivered. The model has only one redelivery.
+        cancelled: The email was cancelled or expired when no attempt could have been accepted.
+        wrong: What a step did that no step may do; empty if there was no such step.
     """
 
     row: Row = Row()
@@ -184,6 +192,9 @@ class State(NamedTuple):
     may_be_held: bool = False
     promoted: bool = False
     sent_after_event: bool = False
+    redelivered: bool = False
+    cancelled: bool = False
+    wrong: str = ""
 
 
 def canonical(state: State) -> State:
@@ -207,13 +218,14 @@ def tidy(state: State) -> State:
     is_sending = state.row.status is Status.SENDING
     first, second = state.workers
     settlement, other = state.settlements
-    return state._replace(
-        workers=(_relevant(first, is_sending=is_sending), _relevant(second, is_sending=is_sending)),
-        settlements=(
-            settlement if is_sending and settlement.is_current else LiveSettlement(),
-            other if is_sending and other.is_current else LiveSettlement(),
-        ),
+    workers = (_relevant(first, is_sending=is_sending), _relevant(second, is_sending=is_sending))
+    settlements = (
+        settlement if is_sending and settlement.is_current else _NO_SETTLEMENT,
+        other if is_sending and other.is_current else _NO_SETTLEMENT,
     )
+    if workers == state.workers and settlements == state.settlements:
+        return state
+    return state._replace(workers=workers, settlements=settlements)
 
 
 def _relevant(worker: Worker, *, is_sending: bool) -> Worker:

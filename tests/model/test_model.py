@@ -18,12 +18,20 @@ COPIES: Final = frozenset({Fault.COPY})
 EVENTS: Final = frozenset({Fault.EVENT})
 REFUSALS: Final = frozenset({Fault.REFUSAL, Fault.RELAY})
 PROMOTED: Final = frozenset({Fault.PROMOTION})
+CHANGES: Final = frozenset({Fault.CANCEL, Fault.RESCHEDULE})
+TIMING: Final = CHANGES | {Fault.EXPIRY}
 
 
 def searched(
-    policy: OnUncertain, faults: frozenset[Fault], *, keys: bool = False, most_states: int | None = None
+    policy: OnUncertain,
+    faults: frozenset[Fault],
+    *,
+    keys: bool = False,
+    redelivers: bool = False,
+    most_states: int | None = None,
 ) -> Found:
-    found = search(Rules(policy=policy, faults=faults, keys=keys), most_states=most_states)
+    rules = Rules(policy=policy, faults=faults, keys=keys, redelivers=redelivers)
+    found = search(rules, most_states=most_states)
     names = ", ".join(sorted(fault.name.lower() for fault in faults))
     print(f"policy {policy}, faults: {names}: {found.states} states, {found.steps} steps")
     return found
@@ -41,6 +49,23 @@ def all_found() -> list[Found]:
         (OnUncertain.RESEND, EVENTS),
     ]
     return [searched(policy, faults) for policy, faults in worlds]
+
+
+@pytest.fixture(scope="module")
+def timing_found() -> list[Found]:
+    """The results of searches in which emails are cancelled, rescheduled, redelivered, or expire."""
+    worlds = [(OnUncertain.HOLD, TIMING), (OnUncertain.RESEND, CHANGES)]
+    all_found = [searched(policy, faults) for policy, faults in worlds]
+    return [*all_found, searched(OnUncertain.HOLD, frozenset({Fault.RELAY}), redelivers=True, most_states=12_000)]
+
+
+def test_no_attempt_begins_after_a_cancellation_or_an_expiry_and_no_waiting_email_is_stuck(
+    timing_found: list[Found],
+) -> None:
+    for found in timing_found:
+        assert found.counterexample is None, str(found.counterexample)
+        assert found.states > 5_000
+    assert all(Status.CANCELLED in found.ends for found in timing_found[:2])
 
 
 def test_nothing_is_lost_duplicated_or_stuck_in_any_state(all_found: list[Found]) -> None:
@@ -85,6 +110,35 @@ def test_no_send_begins_after_an_event(policy: OnUncertain, fault: Fault) -> Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", OnUncertain)
+@pytest.mark.parametrize("faults", [DEATHS, LOST_OWNERS, EVENTS, frozenset({Fault.LATE}), frozenset({Fault.OPERATOR})])
+def test_no_attempt_begins_after_a_cancellation_or_an_expiry_with_many_faults(
+    policy: OnUncertain, faults: frozenset[Fault]
+) -> None:
+    for timing in (CHANGES, frozenset({Fault.CANCEL, Fault.EXPIRY})):
+        found = searched(policy, timing | faults)
+
+        assert found.counterexample is None, str(found.counterexample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+def test_redelivered_emails_are_neither_lost_nor_duplicated_nor_stuck(policy: OnUncertain) -> None:
+    for faults in (TIMING, DEATHS):
+        found = searched(policy, faults, redelivers=True)
+
+        assert found.counterexample is None, str(found.counterexample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
+def test_an_email_that_a_promotion_made_uncertain_is_neither_cancelled_nor_rescheduled(policy: OnUncertain) -> None:
+    found = searched(policy, PROMOTED | CHANGES)
+
+    assert found.counterexample is None, str(found.counterexample)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", OnUncertain)
 def test_a_promotion_that_lost_commits_duplicates_nothing_if_nothing_else_goes_wrong(policy: OnUncertain) -> None:
     found = searched(policy, PROMOTED)
 
@@ -100,10 +154,12 @@ def test_without_any_one_rule_a_guarantee_is_broken(mutant: str) -> None:
     assert len(str(found.counterexample).splitlines()) == 1 + len(found.counterexample.trace)
 
 
-def test_the_model_makes_exactly_the_status_transitions_of_the_domain_table(all_found: list[Found]) -> None:
+def test_the_model_makes_exactly_the_status_transitions_of_the_domain_table(
+    all_found: list[Found], timing_found: list[Found]
+) -> None:
     replayed = searched(OnUncertain.HOLD, frozenset({Fault.OPERATOR}), most_states=5_000)
 
     promoted = searched(OnUncertain.HOLD, PROMOTED, most_states=5_000)
     assert promoted.counterexample is None, str(promoted.counterexample)
-    moves = replayed.moves.union(promoted.moves, *(found.moves for found in all_found))
+    moves = replayed.moves.union(promoted.moves, *(found.moves for found in (*all_found, *timing_found)))
     assert moves == {(before, transition, after) for (before, transition), after in TRANSITIONS.items()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dispatcher.broker.topology import FoundQueue
 from dispatcher.config import Settings, load
+from dispatcher.domain.controls import Pause, PauseScope
 from dispatcher.domain.status import Status
 from dispatcher.errors import BrokerUnavailable, DispatcherError, SchemaError, StoreUnavailable, TopologyError
 from dispatcher.host.process_table import ProcessStatus
@@ -22,7 +24,8 @@ from tests.telemetry.counting import counting
 COUNTS = MonitorCounts({Status.PENDING: 1}, 10.0, 0.5, 0.0, 0.0, {})
 SETTINGS = load({"DISPATCHER_READY_PENDING_SECONDS": "60"})
 WORKER = ProcessStatus("worker", 0, 1, is_up=True, is_ending=False, failed_boots=0, beats=1)
-QUEUES = {SETTINGS.queue: FoundQueue(3, 2), SETTINGS.dlq: FoundQueue(0, 0)}
+SEND_QUEUES = [SETTINGS.queue_of(lane) for lane in SETTINGS.lanes]
+QUEUES = {**dict.fromkeys(SEND_QUEUES, FoundQueue(3, 2)), SETTINGS.dlq: FoundQueue(0, 0)}
 
 
 def answer(value: object) -> Callable[[], Awaitable[object]]:
@@ -70,7 +73,8 @@ async def test_no_host_is_ready_before_the_servers_have_answered(tmp_path: Path)
         (SchemaError("The database lacks 1 migration."), QUEUES, "schema"),
         (COUNTS, BrokerUnavailable("refused for user bob"), "broker"),
         (COUNTS, TopologyError('RabbitMQ has no queue "x".'), "topology"),
-        (COUNTS, {**QUEUES, SETTINGS.queue: FoundQueue(3, 0)}, "consumers"),
+        (COUNTS, {**QUEUES, **dict.fromkeys(SEND_QUEUES, FoundQueue(3, 0))}, "consumers"),
+        (COUNTS, {**QUEUES, SETTINGS.queue_of("bulk"): FoundQueue(3, 0)}, "consumers"),
         (replace(COUNTS, oldest_pending_seconds=61.0), QUEUES, "pending"),
         (replace(COUNTS, oldest_pending_seconds=-3500.0), QUEUES, "pending"),
     ],
@@ -108,11 +112,32 @@ async def test_a_host_without_publisher_confirms_is_not_ready(tmp_path: Path) ->
 
 @pytest.mark.parametrize(("served", "is_well"), [(3.0, True), (30.0, False), (None, False)])
 async def test_recent_acks_outweigh_a_failed_poll(tmp_path: Path, served: float | None, *, is_well: bool) -> None:
-    late, nobody = DispatcherError("No answer came within 15 s."), {**QUEUES, SETTINGS.queue: FoundQueue(0, 0)}
+    late, nobody = (
+        DispatcherError("No answer came within 15 s."),
+        {**QUEUES, **dict.fromkeys(SEND_QUEUES, FoundQueue(0, 0))},
+    )
     members = [WORKER, replace(WORKER, served_seconds=served)]
 
     assert (await reasons(tmp_path, COUNTS, late, members=members) == {}) is is_well
     assert (await reasons(tmp_path, COUNTS, nobody, members=members) == {}) is is_well
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "is_well"),
+    [("all", "", True), ("lane", "normal", True), ("provider", "smtp", True), ("provider", "ses", False)],
+)
+async def test_what_an_operator_paused_fails_no_check(tmp_path: Path, scope: str, name: str, *, is_well: bool) -> None:
+    settings = replace(SETTINGS, providers=("smtp",))
+    pauses = (Pause(PauseScope(scope), name, None, "maintenance", "ann", datetime.now(UTC)),)
+    # A pause of everything or of a lane leaves its emails out of the age (see find_oldest_pending).
+    counts = replace(COUNTS, pauses=pauses, oldest_pending_seconds=61.0 if scope == "provider" else None)
+    idle = {**QUEUES, SETTINGS.queue: FoundQueue(3, 0)}
+    with counting(tmp_path, "w0") as worker:
+        worker.tell("breaker smtp open" if scope == "provider" else "breaker smtp closed")
+
+        found = await reasons(tmp_path, counts, idle, settings)
+
+    assert list(found) == ([] if is_well else ["consumers", "providers", "pending"])
 
 
 async def test_without_a_pending_email_the_check_passes(tmp_path: Path) -> None:

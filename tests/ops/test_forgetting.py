@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -89,7 +89,7 @@ def texts_of(books: Books) -> str:
     ],
     ids=["to", "cc", "bcc", "reply_to", "attachment"],
 )
-@pytest.mark.parametrize("status", ["sent", "failed", "held"])
+@pytest.mark.parametrize("status", ["sent", "failed", "held", "cancelled"])
 async def test_content_attachments_and_texts_are_erased_and_the_row_stays(
     session: AsyncSession, tables: Books, fields: dict[str, Any], status: str
 ) -> None:
@@ -133,14 +133,15 @@ async def test_addresses_are_compared_as_events_compare_them(
 
 
 async def test_emails_that_are_not_finished_are_listed_and_not_changed(session: AsyncSession, tables: Books) -> None:
-    pending, sending = tables.enqueue_one(to=ANN), tables.enqueue_one(to=ANN)
+    pending, sending, waiting = (tables.enqueue_one(to=ANN) for _ in range(3))
     tables.change(sending, status="sending")
+    tables.change(waiting, status="waiting", publish_due_at=None, wait_until=datetime.now(UTC) + timedelta(weeks=3))
 
     forgotten = await forget(session)
 
-    assert forgotten.unfinished == [pending, sending]
+    assert forgotten.unfinished == [pending, sending, waiting]
     assert (forgotten.emails, forgotten.is_complete) == (0, False)
-    assert tables.count("email_content") == 2
+    assert tables.count("email_content") == 3
 
 
 async def test_an_email_whose_row_is_locked_is_left_for_the_next_run(

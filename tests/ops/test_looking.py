@@ -202,6 +202,19 @@ async def test_reconcile_reports_and_fixes_every_kind_of_difference(
     assert dead_emails.audit()[-1]["detail"] == {"missing": 2, "stale": 2, "duplicates": 1, "orphans": 0}
 
 
+async def test_the_dead_letter_of_a_cancelled_email_is_stale(
+    session: AsyncSession, dlq: DeadLetterQueue, dead_emails: DeadEmails
+) -> None:
+    (email_id,) = dead_emails.create(status="held")
+    await dead_emails.publish_dead_letters([email_id])
+    dead_emails.books.change(email_id, status="cancelled", error_type="expired")
+
+    found = await reconcile(session, dlq, ACT)
+
+    assert (found.stale, found.missing, found.fixed) == ([email_id], [], True)
+    assert await bodies(dlq) == []
+
+
 async def test_dead_letters_of_deleted_emails_are_removed_and_audited(
     session: AsyncSession, dlq: DeadLetterQueue, dead_emails: DeadEmails
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
+from datetime import UTC, datetime
 from threading import Thread
 from uuid import UUID, uuid4
 
@@ -85,6 +86,33 @@ async def test_skipped_emails_are_listed_with_the_reason(session: AsyncSession, 
     }
     assert (ended.replay.replayed, ended.replay.total) == (1, 6)
     assert ended.dead_letters_fault is not None
+
+
+async def test_emails_that_expired_were_cancelled_or_wait_are_not_replayed(
+    session: AsyncSession, dead_emails: DeadEmails
+) -> None:
+    failed, held, cancelled, waiting, alive = dead_emails.create(5)
+    books = dead_emails.books
+    books.change(failed, expires_at=datetime(2026, 1, 1, tzinfo=UTC))
+    books.change(held, status="held", expires_at=datetime(2026, 1, 1, tzinfo=UTC))
+    books.change(cancelled, status="cancelled")
+    books.change(waiting, status="waiting")
+    ids = Selection(email_ids=(failed, held, cancelled, waiting, alive))
+    assert (await preview(session, ids, include_held=True)).counts == {
+        ItemOutcome.EXPIRED: 2,
+        ItemOutcome.REPLAYED: 1,
+    }
+
+    replay = await create(session, ids, ACT, include_held=True, per_second=None)
+    await run(session, None, replay.replay_id)
+
+    assert dict(await list_skipped(session, replay.replay_id, limit=10)) == {
+        failed: ItemOutcome.EXPIRED,
+        held: ItemOutcome.EXPIRED,
+        cancelled: ItemOutcome.CANCELLED,
+        waiting: ItemOutcome.UNDER_WAY,
+    }
+    assert books.status(alive) == "pending"
 
 
 async def test_a_discarded_email_is_replayed_only_if_given_by_id_after_the_discard(

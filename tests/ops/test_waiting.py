@@ -58,6 +58,27 @@ async def test_without_dispatcher_run_a_relay_is_missing_and_then_a_worker(
     assert (await wait_of(session, email_id)).reason is WaitReason.NO_WORKER
 
 
+@pytest.mark.parametrize(
+    ("wait_reason", "reason", "because"),
+    [
+        ("scheduled", WaitReason.SCHEDULED, "it is scheduled"),
+        ("redelivery", WaitReason.REDELIVERY, "ses deferred it (attempt 7: recipient_deferred)"),
+    ],
+)
+async def test_a_waiting_email_waits_until_its_time(
+    session: AsyncSession, books: Books, wait_reason: str, reason: WaitReason, because: str
+) -> None:
+    (email_id,) = books.enqueue(1)
+    until = datetime.now(UTC) + timedelta(hours=1)
+    attempt = {"attempt_count": 7, "provider": "ses", "error_type": "recipient_deferred"}
+    wait = {"status": "waiting", "wait_until": until, "wait_reason": wait_reason, "publish_due_at": None}
+    books.change(email_id, **wait, **attempt)
+
+    found = await wait_of(session, email_id)
+
+    assert (found.reason, found.until, found.because) == (reason, until, because)
+
+
 async def test_emails_ahead_are_other_due_emails(session: AsyncSession, books: Books, running: ExitStack) -> None:
     *others, last = books.enqueue(5)
     books.change(others[0], status="sent", publish_due_at=None)

@@ -262,6 +262,50 @@ async def test_a_deferral_that_was_the_last_attempt_fails(
     assert books.status(email_id) == "failed"
 
 
+@pytest.mark.parametrize(
+    ("host", "row", "status"),
+    [
+        ("0", {}, "failed"),
+        ("3600", {}, "waiting"),
+        ("3600", {"redeliver_seconds": 0}, "failed"),
+        ("0", {"redeliver_seconds": 3600}, "waiting"),
+        ("3600", {"max_attempts": 5}, "pending"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_recovered", [False, True])
+async def test_a_last_deferral_waits_for_a_redelivery_if_redelivery_is_on(
+    worker: LeaseStore,
+    worker_pool: Pool,
+    books: Books,
+    tables_url: str,
+    run_dir: Path,
+    host: str,
+    row: dict[str, object],
+    status: str,
+    is_recovered: bool,
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, attempt_count=2, **row)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    die(run_dir, [(each, answered(Deferred(Reason.SERVER_ERROR)))])
+    async with await connect_async(tables_url, name="leader") as leader:
+        if is_recovered:  # by another host, to which this host seemed lost
+            books.change(email_id, locked_until=datetime(2026, 1, 1, tzinfo=UTC))
+            outbox = Outbox(leader)
+            await outbox.recover_expired(OnUncertain.HOLD, 3, await outbox.find_expiring())
+            assert books.status(email_id) == "held"
+    relay = make_pool(tables_url, name="dispatcher relay settlement", size=1)
+    await relay.open()
+
+    await LedgerRecovery(settings(run_dir, DISPATCHER_REDELIVER_FOR=host), relay).run_once()
+    await relay.close()
+
+    found = books.row(email_id)
+    assert (found["status"], found["redelivery_count"]) == (status, int(status == "waiting"))
+    assert (found["dead_letter_due_at"] is not None) == (status == "failed")
+
+
 async def test_a_full_window_in_mixed_states(
     settlement: LedgerRecovery, worker: LeaseStore, books: Books, run_dir: Path
 ) -> None:

@@ -49,10 +49,13 @@ class Relay:
     ledger: Ledger
     report: Callable[[Path, str], None] = lambda _, reason: pytest.fail(reason)
     clock: float = 0.0
+    redeliver_for: str = "0"
 
     async def look_for(self, seconds: float = 70.0) -> None:
         """Runs rounds for this time, by the relay's own clock. A lease lasts 60 seconds."""
-        expired = FrozenWorkers(settings(), self.pool, self.report, clock=lambda: self.clock)
+        expired = FrozenWorkers(
+            settings(DISPATCHER_REDELIVER_FOR=self.redeliver_for), self.pool, self.report, clock=lambda: self.clock
+        )
         living = living_ledger(self.ledger.path)
         assert living is not None
         until_clock = self.clock + seconds
@@ -204,6 +207,37 @@ async def test_answered_emails_are_recorded_with_their_answer(
     assert books.status(each.email_id) == status
     assert [attempt["worker"] for attempt in books.attempts(each.email_id)] == ["slot-1:relay"]
     assert not books.row(each.email_id)["was_uncertain"]
+
+
+@pytest.mark.parametrize(
+    ("host", "row", "status"),
+    [
+        ("0", {}, "failed"),
+        ("3600", {}, "waiting"),
+        ("3600", {"redeliver_seconds": 0}, "failed"),
+        ("0", {"redeliver_seconds": 3600}, "waiting"),
+        ("3600", {"max_attempts": 5}, "pending"),
+    ],
+    ids=str,
+)
+async def test_a_last_deferral_waits_for_a_redelivery_if_redelivery_is_on(
+    relay_pool: Pool,
+    worker: LeaseStore,
+    books: Books,
+    ledger: Ledger,
+    host: str,
+    row: dict[str, object],
+    status: str,
+) -> None:
+    email_id = books.enqueue_one()
+    books.change(email_id, attempt_count=2, **row)
+    (each,) = await worker.lease(books.keys([email_id]), 600)
+    answer(ledger, each, Deferred(Reason.SERVER_ERROR))
+    run_out(books, each)
+
+    await Relay(relay_pool, ledger, redeliver_for=host).look_for()
+
+    assert books.status(email_id) == status
 
 
 @pytest.mark.parametrize(("policy", "status"), [(None, "held"), (OnUncertain.RESEND, "pending")])

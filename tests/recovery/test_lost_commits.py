@@ -92,6 +92,28 @@ async def test_an_email_released_for_later_may_have_been_sent_in_lost_commits(
     assert books.row(due_later)["publish_due_at"] is not None
 
 
+async def test_a_waiting_email_whose_time_had_come_may_have_been_sent_in_lost_commits(
+    start: Start, servers: Servers, tables_url: str, topology: Topology, books: Books, rabbit: Rabbit
+) -> None:
+    woken, waits = books.enqueue(2)
+    ago = was_promoted(books) - timedelta(seconds=10)
+    books.connection.execute("update relay_timeline set noted_at = %s", (ago,))
+    for email_id, seconds in ((woken, 5), (waits, 100)):
+        books.change(
+            email_id,
+            status="waiting",
+            created_at=ago - timedelta(minutes=1),
+            publish_due_at=None,
+            wait_until=ago + timedelta(seconds=seconds),
+        )
+
+    await start(settings_for(servers.amqp_url, tables_url, topology, LEASE_SECONDS=LEASE_SECONDS))
+
+    (letter,) = await rabbit.take_all(topology.dlq, 1)
+    assert letter.pointer.email_id == woken
+    assert books.row(waits)["status"] == "waiting"
+
+
 async def test_after_a_promotion_no_statement_changes_more_than_a_batch_of_emails(
     tables_url: str, books: Books
 ) -> None:

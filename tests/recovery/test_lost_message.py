@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from dispatcher.broker import pointer
+from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
@@ -70,6 +71,8 @@ async def test_a_message_counts_as_lost_half_a_lease_after_it_was_published(
     books.change(email_id, publish_due_at=None, published_at=published_at)
 
     async with await connect_async(tables_url, name="test relay") as session:
-        await LostMessages(settings, Outbox(session)).run_once()
+        publisher = Publisher(settings.amqp_url, settings.exchange, name="test relay")
+        await LostMessages(settings, Outbox(session), publisher.count_ready).run_once()
+        await publisher.close()
 
     assert (books.row(email_id)["publish_due_at"] is not None) == is_lost

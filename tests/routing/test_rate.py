@@ -255,3 +255,42 @@ def test_a_bucket_holds_a_quarter_second_of_tokens_and_at_least_one(ceiling: flo
     bucket.take(1, ceiling)
 
     assert bucket.looks == [(0.0, burst)]
+
+
+@pytest.mark.parametrize("ceiling", [1.0, 100.0])
+async def test_an_urgent_email_gets_the_next_token_however_many_bulk_emails_wait(pool: Pool, ceiling: float) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", ceiling)
+    granted: list[str] = []
+
+    async def take(lane: str) -> None:
+        if await limit.take(lane=lane):
+            granted.append(lane)
+
+    bulk = [asyncio.create_task(take("bulk")) for _ in range(300)]
+    await until(lambda: "bulk" in granted)
+    before = len(granted)
+    urgent = asyncio.create_task(take("urgent"))
+    await urgent
+
+    # Tokens are granted in steps, and a step may have been under way.
+    assert granted[before:].count("bulk") <= 1 + math.ceil(ceiling * CHUNK_SECONDS)
+    for task in bulk:
+        task.cancel()
+
+
+async def test_lanes_that_always_wait_share_the_tokens_by_weight(pool: Pool) -> None:
+    limit = RateLimit(ProviderStore(pool, slot="w0"), "smtp", CEILING)
+    granted: list[str] = []
+
+    async def take(lane: str) -> None:
+        await limit.take(lane=lane)
+        granted.append(lane)
+
+    waiting = [asyncio.create_task(take(lane)) for lane in ("bulk", "normal", "urgent") for _ in range(100)]
+    await until(lambda: len(granted) >= 100)
+
+    assert {lane: granted[:100].count(lane) for lane in ("urgent", "normal", "bulk")} == pytest.approx(
+        {"urgent": 50, "normal": 40, "bulk": 10}, abs=2
+    )
+    for task in waiting:
+        task.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from uuid import uuid4
 
@@ -91,6 +92,27 @@ def test_providers_that_refused_are_not_chosen() -> None:
     scene = Scene()
 
     assert [scene.chosen("a"), scene.chosen("a", "b"), scene.chosen("a", "b", "c")] == ["b", "c", None]
+
+
+def test_a_provider_that_an_operator_paused_is_skipped_until_the_operator_resumes_it() -> None:
+    scene = Scene("ab")
+
+    assert scene.routes.pause({"a", "unknown"})
+    assert not scene.routes.pause({"a"})
+    assert (scene.chosen(), scene.chosen("b"), scene.routes.room, scene.routes.wait_seconds) == ("b", None, None, 0.0)
+    scene.routes.pause({"a", "b"})
+    assert (scene.chosen(), scene.routes.room, scene.routes.wait_seconds) == (None, 0, math.inf)
+    assert (scene.routes.change_seconds, scene.routes.are_all_paused) == (None, True)
+    scene.routes.pause(())
+    assert (scene.chosen(), scene.routes.paused) == ("a", frozenset())
+
+
+def test_an_email_that_only_a_paused_provider_can_send_is_due_again_after_a_bounded_time() -> None:
+    scene = Scene("ab", a=NO_TEMPLATES)
+    scene.routes.pause({"b"})
+
+    assert scene.chosen(email=TEMPLATED) is None
+    assert scene.delay_seconds() == LONGEST_OPEN_SECONDS * (1 + DELAY_SPREAD)
 
 
 @pytest.mark.parametrize("reason", sorted(CONCERNS_PROVIDER))

@@ -244,7 +244,7 @@ def own_host(folder: Path) -> Iterator[Host]:
         finally:
             host.destroy()
             administration.execute(f"drop database {name} with (force)".encode())
-            for queue in (topology.queue, topology.dlq):
+            for queue in topology.queues:
                 host.rabbit.delete(queue)
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,8 @@ from psycopg.rows import dict_row
 from dispatcher import Email, enqueue_many
 
 Row = dict[str, Any]
+
+NEXT_YEAR = datetime.now(UTC) + timedelta(days=365)
 
 _numbers = itertools.count(1)
 
@@ -92,7 +95,9 @@ class Books:
         return row["completed_at"]
 
     def change(self, email_id: UUID, **columns: Any) -> None:
-        """Sets columns of the email's row."""
+        """Sets columns of the email's row. An email whose status becomes `waiting` waits for a year by default."""
+        if "status" in columns:
+            columns.setdefault("wait_until", NEXT_YEAR if columns["status"] == "waiting" else None)
         names = [sql.SQL("{} = %s").format(sql.Identifier(name)) for name in columns]
         statement = sql.SQL("update email_log set {} where email_id = %s").format(sql.SQL(", ").join(names))
         self.connection.execute(statement, [*columns.values(), email_id])

@@ -14,7 +14,6 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from psycopg import sql
 
 from dispatcher.dev.servers import Servers
 from dispatcher.store.connections import Pool, make_pool
@@ -25,11 +24,23 @@ from tests.waiting import wait_until
 
 DATABASE_ID: Final = UUID("0d150a7c-0000-4000-8000-0000000000db")
 """The database's id, for ledgers that tests write."""
-_TABLES: Final = """
-    select relname from pg_class
-    where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
-        and relname not in ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed')
+_EMPTY: Final = """
+    do $$
+    declare
+        filled regclass;
+    begin
+        perform set_config('dispatcher.prune_audit', 'on', true);
+        for filled in
+            select oid from pg_class
+            where relkind in ('r', 'p') and not relispartition and relnamespace = 'dispatcher'::regnamespace
+                and relname not in ('dispatcher_migration', 'dispatcher_database', 'outgoing_feed')
+        loop
+            execute format('delete from %s', filled);
+        end loop;
+        update dispatcher.outgoing_feed set is_on = false, wanted_at = 'epoch';
+    end $$
 """
+"""Empties every table, in one round trip."""
 _OTHERS: Final = """
     from pg_stat_activity
     where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()
@@ -56,10 +67,7 @@ def kept_database_url(servers: Servers, template_database: str) -> Iterator[str]
 def tables_url(kept_database_url: str) -> Iterator[str]:
     """A migrated, empty database without sessions of other tests."""
     with psycopg.connect(kept_database_url, autocommit=True) as cleaner:
-        cleaner.execute("set dispatcher.prune_audit = 'on'")
-        for (table,) in cleaner.execute(_TABLES).fetchall():
-            cleaner.execute(sql.SQL("delete from {}").format(sql.Identifier(table)))
-        cleaner.execute("update outgoing_feed set is_on = false, wanted_at = 'epoch'")
+        cleaner.execute(_EMPTY)
         yield kept_database_url
         cleaner.execute(f"select pg_terminate_backend(pid) {_OTHERS}".encode())
         # Terminated sessions end a moment later. Wait, because the next test would otherwise find their locks and

@@ -32,6 +32,10 @@ class Known:
         announced: Its final statuses and what the provider reported, in order: the events that the feed must have.
         reported: The kinds of events that the provider has reported.
         proven_by: The provider whose event waits to settle the email, or has settled it.
+        has_expiry: Whether it has an expires_at. The test moves this time into the past.
+        is_over: Whether its expires_at has passed.
+        is_overdue: Whether its wait is over, if it is waiting.
+        cancelled_by: `cancelled` or `expired` if it was cancelled.
         rescue_of: Worker, token and `was_uncertain` of the lease that recovery took away when it set the email to
             `held`.
     """
@@ -59,6 +63,10 @@ class Known:
     rescue_of: tuple[str | None, int | None, bool] | None = None
     reported: set[EventKind] = field(default_factory=set)
     proven_by: str | None = None
+    has_expiry: bool = False
+    is_over: bool = False
+    is_overdue: bool = False
+    cancelled_by: str | None = None
 
     @property
     def is_dead(self) -> bool:
@@ -80,7 +88,7 @@ class Known:
         self.status, self.owner, self.expired_at = status, None, None
         self.due_since = step if status is Status.PENDING else None
         self.dead_letter_since = step if status in MORTUARY else None
-        self.is_suppressed = False
+        self.is_suppressed = self.is_overdue = False
         if status in FINISHED:
             self.announced.append(status)
 
@@ -119,6 +127,7 @@ class Known:
         if outcome != "uncertain":
             self.was_uncertain = self.rescue_of[2]
             self.close(Status.PENDING if status is Status.SENDING else status, step)
+            self._redeliver(status)
         self._confirm_rescue()
 
     def _confirm_rescue(self) -> None:
@@ -133,11 +142,34 @@ class Known:
             self.attempts, self.expired_at = self.attempts + 1, None
         else:
             self.close(status, step)
+            self._redeliver(status)
+
+    def _redeliver(self, status: Status) -> None:
+        """If the email waits for a redelivery, its attempts count from 1 again."""
+        if status is Status.WAITING:
+            self.attempt_base = self.attempts
 
     @property
     def may_be_leased(self) -> bool:
         """Whether a worker may lease the email."""
-        return self.status is Status.PENDING and self.proven_by is None
+        return self.status is Status.PENDING and self.proven_by is None and not self.is_over
+
+    @property
+    def is_unsent(self) -> bool:
+        """Whether the email may be cancelled or rescheduled."""
+        return self.status in (Status.PENDING, Status.WAITING) and self.proven_by is None
+
+    def cancel(self, why: str, step: int) -> None:
+        """The email is cancelled, or expires."""
+        if why == "expired":
+            self._confirm_rescue()
+        self.close(Status.CANCELLED, step)
+        self.cancelled_by = why
+
+    def reschedule(self, step: int, *, is_overdue: bool) -> None:
+        """The email waits, perhaps for a time that has passed."""
+        self.close(Status.WAITING, step)
+        self.is_overdue = is_overdue
 
     def report(self, kind: EventKind, provider: str) -> None:
         """A new event of the provider is stored."""
@@ -184,7 +216,9 @@ class Known:
         if self.status is Status.SENT:
             return ItemOutcome.ALREADY_SENT
         if not self.is_dead:
-            return ItemOutcome.UNDER_WAY
+            return ItemOutcome.CANCELLED if self.status is Status.CANCELLED else ItemOutcome.UNDER_WAY
+        if self.is_over:
+            return ItemOutcome.EXPIRED
         if (self.status is Status.HELD or self.was_uncertain) and not include_held:
             return ItemOutcome.MAY_HAVE_ARRIVED
         return ItemOutcome.REPLAYED
@@ -193,6 +227,7 @@ class Known:
         """The expected verdict if a dead letter with `attempts` is moved back to the send queue."""
         if not self.is_dead or attempts != self.attempts:
             return DeadLetterVerdict.STALE
-        if self.status is Status.HELD or self.was_uncertain or self.letter_replays >= MAX_DEAD_LETTER_REPLAYS:
+        may_have_arrived = self.status is Status.HELD or self.was_uncertain
+        if may_have_arrived or self.is_over or self.letter_replays >= MAX_DEAD_LETTER_REPLAYS:
             return DeadLetterVerdict.REFUSED
         return DeadLetterVerdict.REPLAYED

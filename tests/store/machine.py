@@ -50,13 +50,15 @@ from dispatcher.store.settlement import (
     note_crashes,
     release_found,
 )
+from dispatcher.store.unsent import Decision, cancel_emails, reschedule_emails
 from tests.store.altered import Mutant, connection_class
 from tests.store.books import Books, email
 from tests.store.known import Known
-from tests.store.results import result
+from tests.store.results import RECORDABLE, result
 
 T = TypeVar("T")
 
+NEVER: Final = datetime.now(UTC) + timedelta(days=300)
 EXPIRED: Final = datetime(2020, 1, 1, tzinfo=UTC)
 WORKERS: Final = ("worker-1", "worker-2")
 RELAY: Final = "slot-1:relay"
@@ -78,6 +80,8 @@ EMPTIED: Final = (
 NUMBER: Final = st.integers(0, 1)
 WORKER: Final = st.sampled_from(WORKERS)
 STATUS: Final = st.sampled_from(Status)
+RECORDED: Final = st.sampled_from(sorted(RECORDABLE))
+"""The statuses that a worker's record may give an email."""
 
 
 Write = Callable[["Machine", Known, str, Lease, Status], None]
@@ -170,25 +174,37 @@ class Machine(RuleBasedStateMachine):
 
     # Methods that bring an email into a state.
 
-    def _enqueued(self, policy: OnUncertain | None) -> Known:
-        email_id = self.books.enqueue_one(on_uncertain=policy)
-        self.known[email_id] = Known(email_id, self.books.key(email_id), policy, self._now())
-        return self.known[email_id]
+    def _enqueued(self, policy: OnUncertain | None, *, is_scheduled: bool = False, has_expiry: bool = False) -> Known:
+        email_id = self.books.enqueue_one(
+            on_uncertain=policy,
+            send_at=NEVER if is_scheduled else None,
+            expires_at=NEVER + timedelta(days=1) if has_expiry else None,
+        )
+        self.known[email_id] = known = Known(email_id, self.books.key(email_id), policy, self._now())
+        known.has_expiry = has_expiry
+        if is_scheduled:
+            known.status, known.due_since = Status.WAITING, None
+        return known
 
     def _now(self) -> int:
         self.instant += 1
         return self.instant
 
     def _prepared(self, number: int, status: Status, worker: str = WORKERS[0]) -> Known:
-        """Brings an email into this status, and returns the email. Replaces an email that was already sent by a new
-        email."""
+        """Brings an email into this status, and returns the email. Replaces an email that is finished for ever, or has
+        expired, by a new email."""
         known = self.two[number]
         if known.is_settleable:
             self._settle_proven()
-        if known.status is status:
+        if known.status is status and not known.is_over:
             return known
-        if known.status is Status.SENT:
+        if known.status in (Status.SENT, Status.CANCELLED) or known.is_over:
             self.two[number] = known = self._enqueued(known.policy)
+        if known.status is Status.WAITING and status not in (Status.WAITING, Status.CANCELLED):
+            self._reschedule(known, EXPIRED)
+            self._wake()
+        if status in (Status.WAITING, Status.CANCELLED):
+            return self._prepared_unsent(self._prepared(number, Status.PENDING), status)
         if known.is_dead:
             self._replay(known, include_held=True)
         if known.status is Status.PENDING and status is not Status.PENDING:
@@ -196,6 +212,46 @@ class Machine(RuleBasedStateMachine):
         if known.status is not status:
             self._record(known, *known.leases[-1], status)
         return known
+
+    def _prepared_unsent(self, known: Known, status: Status) -> Known:
+        if status is Status.WAITING:
+            self._reschedule(known, NEVER)
+        else:
+            self._cancel(known)
+        return known
+
+    # Statements about emails that are not sent yet.
+
+    def _cancel(self, known: Known, tenant_id: str | None = None) -> None:
+        decide = cancel_emails(self.relay, [known.email_id], tenant_id=tenant_id, **PERSON)
+        assert self.run(decide) == [Decision(known.email_id, known.status, known.is_unsent, False)]
+        if known.is_unsent:
+            known.cancel("cancelled", self._now())
+
+    def _reschedule(self, known: Known, send_at: datetime) -> None:
+        expires_first = known.is_unsent and (known.is_over or (known.has_expiry and send_at > NEVER))
+        is_moved = known.is_unsent and not expires_first
+        decide = reschedule_emails(self.relay, [known.email_id], send_at, tenant_id=None, **PERSON)
+        assert self.run(decide) == [Decision(known.email_id, known.status, is_moved, expires_first)]
+        if is_moved:
+            known.reschedule(self._now(), is_overdue=send_at < NEVER)
+
+    def _wake(self) -> None:
+        due = [known for known in self.known.values() if known.status is Status.WAITING and known.is_overdue]
+        assert self.run(self.outbox.wake(100)) == len(due)
+        for known in due:
+            known.close(Status.PENDING, self._now())
+
+    def _cancel_expired(self) -> None:
+        over = [
+            known
+            for known in self.known.values()
+            if known.is_over and known.proven_by is None and (known.is_unsent or known.status is Status.HELD)
+        ]
+        cancelled = {email.email_id: email.previous_status for email in self.run(self.outbox.cancel_expired(100))}
+        assert cancelled == {known.email_id: known.status for known in over}
+        for known in over:
+            known.cancel("expired", self._now())
 
     # Statements of a worker, under a lease that the worker has or had.
 
@@ -223,8 +279,8 @@ class Machine(RuleBasedStateMachine):
     def _renew(self, known: Known, worker: str, lease: Lease, _: Status) -> None:
         before = self.books.row(known.email_id)["locked_until"]
         ours = self.run(self.stores[worker].renew({lease.email_id: lease.token}, 60))
-        assert bool(ours) == known.is_under(lease)
-        if ours:
+        assert bool(ours) == (known.is_under(lease) and known.proven_by is None)
+        if known.is_under(lease):
             known.expired_at = None
             assert self.books.row(known.email_id)["locked_until"] > before
 
@@ -382,13 +438,13 @@ class Machine(RuleBasedStateMachine):
         happen=st.sampled_from(
             [_renew, _release, _record, _lease_too, _give_back, _blame, _release_as_seen, _record_as_seen, _rescue]
         ),
-        status=STATUS,
+        status=RECORDED,
         is_leased_again=st.booleans(),
         next_worker=WORKER,
         is_expired_again=st.booleans(),
     )
 
-    @rule(loss=losses, first=st.sampled_from(WRITES), status=STATUS, is_proved=st.booleans())
+    @rule(loss=losses, first=st.sampled_from(WRITES), status=RECORDED, is_proved=st.booleans())
     def write_late(self, loss: Loss, first: str, status: Status, is_proved: bool) -> None:
         """No statement under a lost lease changes the email, unless the statement is evidence."""
         known, owner, lease = self._lost(loss)
@@ -433,7 +489,7 @@ class Machine(RuleBasedStateMachine):
         ),
         is_leased=st.booleans(),
         then=st.sampled_from([_record, _release, _renew, _rescue, _lease_too]),
-        recorded=STATUS,
+        recorded=RECORDED,
         is_settled=st.booleans(),
     )
     def report(
@@ -482,9 +538,95 @@ class Machine(RuleBasedStateMachine):
                     changed[known.email_id] = known.status
         assert settled == changed
 
+    @rule(
+        number=NUMBER,
+        is_scheduled=st.booleans(),
+        has_expiry=st.booleans(),
+        send_at=st.sampled_from([None, EXPIRED, NEVER, NEVER + timedelta(days=2)]),
+        is_woken=st.booleans(),
+    )
+    def schedule(
+        self, number: int, is_scheduled: bool, has_expiry: bool, send_at: datetime | None, is_woken: bool
+    ) -> None:
+        """A new email. It is rescheduled, and woken if its time has come."""
+        policy = self.two[number].policy
+        self.two[number] = known = self._enqueued(policy, is_scheduled=is_scheduled, has_expiry=has_expiry)
+        self._lease([known], WORKERS[0])
+        if send_at is not None:
+            self._reschedule(known, send_at)
+        if is_woken:
+            self._wake()
+
+    @rule(
+        number=NUMBER,
+        status=STATUS,
+        is_first=st.booleans(),
+        then=st.sampled_from([_record, _release, _renew, _lease_too, _release_unanswered, _give_back]),
+        recorded=RECORDED,
+        is_rescheduled=st.booleans(),
+    )
+    def cancel(
+        self, number: int, status: Status, is_first: bool, then: Write, recorded: Status, is_rescheduled: bool
+    ) -> None:
+        """The row decides whether it is too late. Afterwards, a worker writes under a lease that it has or had."""
+        known = self._prepared(number, Status.SENDING if is_first else status)
+        if is_first:
+            self._release(known, *known.leases[-1], Status.PENDING)
+        if is_rescheduled:
+            self._reschedule(known, NEVER)
+        self._cancel(known)
+        self.tables_are_as_known()
+        if known.leases:
+            then(self, known, *known.leases[-1], recorded)
+        self._reschedule(known, NEVER)
+        self._cancel(known)
+
+    @rule(
+        number=NUMBER,
+        status=STATUS,
+        is_proven=st.booleans(),
+        then=st.sampled_from([_record, _release, _renew, _lease_too]),
+        recorded=RECORDED,
+        is_cancelled=st.booleans(),
+        include_held=st.booleans(),
+    )
+    def expire(
+        self,
+        number: int,
+        status: Status,
+        is_proven: bool,
+        then: Write,
+        recorded: Status,
+        is_cancelled: bool,
+        include_held: bool,
+    ) -> None:
+        """An email expires. No worker leases it, no operator replays it, and the relay cancels it."""
+        known = self._prepared(number, status)
+        if is_proven:
+            self._report(known, EventKind.DELIVERED)
+        self.books.change(known.email_id, expires_at=EXPIRED)
+        known.has_expiry = known.is_over = True
+        self._lease([known], WORKERS[0])
+        self._reschedule(known, EXPIRED)
+        self.publish(1 - number, is_late=False)
+        if known.is_dead:
+            self._replay(known, include_held=include_held)
+            attempts = known.attempts
+            verdict = known.dead_letter_verdict(attempts)
+            moved = self.run(self.stores[WORKERS[0]].replay_dead_letters({known.email_id: attempts}))
+            assert moved == {known.email_id: verdict}
+        if is_cancelled:
+            self._cancel_expired()
+        if known.leases:
+            then(self, known, *known.leases[-1], recorded)
+        self._cancel_expired()
+
     @rule(number=NUMBER, status=STATUS)
     def enqueue_again(self, number: int, status: Status) -> None:
         known = self._prepared(number, status)
+        assert not known.is_over
+        if known.has_expiry:
+            return  # the payload has a time that this rule does not know
         same = enqueue(self.books.connection, email(known.key, on_uncertain=known.policy))
         assert same.email_id == known.email_id
         with pytest.raises(MessageKeyConflict):
@@ -493,7 +635,7 @@ class Machine(RuleBasedStateMachine):
     @rule(number=NUMBER, is_late=st.booleans())
     def publish(self, number: int, is_late: bool) -> None:
         due = self.run(self.outbox.find_publish_due(100))
-        wanted = [known for known in self.known.values() if known.due_since]
+        wanted = [known for known in self.known.values() if known.due_since and not known.is_over]
         assert {row.email_id for row in due} == {known.email_id for known in wanted}
         looked = self._now()
         if is_late:
@@ -520,7 +662,7 @@ class Machine(RuleBasedStateMachine):
         is_in_doubt=st.booleans(),
         touch=st.sampled_from([None, None, Status.PENDING, Status.SENDING, Status.HELD]),
         write=st.sampled_from([_record, _release, _release_unanswered, _recover]),
-        status=STATUS,
+        status=RECORDED,
         again=st.sampled_from([_record, _release, _release_unanswered, _recover]),
         is_older=st.booleans(),
         is_discarded=st.booleans(),
@@ -610,8 +752,11 @@ class Machine(RuleBasedStateMachine):
             self.publish(number, is_late=False)
         everything = [] if age_seconds else self.known.values()
         gone = [known for known in everything if known.status is Status.PENDING and not known.due_since]
-        assert self.run(self.outbox.has_lost_messages(age_seconds)) == bool(gone)
-        assert self.run(self.outbox.republish_lost(age_seconds, 100, OnUncertain.HOLD, 5)) == (len(gone), [])
+        assert bool(self.run(self.outbox.find_lost_messages(age_seconds))) == bool(gone)
+        assert self.run(self.outbox.republish_lost(["normal"], age_seconds, 100, OnUncertain.HOLD, 5)) == (
+            len(gone),
+            [],
+        )
         for known in gone:
             known.due_since = self._now()
 
@@ -698,8 +843,9 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def other_tables_agree(self) -> None:
         completed = self.books.select("select email_id from email_idempotency where completed_at is not null")
-        sent = {known.email_id for known in self.known.values() if known.status is Status.SENT}
-        assert {row["email_id"] for row in completed} == sent
+        final = (Status.SENT, Status.CANCELLED)
+        wanted_ids = {known.email_id for known in self.known.values() if known.status in final}
+        assert {row["email_id"] for row in completed} == wanted_ids
         assert Counter(self.books.hourly()) == self.counted
         attempts = self.books.select("select email_id, attempt_number, outcome, worker from email_attempt")
         wanted = Counter((known.email_id, *row) for known in self.known.values() for row in known.rows)
@@ -718,6 +864,8 @@ def _told(row: dict[str, Any]) -> dict[str, Any]:
         "attempts": (row["attempt_count"], row["attempt_base"], row["crash_count"]),
         "lock": (row["locked_by"], "lasts" if lasts else row["locked_until"].timestamp()),
         "due": (row["publish_due_at"] is not None, row["dead_letter_due_at"] is not None),
+        "waits": row["wait_until"] and row["wait_until"] <= datetime.now(UTC),
+        "cancelled": row["error_type"] if row["status"] == Status.CANCELLED else None,
         "sent": row["sent_at"] is not None,
         "discarded": row["dead_letter_discarded_at"] is not None,
         "proven": row["proven_by"],
@@ -735,6 +883,8 @@ def _expected(known: Known) -> dict[str, Any]:
         "attempts": (known.attempts, known.attempt_base, known.crashes),
         "lock": (known.owner, "lasts" if lasts else ended),
         "due": (known.due_since is not None, known.dead_letter_since is not None),
+        "waits": known.is_overdue if known.status is Status.WAITING else None,
+        "cancelled": known.cancelled_by if known.status is Status.CANCELLED else None,
         "sent": known.status is Status.SENT,
         "discarded": known.is_discarded,
         "proven": known.proven_by,

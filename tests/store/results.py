@@ -14,7 +14,10 @@ _OUTCOMES = {
     Status.FAILED: "rejected",
     Status.HELD: "uncertain",
     Status.PENDING: "uncertain",
+    Status.WAITING: "deferred",
 }
+RECORDABLE = frozenset(_OUTCOMES)
+"""The statuses that an attempt can lead to."""
 
 
 def result(lease: Lease, status: Status, **fields: Any) -> Result:
@@ -30,5 +33,6 @@ def result(lease: Lease, status: Status, **fields: Any) -> Result:
         outcome=_OUTCOMES[status],
         provider="smtp",
         lease_seconds=60.0 if status is Status.SENDING else None,
+        wait_seconds=60.0 if status is Status.WAITING else None,
     )
     return plain._replace(**fields)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import uuid4
 
 import psycopg
@@ -12,6 +13,7 @@ import pytest
 
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outgoing import Attachment, OutgoingAttachment
+from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.store.connections import Pool
 from dispatcher.store.leases import MAX_OCTETS, SLICE_OCTETS, Lease, LeaseStore
@@ -20,6 +22,11 @@ from tests.store.results import result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def about(seconds: float) -> Any:
+    """Equal to a number of seconds that PostgreSQL computed within the last half minute."""
+    return pytest.approx(seconds, abs=30)
 
 
 async def lease_one(store: LeaseStore, books: Books, **fields: object) -> Lease:
@@ -283,3 +290,78 @@ async def test_a_window_of_five_hundred_is_leased_in_one_statement(pool: Pool, s
 
     assert {lease.email_id for lease in leases} == set(keys)
     assert len({row["locked_by"] for row in books.rows()}) == 1
+
+
+async def test_an_expired_email_is_not_leased_and_its_message_is_settled(store: LeaseStore, books: Books) -> None:
+    expired, unread, alive = books.enqueue(3, expires_at=datetime.now(UTC) + timedelta(hours=1))
+    for email_id in (expired, unread):
+        books.change(email_id, expires_at=EXPIRED)
+
+    leases = await store.lease(books.keys([expired, alive]), 60)
+
+    assert [lease.email_id for lease in leases] == [alive]
+    assert await store.lease_without_content(unread, books.key(unread), 60) is None
+    found = await store.find_unleased([expired, alive])
+    assert {email_id: each.is_left_out for email_id, each in found.items()} == {expired: True, alive: False}
+
+
+async def test_a_lease_says_in_how_many_seconds_the_email_expires(store: LeaseStore, books: Books) -> None:
+    first, second = books.enqueue(2, expires_at=datetime.now(UTC) + timedelta(hours=1))
+
+    (lease,) = await store.lease(books.keys([first]), 60)
+    unread = await store.lease_without_content(second, books.key(second), 60)
+
+    assert lease.expires_in is not None
+    assert unread is not None
+    assert unread.expires_in is not None
+    assert 3500 < unread.expires_in <= lease.expires_in + 1 < 3601.1
+    assert (await lease_one(store, books)).expires_in is None
+
+
+async def test_a_scheduled_email_counts_from_its_schedule(store: LeaseStore, books: Books) -> None:
+    send_at = datetime.now(UTC) + timedelta(days=3)
+    email_id = books.enqueue_one(send_at=send_at)
+    assert await store.lease(books.keys([email_id]), 60) == [], "a waiting email is not leased"
+    books.change(email_id, status="pending", wait_until=None)
+
+    (lease,) = await store.lease(books.keys([email_id]), 60)
+
+    assert lease.due_since == send_at
+    assert lease.email is not None
+    assert lease.email.created_at == send_at, "the Date header is not days before the arrival"
+    content = await store.read_content(email_id)
+    assert content is not None
+    assert content.created_at == send_at
+
+
+async def test_a_lease_has_the_limits_of_its_row_or_else_of_the_host(pool: Pool, books: Books) -> None:
+    def store(redeliver_seconds: float) -> LeaseStore:
+        return LeaseStore(pool, worker="worker-1", slot="slot", redeliver_seconds=redeliver_seconds)
+
+    plain, own, attempts, expiring, replayed = books.enqueue(5)
+    now = datetime.now(UTC)
+    books.change(own, redeliver_seconds=1000, redelivery_count=2)
+    books.change(attempts, max_attempts=2, redeliver_seconds=0)
+    books.change(expiring, expires_at=now + timedelta(seconds=200))
+    books.change(replayed, created_at=now - timedelta(days=1), due_since=now - timedelta(seconds=60))
+    off = {lease.email_id: lease for lease in await store(0).lease(books.keys([plain, own, attempts]), 60)}
+    await store(0).release({lease.email_id: lease.token for lease in off.values()})
+    on = {
+        lease.email_id: lease.limits
+        for lease in await store(600).lease(books.keys([plain, own, attempts, expiring, replayed]), 60)
+    }
+
+    assert off[plain].limits is None
+    assert off[own].limits == RetryLimits(None, about(1000), 2)
+    assert on == {
+        plain: RetryLimits(None, about(600), 0),
+        own: RetryLimits(None, about(1000), 2),
+        attempts: RetryLimits(2, about(0), 0),
+        expiring: RetryLimits(None, about(200), 0),
+        replayed: RetryLimits(None, about(540), 0),
+    }
+    await store(600).release(dict.fromkeys(on, 2) | dict.fromkeys((expiring, replayed), 1))
+    key = books.key(own)
+    alone = await store(600).lease_without_content(own, key, 60)
+    assert alone is not None
+    assert alone.limits == RetryLimits(None, about(1000), 2)

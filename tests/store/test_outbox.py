@@ -15,7 +15,7 @@ from dispatcher.errors import StoreUnavailable
 from dispatcher.store.connections import AsyncSession, connect_async
 from dispatcher.store.leases import LeaseStore
 from dispatcher.store.named_locks import acquire
-from dispatcher.store.outbox import Outbox
+from dispatcher.store.outbox import THE_END, DueRange, Outbox
 from tests.store.books import Books, email
 from tests.store.results import result
 from tests.waiting import until, until_answer
@@ -62,9 +62,20 @@ async def test_a_continued_search_finds_emails_due_at_that_instant_or_later(outb
     for number, email_id in enumerate(email_ids):
         books.change(email_id, publish_due_at=EXPIRED + timedelta(hours=number))
 
-    due = await outbox.find_publish_due(2, since=EXPIRED + timedelta(hours=2))
+    since = EXPIRED + timedelta(hours=2)
+    due = await outbox.find_due_of_tenants([DueRange(("normal", "default"), since, THE_END, 2)])
 
     assert [row.email_id for row in due] == email_ids[2:4]
+
+
+async def test_the_lanes_and_tenants_with_due_emails_are_found(outbox: Outbox, books: Books) -> None:
+    for tenant_id in ("b", "a", "b"):
+        books.enqueue(3, tenant_id=tenant_id)
+    books.change(books.enqueue_one(tenant_id="a"), lane="urgent")
+    books.change(books.enqueue_one(tenant_id="c"), publish_due_at=None)
+
+    assert await outbox.find_due_tenants() == [("normal", "a"), ("normal", "b"), ("urgent", "a")]
+    assert await outbox.find_due_tenants(["normal"]) == [("urgent", "a")]
 
 
 async def test_emails_enqueued_together_are_due_at_different_instants(outbox: Outbox, books: Books) -> None:
@@ -200,6 +211,26 @@ async def test_an_email_without_attempts_left_is_held_even_under_resend(
         statuses.append(books.status(email_id))
 
     assert statuses == ["pending", "pending", "held"]
+
+
+@pytest.mark.parametrize(("own", "host", "status"), [(1, 5, "held"), (5, 1, "pending")])
+async def test_an_email_has_the_attempts_of_its_row_and_not_the_hosts(
+    outbox: Outbox, store: LeaseStore, books: Books, own: int, host: int, status: str
+) -> None:
+    expired, lost = books.enqueue(2)
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    await store.lease(books.keys([expired]), 60)
+    books.change(expired, max_attempts=own, locked_until=long_ago)
+    books.change(lost, max_attempts=own, attempt_count=1, publish_due_at=None, published_at=long_ago)
+    books.connection.execute(
+        "insert into relay_timeline (timeline, is_synchronous, uncertain_before, doubted_at)"
+        " values (1, false, clock_timestamp(), clock_timestamp() - interval '1 hour')"
+    )
+
+    await outbox.recover_expired(OnUncertain.RESEND, host, await outbox.find_expiring())
+    await outbox.republish_lost(["normal"], 1, 100, OnUncertain.RESEND, host)
+
+    assert [books.status(expired), books.status(lost)] == [status, status]
 
 
 async def test_only_expired_leases_are_recovered(outbox: Outbox, store: LeaseStore, books: Books) -> None:

@@ -273,7 +273,7 @@ async def test_an_email_that_a_promotion_made_held_is_an_event(session: AsyncSes
         " values (1, false, clock_timestamp(), clock_timestamp() - interval '1 minute')"
     )
 
-    await Outbox(session).republish_lost(1.0, 100, OnUncertain.HOLD, 5)
+    await Outbox(session).republish_lost(["normal"], 1.0, 100, OnUncertain.HOLD, 5)
 
     await_feed(books.connection)
     (found,) = (await read(session)).events

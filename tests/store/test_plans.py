@@ -59,6 +59,8 @@ async def do_all(store: LeaseStore, keys: dict[UUID, str]) -> int:
     await store.renew(tokens, 60)
     await store.release(tokens)
     await store.find_unleased(ids)
+    await store.find_paused(ids, ["acme"], ["bulk"])
+    await store.put_back(ids, ["acme"], 2.0)
     await store.locked.find_locked(ids, is_busy=True)
     await store.replay_dead_letters(dict.fromkeys(ids, 1))
     leases = await store.lease(keys, 60) or [Lease(email_id, None, 1, 1, None, None) for email_id in ids]
@@ -127,6 +129,9 @@ async def do_all_relay_work(outbox: Outbox, due: dict[UUID, datetime]) -> int:
     await outbox.find_expiring()
     leases = [FoundLease(email_id, 1, "planned", due_at, True, 0) for email_id, due_at in due.items()]
     await outbox.recover_expired(OnUncertain.HOLD, 3, leases)
+    await outbox.find_next_wake()
+    await outbox.wake(BATCH)
+    await outbox.cancel_expired(BATCH)
     return len(due) - len(left)
 
 

@@ -16,7 +16,7 @@ from dispatcher.store.leases import Lease, LeaseStore
 from dispatcher.store.outbox import Outbox
 from dispatcher.store.settlement import find_leases, release_found
 from tests.store.books import Books
-from tests.store.results import result
+from tests.store.results import RECORDABLE, result
 from tests.waiting import until
 
 EXPIRED = datetime(2026, 1, 1, tzinfo=UTC)
@@ -75,6 +75,51 @@ async def test_a_deferral_extends_the_lease_for_the_next_attempt(store: LeaseSto
     assert (row["publish_due_at"], row["dead_letter_due_at"]) == (None, None)
 
 
+async def test_a_redelivery_ends_the_lease_and_waits_without_a_dead_letter(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+
+    ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])
+
+    assert ours == {lease.email_id}
+    row = books.row(lease.email_id)
+    (now,) = books.select("select clock_timestamp() as instant")
+    assert (row["status"], row["wait_reason"], row["locked_by"]) == ("waiting", "redelivery", None)
+    assert timedelta(seconds=290) < row["wait_until"] - now["instant"] <= timedelta(seconds=300)
+    assert (row["attempt_count"], row["attempt_base"], row["redelivery_count"]) == (1, 1, 1)
+    assert (row["publish_due_at"], row["dead_letter_due_at"], row["error_type"]) == (None, None, "refused")
+    assert await store.lease(books.keys([lease.email_id]), 60) == [], "the email is not due yet"
+
+
+async def test_a_redelivery_under_a_lease_that_recovery_took_makes_the_dead_letter_stale(
+    store: LeaseStore, books: Books, tables_url: str
+) -> None:
+    lease = await lease_one(store, books)
+    books.change(lease.email_id, locked_until=EXPIRED)
+    async with await connect_async(tables_url, name="relay") as session:
+        outbox = Outbox(session)
+        await outbox.recover_expired(OnUncertain.HOLD, 5, await outbox.find_expiring())
+    assert books.row(lease.email_id)["status"] == "held"
+
+    ours = await store.record([result(lease, Status.WAITING, wait_seconds=300.0, error_type="refused")])
+
+    row = books.row(lease.email_id)
+    assert ours == set(), "its lease is lost"
+    assert (row["status"], row["attempt_base"], row["redelivery_count"]) == ("waiting", 1, 1)
+    assert (row["dead_letter_due_at"], row["was_uncertain"]) == (None, False)
+    assert books.select("select action from operator_audit") == [{"action": "recover"}]
+
+
+async def test_a_redelivery_under_a_lost_lease_changes_nothing(store: LeaseStore, books: Books) -> None:
+    lease = await lease_one(store, books)
+    await store.release({lease.email_id: lease.token})
+    (newer,) = await store.lease(books.keys([lease.email_id]), 60)
+
+    ours = await store.record([result(lease, Status.WAITING)])
+
+    row = books.row(lease.email_id)
+    assert (ours, row["status"], row["lease_token"], row["wait_until"]) == (set(), "sending", newer.token, None)
+
+
 async def test_an_email_to_be_resent_is_pending_and_due(store: LeaseStore, books: Books) -> None:
     lease = await lease_one(store, books)
 
@@ -117,7 +162,7 @@ async def test_every_attempt_is_stored_with_all_its_fields(store: LeaseStore, bo
     assert (two["attempt_number"], two["outcome"], two["provider"]) == (2, "accepted", "capture")
 
 
-@pytest.mark.parametrize("status", sorted(set(Status) - {Status.SENT}))
+@pytest.mark.parametrize("status", sorted(RECORDABLE - {Status.SENT}))
 async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attempt(
     store: LeaseStore, books: Books, status: Status
 ) -> None:
@@ -133,8 +178,8 @@ async def test_a_result_without_its_lease_changes_no_email_but_stores_the_attemp
     assert books.hourly() == {}
 
 
-@pytest.mark.parametrize("finished", sorted(FINISHED))
-@pytest.mark.parametrize("status", sorted(set(Status) - {Status.SENT}))
+@pytest.mark.parametrize("finished", sorted(FINISHED & RECORDABLE))
+@pytest.mark.parametrize("status", sorted(RECORDABLE - {Status.SENT}))
 async def test_a_result_does_not_reopen_a_finished_email_even_under_its_token(
     store: LeaseStore, books: Books, finished: Status, status: Status
 ) -> None:
@@ -235,7 +280,7 @@ async def test_five_hundred_results_are_recorded_in_one_statement(store: LeaseSt
 
 async def test_results_of_a_batch_do_not_mix(store: LeaseStore, books: Books) -> None:
     leases = await lease_some(store, books, 60)
-    statuses = [list(Status)[number % 5] for number in range(60)]
+    statuses = [sorted(RECORDABLE)[number % 5] for number in range(60)]
 
     await store.record(
         [
@@ -331,7 +376,7 @@ async def test_every_status_change_is_in_the_table_of_transitions(
                 await store.record([result(lease, Status(status))])
         seen.add((before, Status(books.status(lease.email_id))))
 
-    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *Status]
+    moves = ["lease", "renew", "release", "release_unanswered", "release_found", "rescue", *RECORDABLE]
     for before in Status:
         for moved in moves:
             await watch(before, moved)

@@ -82,6 +82,6 @@ async def test_lost_messages_are_due_again_except_on_an_unchangeable_row(outbox:
         books.change(email_id, publish_due_at=None, published_at=LONG_AGO)
 
     with refused(books.connection, culprit, "new.publish_due_at is not null"):
-        assert await outbox.republish_lost(1, 100, OnUncertain.HOLD, 5) == (OTHERS, [])
+        assert await outbox.republish_lost(["normal"], 1, 100, OnUncertain.HOLD, 5) == (OTHERS, [])
 
     assert {row.email_id for row in await outbox.find_publish_due(100)} == set(others)

@@ -89,7 +89,7 @@ def discard(books: Books, email_id: UUID) -> None:
     books.connection.execute("update email_log set dead_letter_discarded_at = now() where email_id = %s", [email_id])
 
 
-@pytest.mark.parametrize("status", ["sent", "failed", "held"])
+@pytest.mark.parametrize("status", ["sent", "failed", "held", "cancelled"])
 async def test_a_week_of_finished_and_decided_emails_loses_its_content_only(
     books: Books, prune: Prune, status: str
 ) -> None:
@@ -103,6 +103,40 @@ async def test_a_week_of_finished_and_decided_emails_loses_its_content_only(
     assert has(books, "email_log", email_id)
 
 
+async def test_a_cancelled_week_is_dropped_as_a_sent_one(books: Books, prune: Prune) -> None:
+    email_id = enqueue_long_ago(books, "cancelled")
+
+    assert f"email_log_{OLD_WEEK}" in dropped(await prune(Retention(30, 60, 90)))
+    assert not has(books, "email_log", email_id)
+    assert not has(books, "email_idempotency", email_id)
+
+
+async def test_retention_counts_from_the_time_of_a_scheduled_email(books: Books, prune: Prune) -> None:
+    sent, failed, cancelled = (
+        enqueue_long_ago(books, status, number=number) for number, status in enumerate(["sent", "failed", "cancelled"])
+    )
+    books.connection.execute("update email_log set due_since = now() - interval '1 day'")
+    other = enqueue_long_ago(books, "sent", number=9)
+
+    steps = await prune(Retention(30, 60, 90, undecided_days=30))
+
+    assert steps == [PrunedStep("content", 1)]
+    assert [has(books, "email_content", email_id) for email_id in (sent, failed, cancelled, other)] == [
+        *(True, True, True, False)
+    ]
+    assert all(has(books, "email_log", email_id) for email_id in (sent, failed, cancelled, other))
+
+
+async def test_the_content_of_a_waiting_email_is_never_deleted(books: Books, prune: Prune) -> None:
+    waiting = enqueue_long_ago(books, "pending", partition=False)
+    until = NOW + timedelta(weeks=9)
+    books.change(waiting, status="waiting", wait_until=until, due_since=until, publish_due_at=None)
+
+    assert await prune(Retention(1, 1, 1, undecided_days=1)) == []
+    assert has(books, "email_content", waiting)
+    assert has(books, "email_idempotency", waiting)
+
+
 @pytest.mark.parametrize("status", ["pending", "sending"])
 async def test_a_week_with_an_unfinished_email_stays_and_the_others_lose_content(
     books: Books, prune: Prune, status: str
@@ -110,7 +144,7 @@ async def test_a_week_with_an_unfinished_email_stays_and_the_others_lose_content
     unfinished = enqueue_long_ago(books, status)
     sent = enqueue_long_ago(books, "sent", number=1)
 
-    steps = await prune(Retention(30, 60, 90))
+    steps = await prune(Retention(30, 60, 90, undecided_days=30))
 
     assert steps == [PrunedStep("content", 1)]
     assert has(books, "email_content", unfinished)
@@ -337,12 +371,13 @@ async def test_nothing_is_pruned_unless_configured(books: Books, prune: Prune) -
 
 
 @pytest.mark.parametrize("fields", [{"erase_after_sending": True}, {"tags": ["login", "one_time_code"]}])
-async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent(
-    books: Books, prune: Prune, fields: dict[str, Any]
+@pytest.mark.parametrize("status", ["sent", "cancelled"])
+async def test_content_with_erase_after_sending_is_deleted_once_it_is_sent_or_cancelled(
+    books: Books, prune: Prune, fields: dict[str, Any], status: str
 ) -> None:
     waiting = books.enqueue_one(**fields)
     sent, receipt = books.enqueue_one(**fields), books.enqueue_one(tags=["receipt"])
-    books.connection.execute("update email_log set status = 'sent' where email_id = any(%s)", [[sent, receipt]])
+    books.connection.execute("update email_log set status = %s where email_id = any(%s)", [status, [sent, receipt]])
 
     assert await prune(FOR_EVER) == [PrunedStep("erased_after_sending", 1)]
 

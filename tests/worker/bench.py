@@ -17,6 +17,7 @@ from dispatcher.broker.publisher import Publisher
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings, load
 from dispatcher.dev.servers import Servers
+from dispatcher.domain.controls import NORMAL
 from dispatcher.host.ledger import Ledger
 from dispatcher.host.process_table import ProcessSlot, ProcessTable
 from dispatcher.providers.contract import Provider
@@ -145,7 +146,7 @@ class Bench:
         stopping = asyncio.Event()
         process_table = ProcessTable(["worker"])
         process_slot = process_table.take_slot("worker", 0)
-        leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot)
+        leases = LeaseStore(pool, worker=identity.worker, slot=identity.slot, redeliver_seconds=settings.redeliver_for)
 
         async def work() -> None:
             await _dispatch(settings, identity, stopping, leases, routes, listener, ledger, process_slot)
@@ -167,10 +168,11 @@ class Bench:
                 each.cancel()
                 await asyncio.gather(each, return_exceptions=True)
 
-    async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1) -> None:
+    async def deliver(self, email_ids: Iterable[UUID], *, times: int = 1, lane: str = NORMAL) -> None:
         """Publishes the emails' messages, as the relay does."""
         keys = self.books.keys(list(email_ids))
-        messages = [Outgoing.of_pointer(self.topology.queue, Pointer(each, keys[each])) for each in keys]
+        queue = self.topology.send_queues[lane]
+        messages = [Outgoing.of_pointer(queue, Pointer(each, keys[each])) for each in keys]
         assert all(await self._publisher.publish(messages * times))
 
     async def deliver_together(self, email_ids: Iterable[UUID], *, unknown_at: int | None = None) -> None:
@@ -198,9 +200,9 @@ class Bench:
         await self.deliver(email_ids)
         return email_ids
 
-    async def waiting_messages(self) -> int:
-        """The number of ready messages on the send queue; unacked messages do not count."""
-        return (await depths(self._servers.amqp_url, self.topology))[self.topology.queue]
+    async def waiting_messages(self, lane: str = NORMAL) -> int:
+        """The number of ready messages on the lane's send queue; unacked messages do not count."""
+        return (await depths(self._servers.amqp_url, self.topology))[self.topology.send_queues[lane]]
 
     async def all_are_delivered(self) -> None:
         """Waits until the send queue has no ready message."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import selectors
 import tempfile
-from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from uuid import UUID, uuid4
 from dispatcher.broker.consumer import Consumer, Delivery
 from dispatcher.broker.pointer import Pointer, encode
 from dispatcher.config import Settings, load
+from dispatcher.domain.controls import Controls
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.status import Status
 from dispatcher.errors import StatementRefused, StoreBusy, StoreUnavailable
@@ -37,7 +37,7 @@ from dispatcher.store.leases import DeadLetterVerdict, Lease, LeaseStore, Result
 from dispatcher.store.locked import LockedRows
 from dispatcher.store.providers import ProviderStore
 from dispatcher.store.statements import Source
-from dispatcher.store.suppressions import SuppressedHashes, SuppressionReader
+from dispatcher.store.suppressions import SuppressionReader, SuppressionsRead
 from dispatcher.worker.breaker_listener import BreakerListener
 from dispatcher.worker.pipeline import Pipeline
 from tests.providers.emails import an_email
@@ -111,10 +111,10 @@ class NobodySuppressed(SuppressionReader):
     async def open_hasher(self) -> AddressHasher:
         return AddressHasher(b"key")
 
-    async def read_all(self) -> SuppressedHashes:
-        return SuppressedHashes(array("Q"), has_domains=False, until="1")
+    async def read_all(self) -> SuppressionsRead:
+        return SuppressionsRead({}, until="1")
 
-    async def read_changed(self, since: str) -> SuppressedHashes:  # noqa: ARG002
+    async def read_changed(self, since: str) -> SuppressionsRead:  # noqa: ARG002
         return await self.read_all()
 
 
@@ -137,6 +137,7 @@ class FakeStore(LeaseStore):
         self.lose: defaultdict[str, deque[bool]] = defaultdict(deque)
         self.refused: set[UUID] = set()
         self.events: list[tuple[str, UUID]] = []
+        self.controls = Controls()
 
     async def _statement(self, name: str, email_ids: Iterable[UUID], commit: Callable[[], Any]) -> Any:
         await asyncio.sleep(0)
@@ -152,7 +153,16 @@ class FakeStore(LeaseStore):
     async def find_database_id(self) -> UUID:
         return UUID(int=1)
 
-    async def lease(self, keys_by_id: dict[UUID, str], lease_seconds: float) -> list[Lease]:  # noqa: ARG002
+    async def read_controls(self) -> Controls:
+        found: Controls = await self._statement("read_controls", (), lambda: self.controls)
+        return found
+
+    async def lease(
+        self,
+        keys_by_id: dict[UUID, str],
+        lease_seconds: float,  # noqa: ARG002
+        paused_tenants: Sequence[str] = (),  # noqa: ARG002
+    ) -> list[Lease]:
         def commit() -> list[Lease]:
             leases = []
             for email_id in keys_by_id:
@@ -267,6 +277,12 @@ class FakeBroker(Consumer):
 
     def requeue(self, delivery: Delivery) -> None:
         self._settle(delivery, "requeue")
+
+    async def pause_lane(self, lane: str) -> None:
+        """Does nothing."""
+
+    async def resume_lane(self, lane: str) -> None:
+        """Does nothing."""
 
     def pause(self) -> None:
         """Does nothing."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -71,8 +72,12 @@ async def test_a_dead_letter_of_an_earlier_failure_is_acked(bench: Bench, hand: 
     assert bench.books.status(email_id) == "failed"
 
 
-@pytest.mark.parametrize("columns", [{"status": "held"}, {"was_uncertain": True}], ids=["held", "failed after silence"])
-async def test_the_dead_letter_of_an_email_that_may_have_arrived_goes_back_to_the_dlq(
+@pytest.mark.parametrize(
+    "columns",
+    [{"status": "held"}, {"was_uncertain": True}, {"expires_at": datetime(2026, 1, 1, tzinfo=UTC)}],
+    ids=["held", "failed after silence", "expired"],
+)
+async def test_the_dead_letter_of_an_email_that_may_not_be_sent_again_goes_back_to_the_dlq(
     bench: Bench, hand: Hand, columns: dict[str, object]
 ) -> None:
     (email_id,) = hand.dead_emails.create(**columns)  # type: ignore[arg-type]

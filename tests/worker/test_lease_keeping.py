@@ -27,7 +27,15 @@ from tests.store.books import Books
 from tests.store.fixtures import DATABASE_ID
 from tests.waiting import until
 from tests.worker.bench import Bench
-from tests.worker.scripted import Act, ScriptedBulk, ScriptedProvider, accept_when_let_go, answer, leave_when_let_go
+from tests.worker.scripted import (
+    Act,
+    ScriptedBulk,
+    ScriptedProvider,
+    accept,
+    accept_when_let_go,
+    answer,
+    leave_when_let_go,
+)
 
 FAR = datetime(2100, 1, 1, tzinfo=UTC)
 LEASE_SECONDS = "6"
@@ -156,6 +164,22 @@ async def test_a_worker_that_lost_a_lease_during_the_wait_for_a_retry_does_not_r
     assert (row["status"], row["lease_token"]) == ("held", 7)
     assert len(bench.provider.calls) == 1
     await bench.nothing_left_on_the_queue()
+
+
+async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench) -> None:
+    bench.provider.always = answer(Deferred(Reason.REFUSED, retry_after=1.0))
+    worker = await bench.start(RETRY_CAP_SECONDS="2")
+    email_id, neighbour = await bench.enqueue(2)
+    await until(lambda: all(bench.books.outcomes(each) == ["deferred"] for each in (email_id, neighbour)))
+    bench.provider.always = accept
+
+    bench.books.change(email_id, proven_by="sendgrid")
+
+    await until(lambda: bench.books.status(neighbour) == "sent")
+    await until(lambda: worker.in_flight == 0)
+    assert bench.provider.accepted == {neighbour: 1}
+    row = bench.books.row(email_id)
+    assert (row["status"], row["attempt_count"], row["proven_by"]) == ("pending", 1, "sendgrid")
 
 
 async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_using_an_attempt(bench: Bench) -> None:

@@ -180,7 +180,8 @@ async def test_content_that_was_deleted_fails_the_email_without_a_call(bench: Be
 
     await bench.settled({"failed": 1})
 
-    assert bench.books.row(email_id)["error_type"] == "content_deleted"
+    row = bench.books.row(email_id)
+    assert (row["error_type"], row["provider"]) == ("content_deleted", "none")
     assert bench.provider.calls == []
 
 
@@ -278,3 +279,15 @@ async def test_after_a_replay_attempts_are_counted_from_zero_and_the_history_is_
 
     await bench.settled({"failed": 1})
     assert [attempt["attempt_number"] for attempt in bench.books.attempts(email_id)] == [4, 5]
+
+
+async def test_the_lanes_maximum_of_attempts_goes_before_the_hosts(bench: Bench) -> None:
+    bench.books.connection.execute("insert into lane_policy (lane, weight, max_attempts) values ('urgent', 50, 2)")
+    bench.provider.always = answer(DEFERRED)
+    await bench.start(MAX_ATTEMPTS="4")
+    urgent, normal = bench.books.enqueue(1, lane="urgent"), bench.books.enqueue(1)
+    await bench.deliver([*urgent, *normal])
+
+    await bench.settled({"failed": 2})
+
+    assert [bench.books.row(each)["attempt_count"] for each in (*urgent, *normal)] == [2, 4]

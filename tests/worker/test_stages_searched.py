@@ -61,7 +61,8 @@ steps = st.one_of(
     st.tuples(st.just("deliver_large"), st.lists(st.sampled_from(sorted(ACTS)), min_size=1, max_size=3)),
     st.tuples(st.just("deliver_again"), numbers),
     st.tuples(
-        st.just("lose"), st.tuples(st.sampled_from(["lease", "record", "release", "is_recorded"]), st.booleans())
+        st.just("lose"),
+        st.tuples(st.sampled_from(["lease", "record", "release", "is_recorded", "renew"]), st.booleans()),
     ),
     st.tuples(st.sampled_from(["lock", "refuse", "take_away"]), numbers),
     st.tuples(st.sampled_from(["unlock", "take_results", "let_go", "void", "age", "lose_channel"]), st.none()),

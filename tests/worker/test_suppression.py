@@ -48,7 +48,7 @@ async def test_an_email_to_suppressed_recipients_only_fails_without_a_dead_lette
     await bench.settled({"failed": 1})
 
     row = bench.books.row(email_id)
-    assert (row["error_type"], row["dead_letter_due_at"]) == ("suppressed", None)
+    assert (row["error_type"], row["dead_letter_due_at"], row["provider"]) == ("suppressed", None, "none")
     assert row["last_error"] == "Every recipient is suppressed: hard_bounce."
     assert bench.books.outcomes(email_id) == ["rejected"]
     assert bench.provider.calls == []
@@ -92,6 +92,23 @@ async def test_entries_of_other_tenants_and_expired_entries_suppress_nobody(benc
     await bench.settled({"sent": 1})
 
     assert bench.books.rows()[0]["last_error"] == "250 ok"
+
+
+async def test_an_entry_of_another_tenant_costs_no_query(bench: Bench) -> None:
+    suppress(bench.books.connection, "example.org", tenant_id="other")
+    suppress(bench.books.connection, "eve@example.org")
+    await bench.start()
+    await bench.enqueue(tenant_id="other")
+    await bench.enqueue(to="eve@example.org")
+    await bench.settled({"failed": 2})  # the worker has read the entries
+    (email_id,) = bench.books.enqueue(to="ann@example.org")
+
+    bench.books.connection.execute("begin")
+    bench.books.connection.execute("lock table suppression in access exclusive mode")
+    await bench.deliver([email_id])
+
+    await until(lambda: bench.books.status(email_id) == "sent")
+    bench.books.connection.execute("rollback")
 
 
 async def test_an_entry_counts_within_two_seconds_and_a_removal_at_once(bench: Bench) -> None:

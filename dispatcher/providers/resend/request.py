@@ -24,7 +24,7 @@ from dispatcher.domain.address import Address, is_plain
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
-from dispatcher.transport.body import Base64Content, Body
+from dispatcher.transport.body import Body, with_attachments
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     addresses,
@@ -58,7 +58,8 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
     """
     try:
         body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)
-        return _with_attachments(body, email.attachments) if email.attachments else body
+        files = [(_described(file), file.content) for file in email.attachments]
+        return with_attachments(body, files) if files else body
     except orjson.JSONEncodeError as error:
         # A lone surrogate, or template data that is not JSON. orjson's text contains only types, no values.
         raise UnrenderableEmail(Reason.INVALID_CONTENT, f"the email cannot be encoded as JSON: {error}") from None
@@ -131,17 +132,6 @@ def _header_value(name: str, value: str) -> str:
 def _tags(tags: Iterable[str]) -> list[Document]:
     values = [_NOT_IN_TAGS.sub("_", tag)[:MAX_TAG_CHARACTERS] for tag in dict.fromkeys(tags) if tag]
     return [{"name": f"tag_{number}", "value": value} for number, value in enumerate(values[:MAX_TAGS], 1)]
-
-
-def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
-    """The request body with the attachments as its last JSON member. Base64 needs no escapes in JSON."""
-    parts: list[bytes | Base64Content] = []
-    before = body[:-1] + b',"attachments":['
-    for file in files:
-        described = orjson.dumps(_described(file))
-        parts += (before + described[:-1] + b',"content":"', Base64Content(file.content))
-        before = b'"},'
-    return Body((*parts, b'"}]}'))
 
 
 def _described(file: OutgoingAttachment) -> Document:

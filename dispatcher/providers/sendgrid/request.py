@@ -36,7 +36,7 @@ from dispatcher.domain.address import Address, is_plain
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
 from dispatcher.providers.contract import BulkEntry, BulkLimits
-from dispatcher.transport.body import Base64Content, Body
+from dispatcher.transport.body import Body, with_attachments
 from dispatcher.transport.mime_headers import (
     UnrenderableEmail,
     addresses,
@@ -75,7 +75,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
-        return _with_attachments(body, email.attachments) if email.attachments else body
+        files = [(_described(file), file.content) for file in email.attachments]
+        return with_attachments(body, files) if files else body
     except orjson.JSONEncodeError as error:
         # The email contains a lone surrogate, or template data that is not JSON. orjson's text contains only types, no
         # values.
@@ -223,17 +224,6 @@ def _header_value(name: str, value: str) -> str:
 def _categories(tags: Iterable[str]) -> list[str]:
     fit = [tag for tag in dict.fromkeys(tags) if tag.isascii() and 0 < len(tag) <= MAX_CATEGORY_CHARACTERS]
     return fit[:MAX_CATEGORIES]
-
-
-def _with_attachments(body: bytes, files: Sequence[OutgoingAttachment]) -> Body:
-    """The request body with the attachments as its last JSON member. Base64 needs no escapes in JSON."""
-    parts: list[bytes | Base64Content] = []
-    before = body[:-1] + b',"attachments":['
-    for file in files:
-        described = orjson.dumps(_described(file))
-        parts += (before + described[:-1] + b',"content":"', Base64Content(file.content))
-        before = b'"},'
-    return Body((*parts, b'"}]}'))
 
 
 def _described(file: OutgoingAttachment) -> Document:

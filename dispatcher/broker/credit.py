@@ -1,0 +1,120 @@
+"""How many more emails may be published to a queue, so that the queue stays shallow.
+
+A queue keeps its order, so no later decision can move an email that is on it. A publisher with a backlog therefore
+keeps only a fraction of a second of work on the queue. It asks RabbitMQ for the number of ready messages while it
+publishes, and learns from two counts how fast workers take messages. Messages in a worker's prefetch window are not
+ready, so the window is a reserve that keeps workers busy between two batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from dispatcher.errors import BrokerUnavailable, TopologyError
+
+TARGET_SECONDS: Final = 0.25
+"""How much work the queue holds, by the rate at which workers take messages."""
+COUNT_SECONDS: Final = 0.05
+"""The shortest time between two counts. A shorter time would make the rate inexact."""
+LONGEST_COUNT_SECONDS: Final = 0.25
+"""The longest time between two counts while workers take no messages."""
+LEAST_EMAILS: Final = 100
+"""The smallest target, for workers that are slow."""
+EMPTY_EMAILS: Final = 1000
+"""The smallest target while the queue is empty: workers take everything, so the rate is unknown. A publisher that uses
+all of it is at a higher target 50 ms later."""
+DECAY: Final = 0.7
+"""How much of the former rate remains if a count shows a lower rate: a short pause of the workers changes little."""
+
+
+class QueueCredit:
+    """The credit of one publisher at one queue. For one event loop."""
+
+    def __init__(self, count_ready: Callable[[], Awaitable[int]]) -> None:
+        """
+        Args:
+            count_ready: Returns the number of ready messages. Raises TopologyError or BrokerUnavailable.
+        """
+        self._count_ready = count_ready
+        self._target = EMPTY_EMAILS
+        self._ready: int | None = None  # emails, at the last count
+        self._published = 0  # emails since then
+        self._messages = 0
+        self._emails_per_message = 1.0
+        self._rate = 0.0
+        self._counted_at = 0.0
+        self._interval = COUNT_SECONDS
+        self._count: asyncio.Task[None] | None = None
+        self._fault: BrokerUnavailable | None = None
+
+    @property
+    def emails(self) -> int:
+        """How many emails may be published now. 0 before the first count.
+
+        Starts a count in the background if half of the credit is used.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ did not answer the last count.
+        """
+        left = 0 if self._ready is None else self._target - self._ready - self._published
+        if left <= self._target // 2 and time.monotonic() >= self._counted_at + self._interval:
+            self._start_count()
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
+        return max(0, left)
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait for more credit."""
+        return max(0.0, self._counted_at + self._interval - time.monotonic()) + 0.001
+
+    def take(self, emails: int) -> None:
+        """Takes credit. A negative number gives unused credit back."""
+        self._published += emails
+
+    def note_messages(self, messages: int) -> None:
+        """Notes in how many messages emails are published, to convert later counts of messages to emails."""
+        self._messages += messages
+
+    async def counted(self) -> None:
+        """Returns when no count is running."""
+        if self._count is not None:
+            await asyncio.wait([self._count])
+
+    async def close(self) -> None:
+        """Ends a running count. Idempotent."""
+        if self._count is not None:
+            self._count.cancel()
+            await asyncio.gather(self._count, return_exceptions=True)
+
+    def _start_count(self) -> None:
+        if self._count is None or self._count.done():
+            self._count = asyncio.create_task(self._note_count())
+
+    async def _note_count(self) -> None:
+        began_at = time.monotonic()
+        published, messages = self._published, self._messages
+        try:
+            found = await self._count_ready()
+        except TopologyError:
+            found = 0  # the publisher reports that messages are unroutable
+        except BrokerUnavailable as fault:
+            self._fault = fault
+            self._counted_at = time.monotonic()
+            return
+        if messages and published > 0:
+            self._emails_per_message = max(1.0, published / messages)
+        ready = round(found * self._emails_per_message)
+        if self._ready is not None:
+            taken = max(0, self._ready + published - ready) / max(COUNT_SECONDS, began_at - self._counted_at)
+            self._rate = max(taken, self._rate * DECAY)
+            self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
+            self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
+        self._ready = ready
+        self._published -= published  # what was published during the count may not be counted
+        self._messages -= messages
+        self._counted_at = began_at

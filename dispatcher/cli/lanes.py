@@ -1,0 +1,215 @@
+"""`dispatcher lanes list|set|unset`: the lanes' shares and policies, and the lanes of senders."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import audit_options, json_option, known_lane
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.table import Table
+from dispatcher.domain.controls import LanePolicy, LaneRule
+from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.status import OnUncertain
+from dispatcher.errors import DispatcherError
+
+if TYPE_CHECKING:
+    from dispatcher.domain.controls import Controls
+    from dispatcher.ops.acts import Act
+    from dispatcher.store.connections import AsyncSession
+
+_MAX_SECONDS = 366 * 86_400
+_SENDER = click.option(
+    "--from", "sender", metavar="SENDER", help="A sender's address (otp@example.com), or a domain (@example.com)."
+)
+
+
+@click.group("lanes")
+def command() -> None:
+    """List the lanes of emails, and set their shares, policies and senders.
+
+    \b
+    Examples:
+      dispatcher lanes list
+      dispatcher lanes set --from otp@example.com urgent
+      dispatcher lanes set urgent --on-uncertain resend
+      dispatcher lanes set bulk --weight 5 --redeliver-for 4h
+      dispatcher lanes unset bulk
+
+    DISPATCHER_LANES names the lanes, most urgent first. Each lane has a send queue of its own, and a share of the
+    workers and of the providers' rates. See docs/lanes.md.
+    """
+
+
+@command.command("list")
+@json_option()
+def list_(*, as_json: bool) -> int:
+    """List every lane with its share and policy, and the lanes of senders.
+
+    \b
+    Examples:
+      dispatcher lanes list
+      dispatcher lanes list --json | jq '.lanes[] | {lane, share}'
+
+    `share` is the lane's share while all lanes have emails. A lane without emails lends its share to the others. "-":
+    the setting of the host (DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS, DISPATCHER_REDELIVER_FOR).
+    """
+    from dispatcher.store.controls import read_controls
+    from dispatcher.store.lanes import list_rules
+
+    settings = load_settings("database_url")
+
+    async def read(session: AsyncSession) -> tuple[Controls, list[LaneRule]]:
+        return await read_controls(session), await list_rules(session)
+
+    controls, rules = run_with_session("lanes", read, settings)
+    weights = LaneWeights(settings.lanes)
+    weights.update(controls.lanes)
+    total = sum(map(weights.of, settings.lanes))
+    lanes = [
+        {
+            **asdict(controls.lanes.get(lane) or LanePolicy(lane, weights.of(lane))),
+            "share": weights.of(lane) / total,
+            "queue": settings.queue_of(lane),
+        }
+        for lane in settings.lanes
+    ]
+    if as_json:
+        print_json({"lanes": lanes, "rules": [asdict(rule) for rule in rules]})
+        return Exit.DONE
+    shown = Table("lane", "share", "weight", "on uncertain", "attempts", "redeliver", "queue")
+    for lane in lanes:
+        seconds = lane["redeliver_seconds"]
+        shown.add(
+            *(lane["lane"], f"{lane['share']:.0%}", f"{lane['weight']:g}", str(lane["on_uncertain"] or "-")),
+            *(str(lane["max_attempts"] or "-"), "-" if seconds is None else f"{seconds:g} s", lane["queue"]),
+        )
+    lines = shown.lines()
+    if rules:
+        senders = Table("sender", "lane")
+        for rule in rules:
+            senders.add(rule.sender, rule.lane)
+        lines += ["", *senders.lines()]
+    print_data("\n".join(lines))
+    return Exit.DONE
+
+
+@command.command("set")
+@click.argument("lane")
+@_SENDER
+@click.option(
+    "--weight",
+    type=click.FloatRange(0, 1_000_000, min_open=True),
+    help="The lane's share of workers and rates, relative to the other lanes that have emails.",
+)
+@click.option(
+    "--on-uncertain",
+    type=click.Choice([each.value for each in OnUncertain]),
+    help="What happens to an email whose outcome is unknown, unless the email sets it.",
+)
+@click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
+@click.option(
+    "--redeliver-for",
+    "redeliver_seconds",
+    type=Age(),
+    metavar="TIME",
+    help="For how long a deferred email is tried again; 0s: not at all.",
+)
+@audit_options(is_required=False)
+def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
+    """Set a lane's share and policy, or the lane of a sender's emails. Options that are not given stay as they are.
+
+    \b
+    Examples:
+      dispatcher lanes set urgent --on-uncertain resend --max-attempts 3
+      dispatcher lanes set bulk --weight 5 --redeliver-for 4h
+      dispatcher lanes set --from otp@example.com urgent
+      dispatcher lanes set --from @news.example.com bulk
+
+    Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
+    whatever its weight. Policies and senders concern emails that are enqueued from now on: they are stored with the
+    email. An email's own lane, and that of its API key, go before the sender's.
+    """
+    from dispatcher.store import lanes
+
+    settings = load_settings("database_url")
+    known_lane(lane, "LANE")
+    author = _author(act, "dispatcher lanes set")
+    given = [name for name, value in values.items() if value is not None]
+    if sender is not None:
+        if given:
+            raise click.UsageError(
+                "--from cannot be combined with --weight, --on-uncertain, --max-attempts or --redeliver-for: they are "
+                "set for a whole lane."
+            )
+        rule = LaneRule(_comparable(sender), lane)
+        run_with_session("lanes", lambda session: lanes.set_rule(session, rule, author), settings)
+        say(f"Emails from {rule.sender} that are enqueued from now on are in the lane {lane}.")
+        return Exit.DONE
+    if not given:
+        raise click.UsageError("Give what to set: --weight, --on-uncertain, --max-attempts, --redeliver-for or --from.")
+    if not 0 <= (values["redeliver_seconds"] or 0) <= _MAX_SECONDS:
+        raise click.BadParameter("must be at most 366 days.", param_hint="'--redeliver-for'")
+    default_weight = LaneWeights(settings.lanes).of(lane)
+    run_with_session(
+        "lanes",
+        lambda session: lanes.set_policy(session, lane, values, author, default_weight=default_weight),
+        settings,
+    )
+    say(f"Set the lane {lane}.")
+    return Exit.DONE
+
+
+@command.command("unset")
+@click.argument("lane", required=False)
+@_SENDER
+@audit_options(is_required=False)
+def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
+    """Delete what was set for a lane, or for a sender.
+
+    \b
+    Examples:
+      dispatcher lanes unset bulk
+      dispatcher lanes unset --from otp@example.com
+    """
+    from dispatcher.store import lanes
+
+    if (lane is None) == (sender is None):
+        raise click.UsageError("Give a lane or --from SENDER.")
+    settings = load_settings("database_url")
+    author = _author(act, "dispatcher lanes unset")
+    subject = lane or _comparable(str(sender))
+    change = lanes.unset_policy if lane else lanes.unset_rule
+    if not run_with_session("lanes", lambda session: change(session, subject, author), settings):
+        raise DispatcherError(f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list`.")
+    say(f"Unset {subject}.")
+    return Exit.DONE
+
+
+def _author(act: Act | None, reason: str) -> dict[str, str]:
+    from dispatcher.ops.acts import Act as Made
+
+    decided = act or Made.of(None, reason)
+    return {"actor": decided.actor, "reason": decided.reason}
+
+
+def _comparable(sender: str) -> str:
+    """The sender as a rule stores it.
+
+    Raises:
+        UsageError: It is neither an address nor a domain.
+    """
+    from dispatcher.store.comparable_address import comparable_address
+
+    try:
+        if sender.startswith("@"):
+            return comparable_address(f"x{sender}").removeprefix("x")
+        return comparable_address(sender)
+    except ValueError as error:
+        raise click.UsageError(f"--from {sender!r} {error}.") from None

@@ -1,0 +1,150 @@
+"""`dispatcher pause` and `dispatcher resume`: stop sending for a while, and continue."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.table import Table
+from dispatcher.domain.controls import PauseScope
+from dispatcher.domain.email_rules import tenant
+from dispatcher.errors import InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.config import Settings
+    from dispatcher.domain.controls import Pause
+    from dispatcher.ops.acts import Act
+
+_LIST: Final = "list"
+_NAME: Final = click.argument("name", required=False)
+
+
+@click.command("pause")
+@click.argument("scope", type=click.Choice([*(each.value for each in PauseScope), _LIST]))
+@_NAME
+@click.option("--for", "seconds", type=Age(), metavar="TIME", help="When the pause ends by itself: 30m, 2h, 3d.")
+@audit_options(is_required=False)
+@json_option()
+def command(scope: str, name: str | None, seconds: float | None, act: Act | None, as_json: bool) -> int:
+    """Stop sending: everything, or one lane, tenant or provider. Or list what is paused.
+
+    \b
+    Examples:
+      dispatcher pause provider sendgrid --for 2h --reason "planned maintenance"
+      dispatcher pause tenant acme --reason "complaints: see ticket 4711"
+      dispatcher pause lane bulk --reason "the sale waits for legal"
+      dispatcher pause all --for 30m --reason "database move"
+      dispatcher pause list
+
+    All hosts follow within two seconds. Applications may enqueue meanwhile: emails wait. Emails that are already on the
+    wire to a provider end as usual. A pause survives restarts, and lasts until `dispatcher resume`, or for the time of
+    --for. To change the end or the reason of a pause, pause again.
+
+    While a provider is paused, the other providers of DISPATCHER_PROVIDERS take over its emails, as while its circuit
+    breaker is open. Emails that only this provider can send wait.
+
+    The reason is shown by `dispatcher status`, and recorded in the audit log.
+    """
+    settings = load_settings("database_url")
+    if scope == _LIST:
+        if name or seconds or act:
+            raise click.UsageError("`dispatcher pause list` takes no name, no --for and no --reason.")
+        return _list(settings, as_json=as_json)
+    if act is None:
+        raise click.UsageError("Missing option '--reason'.")
+    from dispatcher.ops import pausing
+
+    found, target = PauseScope(scope), _target(PauseScope(scope), name, settings)
+    if seconds is not None and not 0 < seconds <= pausing.MAX_SECONDS:
+        raise click.BadParameter("must be more than 0 s and at most 366 days.", param_hint="'--for'")
+    pause = run_with_session(
+        "pause", lambda session: pausing.pause(session, found, target, act, seconds=seconds), settings
+    )
+    if as_json:
+        print_json(_document(pause))
+    else:
+        end = _time(pause) if pause.until else f"`dispatcher resume {scope}{f' {target}' if target else ''}`"
+        say(f"Paused {pause.subject} until {end}. All hosts follow within two seconds.")
+    return Exit.DONE
+
+
+@click.command("resume")
+@click.argument("scope", type=click.Choice([each.value for each in PauseScope]))
+@_NAME
+@audit_options(is_required=False)
+def resume(scope: str, name: str | None, act: Act | None) -> int:
+    """End a pause: of everything, or of one lane, tenant or provider.
+
+    \b
+    Examples:
+      dispatcher resume provider sendgrid
+      dispatcher resume tenant acme --reason "the list is clean now"
+
+    Other pauses stay in force: after `dispatcher resume all`, a paused tenant is still paused.
+    """
+    from dispatcher.ops import pausing
+    from dispatcher.ops.acts import Act as Made
+
+    settings = load_settings("database_url")
+    found, decided = PauseScope(scope), act or Made.of(None, "dispatcher resume")
+    target = _target(found, name, settings, is_new=False)
+    pause = run_with_session("resume", lambda session: pausing.resume(session, found, target, decided), settings)
+    say(f"Resumed {pause.subject}. All hosts follow within two seconds.")
+    return Exit.DONE
+
+
+def _target(scope: PauseScope, name: str | None, settings: Settings, *, is_new: bool = True) -> str:
+    """The name of what is paused; empty for everything.
+
+    Args:
+        is_new: Whether the name must exist. A pause of a lane or provider that was removed can still be ended.
+    """
+    if (scope is PauseScope.ALL) == (name is not None):
+        raise click.UsageError("`all` takes no name." if name else f"Give the name of the {scope}.")
+    if not name:
+        return ""
+    if scope is PauseScope.TENANT:
+        try:
+            return tenant(name)
+        except InvalidEmail as error:
+            raise click.UsageError(f"The tenant's name {error.reason}.") from None
+    known = settings.lanes if scope is PauseScope.LANE else settings.providers
+    if is_new and name not in known:
+        setting = "DISPATCHER_LANES" if scope is PauseScope.LANE else "DISPATCHER_PROVIDERS"
+        raise click.UsageError(f"There is no {scope} {name!r}. {setting} has: {', '.join(known)}.")
+    return name
+
+
+def _list(settings: Settings, *, as_json: bool) -> int:
+    from dispatcher.store.controls import list_pauses
+
+    pauses = run_with_session("pause", list_pauses, settings)
+    if as_json:
+        print_json([_document(pause) for pause in pauses])
+        return Exit.DONE
+    if not pauses:
+        say("Nothing is paused.")
+        return Exit.DONE
+    shown = Table("paused", "until", "by", "reason")
+    for pause in pauses:
+        shown.add(pause.subject, _time(pause) if pause.until else "-", pause.actor, pause.reason)
+    print_data("\n".join(shown.lines()))
+    return Exit.DONE
+
+
+def _time(pause: Pause) -> str:
+    assert pause.until is not None
+    return f"{pause.until.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _document(pause: Pause) -> dict[str, Any]:
+    return asdict(pause)

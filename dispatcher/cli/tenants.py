@@ -1,0 +1,127 @@
+"""`dispatcher tenants list|set|unset`: tenants' rates and shares."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from dispatcher.cli.environment import load_settings
+from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
+from dispatcher.cli.table import Table
+from dispatcher.domain.email_rules import tenant
+from dispatcher.errors import DispatcherError, InvalidEmail
+
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
+
+
+@click.group("tenants")
+def command() -> None:
+    """List and set the rates and shares of tenants.
+
+    \b
+    Examples:
+      dispatcher tenants list
+      dispatcher tenants set acme --per-second 50 --weight 2
+      dispatcher tenants unset acme
+
+    Within a lane, tenants take turns. A tenant without a limit has weight 1 and no ceiling.
+    """
+
+
+@command.command("list")
+@json_option()
+def list_(*, as_json: bool) -> int:
+    """List the tenants for which something is set.
+
+    \b
+    Examples:
+      dispatcher tenants list
+      dispatcher tenants list --json | jq -r '.[].tenant_id'
+    """
+    from dispatcher.store.controls import read_controls
+
+    limits = run_with_session("tenants", read_controls, load_settings("database_url")).tenants.values()
+    if as_json:
+        print_json([asdict(limit) for limit in limits])
+    elif limits:
+        shown = Table("tenant", "weight", "per second")
+        for limit in limits:
+            shown.add(
+                limit.tenant_id, f"{limit.weight:g}", "-" if limit.per_second is None else f"{limit.per_second:g}"
+            )
+        print_data("\n".join(shown.lines()))
+    else:
+        say("Nothing is set: all tenants have weight 1 and no ceiling.")
+    return Exit.DONE
+
+
+@command.command("set")
+@click.argument("tenant_id", metavar="TENANT")
+@click.option(
+    "--per-second",
+    type=click.FloatRange(0, 1_000_000, min_open=True),
+    metavar="N",
+    help="The most emails per second, all hosts together.",
+)
+@click.option(
+    "--weight",
+    type=click.FloatRange(0, 1_000_000, min_open=True),
+    help="The share within a lane, relative to the other tenants that have due emails.",
+)
+@audit_options(is_required=False)
+def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Act | None) -> int:
+    """Set a tenant's rate and share, for all hosts within two seconds. What is not given stays as it is.
+
+    \b
+    Examples:
+      dispatcher tenants set acme --per-second 50 --weight 2
+    """
+    from dispatcher.store import lanes
+
+    if per_second is None and weight is None:
+        raise click.UsageError("Give what to set: --per-second or --weight.")
+    name, author = _tenant(tenant_id), _author(act, "dispatcher tenants set")
+    values = {"per_second": per_second, "weight": weight}
+    limit = run_with_session("tenants", lambda session: lanes.set_limit(session, name, values, author))
+    ceiling = "no ceiling" if limit.per_second is None else f"at most {limit.per_second:g} emails per second"
+    say(f"Tenant {name}: weight {limit.weight:g}, {ceiling}.")
+    return Exit.DONE
+
+
+@command.command("unset")
+@click.argument("tenant_id", metavar="TENANT")
+@audit_options(is_required=False)
+def unset(tenant_id: str, act: Act | None) -> int:
+    """Delete what was set for a tenant: weight 1, no ceiling.
+
+    \b
+    Example:
+      dispatcher tenants unset acme
+    """
+    from dispatcher.store import lanes
+
+    name, author = _tenant(tenant_id), _author(act, "dispatcher tenants unset")
+    if not run_with_session("tenants", lambda session: lanes.unset_limit(session, name, author)):
+        raise DispatcherError(f"Nothing is set for tenant {name}.", remedy="See `dispatcher tenants list`.")
+    say(f"Unset tenant {name}.")
+    return Exit.DONE
+
+
+def _tenant(text: str) -> str:
+    try:
+        return tenant(text)
+    except InvalidEmail as error:
+        raise click.UsageError(f"The tenant's name {error.reason}.") from None
+
+
+def _author(act: Act | None, reason: str) -> dict[str, str]:
+    from dispatcher.ops.acts import Act as Made
+
+    decided = act or Made.of(None, reason)
+    return {"actor": decided.actor, "reason": decided.reason}

@@ -1,0 +1,159 @@
+"""What operators set for all hosts: lanes, tenants' limits, pauses. Values without I/O; `store.controls` reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from dispatcher.domain.status import OnUncertain
+
+NORMAL: Final = "normal"
+"""The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
+DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
+"""Most urgent first."""
+
+
+def send_queue(queue: str, lane: str) -> str:
+    """The send queue of a lane.
+
+    Args:
+        queue: The send queue of the normal lane.
+    """
+    return queue if lane == NORMAL else f"{queue}.{lane}"
+
+
+LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+"""The name of a lane."""
+
+
+class PauseScope(StrEnum):
+    """What a pause stops; the value of `pause.scope`."""
+
+    ALL = "all"
+    LANE = "lane"
+    TENANT = "tenant"
+    PROVIDER = "provider"
+
+
+def subject_of(scope: PauseScope, name: str) -> str:
+    """What a pause of this scope and name stops, such as `tenant acme`."""
+    return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A pause that an operator began.
+
+    Attributes:
+        name: The lane, tenant or provider; empty for `all`.
+        until: When it ends by itself; None: only by `dispatcher resume`.
+        actor: Who began it.
+        began_at: By PostgreSQL's clock, as `until`.
+    """
+
+    scope: PauseScope
+    name: str
+    until: datetime | None
+    reason: str
+    actor: str
+    began_at: datetime
+
+    @property
+    def subject(self) -> str:
+        """What is paused, such as `tenant acme`."""
+        return subject_of(self.scope, self.name)
+
+    @property
+    def login(self) -> str:
+        """The actor without the host, because tenants may read it."""
+        return self.actor.partition("@")[0]
+
+    def describe(self) -> str:
+        """A sentence such as `Tenant acme is paused until 2026-11-23 14:00 UTC by ann: maintenance.`"""
+        until = f" until {self.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if self.until else ""
+        return (
+            f"{self.subject[0].upper()}{self.subject[1:]} is paused{until} by {self.login}: {self.reason.rstrip('.')}."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LanePolicy:
+    """What an operator set for a lane.
+
+    Attributes:
+        weight: Its share of workers and rates, relative to the other lanes that have emails.
+        on_uncertain: For emails that set none of their own; None: the setting of the host.
+        max_attempts: None: the setting of the host.
+        redeliver_seconds: For how long a deferred email is tried again; None: the setting of the host.
+    """
+
+    lane: str
+    weight: float
+    on_uncertain: OnUncertain | None = None
+    max_attempts: int | None = None
+    redeliver_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaneRule:
+    """The lane of a sender's emails, unless the email or its API key has a lane.
+
+    Attributes:
+        sender: An address, or a domain as `@example.com`, in lower case.
+    """
+
+    sender: str
+    lane: str
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLimit:
+    """What an operator set for a tenant.
+
+    Attributes:
+        weight: Its share within a lane, relative to the other tenants that have due emails.
+        per_second: The most emails per second, all hosts together; None: no limit.
+    """
+
+    tenant_id: str
+    weight: float = 1.0
+    per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Controls:
+    """Everything that operators set, as read at one moment. Contains no pause that has ended."""
+
+    pauses: tuple[Pause, ...] = ()
+    lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: MappingProxyType({}))
+    tenants: Mapping[str, TenantLimit] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def paused_tenants(self) -> tuple[str, ...]:
+        """The tenants of which nothing may be sent."""
+        return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
+
+    @property
+    def paused_lanes(self) -> tuple[str, ...]:
+        """The lanes that are paused by name."""
+        return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.LANE)
+
+    def pause_of_lane(self, lane: str) -> Pause | None:
+        """The pause that stops a whole lane, of this lane or of everything; None if there is none."""
+        return self._find(PauseScope.ALL, "") or self._find(PauseScope.LANE, lane)
+
+    def pause_of_tenant(self, tenant_id: str) -> Pause | None:
+        """The pause of a tenant; None if there is none."""
+        return self._find(PauseScope.TENANT, tenant_id)
+
+    def pause_of_provider(self, provider: str) -> Pause | None:
+        """The pause of a provider; None if there is none."""
+        return self._find(PauseScope.PROVIDER, provider)
+
+    def _find(self, scope: PauseScope, name: str) -> Pause | None:
+        return next((pause for pause in self.pauses if pause.scope is scope and pause.name == name), None)

@@ -1,0 +1,57 @@
+"""The lanes' shares of workers and rates, as one process last read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from dispatcher.domain.controls import DEFAULT_LANES, NORMAL, LanePolicy
+
+URGENT_WEIGHT: Final = 50.0
+NORMAL_WEIGHT: Final = 40.0
+BULK_WEIGHT: Final = 10.0
+URGENT_SHARE: Final = 0.2
+"""The least share of the most urgent lane while it has emails, so that no weight of another lane can starve it."""
+
+
+class LaneWeights:
+    """The weight of each lane: what an operator set, else by its position in DISPATCHER_LANES.
+
+    Attributes:
+        lanes: Most urgent first.
+    """
+
+    def __init__(self, lanes: Sequence[str] = DEFAULT_LANES) -> None:
+        """
+        Args:
+            lanes: Most urgent first.
+        """
+        self.lanes = tuple(lanes)
+        self.update({})
+
+    @property
+    def urgent(self) -> str | None:
+        """The most urgent lane; None if `normal` is."""
+        return None if self.lanes[0] == NORMAL else self.lanes[0]
+
+    def update(self, policies: Mapping[str, LanePolicy]) -> None:
+        """Replaces what operators set.
+
+        Args:
+            policies: By lane.
+        """
+        normal_at = self.lanes.index(NORMAL)
+        self._weights = {
+            lane: policies[lane].weight
+            if lane in policies
+            else (URGENT_WEIGHT if at < normal_at else NORMAL_WEIGHT if at == normal_at else BULK_WEIGHT)
+            for at, lane in enumerate(self.lanes)
+        }
+        if self.urgent is not None:
+            others = sum(self._weights.values()) - self._weights[self.urgent]
+            least = others * URGENT_SHARE / (1 - URGENT_SHARE)
+            self._weights[self.urgent] = max(self._weights[self.urgent], least)
+
+    def of(self, lane: str) -> float:
+        """The weight of a lane, above 0."""
+        return self._weights.get(lane, NORMAL_WEIGHT)

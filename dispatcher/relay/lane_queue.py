@@ -1,0 +1,72 @@
+"""The send queue of a lane, as the relay uses it: how many more emails it takes, and publishing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dispatcher.broker.credit import QueueCredit
+from dispatcher.broker.outgoing import Outgoing
+from dispatcher.broker.pointer import Pointer
+from dispatcher.relay.queue_writer import QueueWriter
+from dispatcher.store.outbox import DuePointer
+from dispatcher.telemetry.log import get_log
+
+
+class LaneQueue:
+    """The send queue of a lane."""
+
+    def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str, *, bundle: int) -> None:
+        """
+        Args:
+            queue: The routing key.
+            bundle: The most emails per message.
+        """
+        self._writer = writer
+        self._credit = credit
+        self._queue = queue
+        self._bundle = bundle
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may be published to the queue now: no pause after a refusal is running."""
+        return self._writer.is_open
+
+    @property
+    def room(self) -> int:
+        """How many emails may be published now.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ does not report how many messages are on the queue.
+        """
+        return self._credit.emails if self._writer.is_open else 0
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait for more room."""
+        return self._credit.wait_seconds
+
+    def take(self, emails: int) -> None:
+        """Takes room. A negative number gives unused room back."""
+        self._credit.take(emails)
+
+    async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
+        """Publishes emails for which room was taken; returns which emails were confirmed.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ confirmed no message.
+        """
+        pointers = [Pointer(row.email_id, row.message_key, row.correlation_id, row.traceparent) for row in due]
+        messages, message_of = Outgoing.of_pointers(self._queue, pointers, self._bundle)
+        self._credit.note_messages(len(messages))
+        answers = await self._writer.publish(messages)
+        confirmed = [answers[index] for index in message_of]
+        get_log().debug("relay.published", count=self._writer.count(confirmed))
+        return confirmed
+
+    async def counted(self) -> None:
+        """Returns when it is known how many messages are on the queue."""
+        await self._credit.counted()
+
+    async def close(self) -> None:
+        """Ends a running count. Idempotent."""
+        await self._credit.close()

@@ -1,0 +1,166 @@
+"""Decides how many due emails of each lane and tenant may be published now.
+
+A lane's queue has room for some emails. Within the lane, tenants take turns by weight. A paused lane or tenant gets no
+turns, and a tenant with a ceiling gets at most its tokens. Turns and tokens are in the leader's memory: a new leader
+starts with empty buckets, so a change of the leader never exceeds a ceiling.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from dispatcher.domain.controls import NORMAL, Controls, TenantLimit
+from dispatcher.domain.turns import Turns
+from dispatcher.store.outbox import DuePointer, Tenant
+
+BURST_SECONDS: Final = 0.5
+"""The size of a tenant's bucket, in seconds. The relay looks for due emails several times in this time."""
+
+
+class SendQueue(Protocol):
+    """The send queue of a lane; see `LaneQueue`."""
+
+    @property
+    def room(self) -> int: ...
+
+    @property
+    def wait_seconds(self) -> float: ...
+
+    def take(self, emails: int) -> None: ...
+
+    async def publish(self, due: Sequence[DuePointer]) -> list[bool]: ...
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """The tokens of a tenant that has a ceiling."""
+
+    limit: TenantLimit
+    tokens: float = 0.0
+    filled_at: float = field(default_factory=time.monotonic)
+
+    def fill(self) -> float:
+        now = time.monotonic()
+        rate = self.limit.per_second or 0.0
+        self.tokens = min(self.tokens + rate * (now - self.filled_at), max(1.0, rate * BURST_SECONDS))
+        self.filled_at = now
+        return self.tokens
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long to wait for the next token."""
+        return max(0.0, 1.0 - self.tokens) / (self.limit.per_second or 1.0)
+
+
+class Shares:
+    """The shares of lanes and tenants in the leader's publishing."""
+
+    def __init__(self, queues: Mapping[str, SendQueue]) -> None:
+        """
+        Args:
+            queues: The send queue of each lane, most urgent first.
+        """
+        self._queues = queues
+        self._controls = Controls()
+        self._buckets: dict[str, _Bucket] = {}
+        self._turns: dict[str, Turns] = {}
+        self._wait_seconds = math.inf
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the emails that the last `allot` left out must wait for room or tokens."""
+        return self._wait_seconds
+
+    @property
+    def paused_lanes(self) -> tuple[str, ...]:
+        """The lanes that are paused."""
+        return self._controls.paused_lanes
+
+    def set_controls(self, controls: Controls) -> None:
+        """Applies what operators set."""
+        self._controls = controls
+        limited = {name: limit for name, limit in controls.tenants.items() if limit.per_second is not None}
+        self._buckets = {name: self._buckets.get(name) or _Bucket(limit) for name, limit in limited.items()}
+        for name, bucket in self._buckets.items():
+            bucket.limit = limited[name]
+
+    def queue_of(self, lane: str) -> SendQueue:
+        """The send queue of a lane. Emails of a lane that this host does not know are sent in the normal lane."""
+        return self._queues.get(lane) or self._queues[NORMAL]
+
+    def allot(self, waiting: Mapping[Tenant, int], most: int) -> list[Tenant]:
+        """The next turns, in order; each is for one email. Takes room, turns and tokens for them.
+
+        Args:
+            waiting: How many due emails each tenant has, at most.
+            most: The most turns.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ does not report how many messages are on a queue.
+        """
+        self._wait_seconds = math.inf
+        lanes: dict[str, dict[str, int]] = {}
+        for (lane, tenant_id), emails in waiting.items():
+            if self._controls.pause_of_lane(lane) is None and (allowed := self._allowed(tenant_id, emails)):
+                lanes.setdefault(lane, {})[tenant_id] = allowed
+        rooms = {lane: self._room(lane) for lane in sorted(lanes, key=self._urgency)}
+        open_lanes = [lane for lane, room in rooms.items() if room]
+        order: list[Tenant] = []
+        for lane in open_lanes:
+            # Lanes have separate queues, so they share only the relay's own time: equally.
+            turns = min(self._room(lane), max(1, most // len(open_lanes)))
+            order += self._allot_in(lane, lanes[lane], turns)
+        return order
+
+    def give_back(self, tenant: Tenant, emails: int) -> None:
+        """Gives back unused turns of `allot`, with their room and tokens."""
+        lane, tenant_id = tenant
+        self._turns[lane].charge(tenant_id, -emails)
+        self._take(lane, tenant_id, -emails)
+
+    def _allot_in(self, lane: str, waiting: dict[str, int], most: int) -> list[Tenant]:
+        for tenant_id in waiting.keys() & self._buckets.keys():  # another lane may have taken tokens
+            waiting[tenant_id] = min(waiting[tenant_id], int(self._buckets[tenant_id].tokens))
+        turns = self._turns.get(lane)
+        if turns is None:
+            turns = self._turns[lane] = Turns(self._weight_of)
+        order = turns.allot(waiting, most)
+        for tenant_id, emails in Counter(order).items():
+            self._take(lane, tenant_id, emails)
+        return [(lane, tenant_id) for tenant_id in order]
+
+    def _allowed(self, tenant_id: str, emails: int) -> int:
+        """How many of a tenant's emails its pause and its ceiling allow."""
+        if self._controls.pause_of_tenant(tenant_id) is not None:
+            return 0
+        bucket = self._buckets.get(tenant_id)
+        if bucket is None:
+            return emails
+        tokens = int(bucket.fill())
+        if not tokens:
+            self._wait_seconds = min(self._wait_seconds, bucket.wait_seconds)
+        return min(emails, tokens)
+
+    def _room(self, lane: str) -> int:
+        queue = self.queue_of(lane)
+        room = queue.room
+        if not room:
+            self._wait_seconds = min(self._wait_seconds, queue.wait_seconds)
+        return room
+
+    def _take(self, lane: str, tenant_id: str, emails: int) -> None:
+        self.queue_of(lane).take(emails)
+        if bucket := self._buckets.get(tenant_id):
+            bucket.tokens -= emails
+
+    def _urgency(self, lane: str) -> int:
+        return next((at for at, name in enumerate(self._queues) if name == lane), len(self._queues))
+
+    def _weight_of(self, tenant_id: str) -> float:
+        limit = self._controls.tenants.get(tenant_id)
+        return 1.0 if limit is None else limit.weight

@@ -1,0 +1,47 @@
+"""How many attempts a worker makes at one provider at the same time. If more emails wait, their lanes take turns.
+
+An adapter's pool serves in order of arrival. Without this gate, a slow provider would make an urgent email wait for all
+emails of other lanes that arrived before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import Turns
+
+
+class Gate:
+    """The slots of one provider's connections in one worker."""
+
+    def __init__(self, slots: int, weights: LaneWeights) -> None:
+        self._free = slots
+        self._turns = Turns(weights.of)
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {lane: deque() for lane in weights.lanes}
+
+    async def acquire(self, lane: str) -> None:
+        """Waits for a slot. Call `release` when the attempt has ended."""
+        if self._free:
+            self._free -= 1
+            return
+        slot: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(lane, deque()).append(slot)
+        try:
+            await slot
+        except asyncio.CancelledError:
+            if not slot.cancelled():
+                self.release()
+            raise
+
+    def release(self) -> None:
+        """Gives the slot to the next email."""
+        while lanes := [lane for lane, line in self._waiting.items() if line]:
+            lane = self._turns.next(lanes)
+            slot = self._waiting[lane].popleft()
+            if not slot.done():
+                self._turns.charge(lane)
+                slot.set_result(None)
+                return
+        self._free += 1

@@ -1,0 +1,31 @@
+"""The canonical forms in which sender addresses and domains are compared."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from dispatcher.domain.address import parse_address
+
+
+def comparable_domain(domain: str) -> str:
+    """A domain's canonical form for comparison: in lower case; an internationalized domain as A-labels (`xn--…`)."""
+    lowered = domain.lower().rstrip(".")
+    if lowered.isascii():
+        return lowered
+    import idna  # rarely needed, and slow to import
+
+    try:
+        return idna.encode(lowered, uts46=True).decode()
+    except idna.IDNAError:
+        return lowered
+
+
+@lru_cache(1024)
+def comparable_address(text: str) -> str:
+    """An address's canonical form for comparison, without its display name.
+
+    Raises:
+        ValueError: the address is invalid.
+    """
+    address = parse_address(text)
+    return f"{address.local.lower()}@{comparable_domain(address.domain)}"

@@ -1,0 +1,60 @@
+"""Reads what operators set for all hosts: lanes, tenants' limits, pauses. Begins and ends pauses."""
+
+from __future__ import annotations
+
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.controls import Controls, LanePolicy, Pause, PauseScope, TenantLimit
+from dispatcher.store.connections import Session
+from dispatcher.store.statements import Source, fetch, fetch_sync
+
+READ_SECONDS: Final = 1.0
+"""How often each process reads the controls, so that a change is in force on all hosts within two seconds."""
+
+
+async def read_controls(source: Source) -> Controls:
+    """Reads all controls.
+
+    Raises:
+        StoreUnavailable: PostgreSQL cannot be reached.
+    """
+    pauses = await list_pauses(source)
+    lanes = await fetch(source, "list_lane_policies", into=LanePolicy)
+    tenants = await fetch(source, "list_tenant_limits", into=TenantLimit)
+    return Controls(tuple(pauses), {each.lane: each for each in lanes}, {each.tenant_id: each for each in tenants})
+
+
+async def list_pauses(source: Source) -> list[Pause]:
+    """The pauses in force, in the order in which they began."""
+    return await fetch(source, "list_pauses", into=Pause)
+
+
+def list_pauses_sync(connection: Session) -> list[Pause]:
+    """As `list_pauses`, on a synchronous connection."""
+    return fetch_sync(connection, "list_pauses", into=Pause)
+
+
+async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
+    """The pauses in force that may stop an email: of everything, of its lane, of its tenant, and of every provider."""
+    return await fetch(source, "find_pauses_of", {"email_id": email_id}, into=Pause)
+
+
+async def begin_pause(
+    source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
+) -> Pause:
+    """Begins a pause, or changes the end and the reason of a pause that is in force; audited in the same commit.
+
+    Args:
+        name: Empty for `PauseScope.ALL`.
+        seconds: How long the pause lasts from now; None: until `end_pause`.
+    """
+    parameters = {"scope": scope, "name": name, "seconds": seconds, "actor": actor, "reason": reason}
+    (pause,) = await fetch(source, "begin_pause", parameters, into=Pause)
+    return pause
+
+
+async def end_pause(source: Source, scope: PauseScope, name: str, *, actor: str, reason: str) -> Pause | None:
+    """Ends a pause, audited in the same commit. Returns the pause; None if it was not in force."""
+    parameters = {"scope": scope, "name": name, "actor": actor, "reason": reason}
+    return next(iter(await fetch(source, "end_pause", parameters, into=Pause)), None)

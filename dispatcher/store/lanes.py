@@ -1,0 +1,61 @@
+"""Writes what operators set for lanes, senders and tenants. Each statement also writes the audit log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dispatcher.domain.controls import LanePolicy, LaneRule, TenantLimit
+from dispatcher.store.statements import Source, fetch
+
+Author = Mapping[str, str]
+"""The audit log's `actor` and `reason`."""
+
+
+async def list_rules(source: Source) -> list[LaneRule]:
+    """The lanes of senders, by sender."""
+    return await fetch(source, "list_lane_rules", into=LaneRule)
+
+
+async def set_policy(
+    source: Source, lane: str, values: Mapping[str, Any], author: Author, *, default_weight: float
+) -> LanePolicy:
+    """Sets the values that are not None, and keeps the others.
+
+    Args:
+        values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
+        default_weight: The weight of a lane for which nothing was set.
+    """
+    parameters = {"lane": lane, "default_weight": default_weight, **values, **author}
+    (policy,) = await fetch(source, "set_lane_policy", parameters, into=LanePolicy)
+    return policy
+
+
+async def unset_policy(source: Source, lane: str, author: Author) -> bool:
+    """Deletes what operators set for a lane; False if nothing was set."""
+    return bool(await fetch(source, "unset_lane_policy", {"lane": lane, **author}))
+
+
+async def set_rule(source: Source, rule: LaneRule, author: Author) -> None:
+    """Sets the lane of a sender's emails."""
+    await fetch(source, "set_lane_rule", {"sender": rule.sender, "lane": rule.lane, **author})
+
+
+async def unset_rule(source: Source, sender: str, author: Author) -> bool:
+    """Deletes the lane of a sender's emails; False if there is no such rule."""
+    return bool(await fetch(source, "unset_lane_rule", {"sender": sender, **author}))
+
+
+async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], author: Author) -> TenantLimit:
+    """Sets the values that are not None, and keeps the others.
+
+    Args:
+        values: `weight` and `per_second`.
+    """
+    (limit,) = await fetch(source, "set_tenant_limit", {"tenant_id": tenant_id, **values, **author}, into=TenantLimit)
+    return limit
+
+
+async def unset_limit(source: Source, tenant_id: str, author: Author) -> bool:
+    """Deletes what operators set for a tenant; False if nothing was set."""
+    return bool(await fetch(source, "unset_tenant_limit", {"tenant_id": tenant_id, **author}))

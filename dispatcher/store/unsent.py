@@ -1,0 +1,111 @@
+"""Pending and waiting emails: cancels or reschedules them, and selects them by a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from dispatcher.domain.status import Status
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import fetch
+
+
+@dataclass(frozen=True, slots=True)
+class UnsentFilter:
+    """A filter for pending and waiting emails; a field that is None does not filter.
+
+    Attributes:
+        status: `pending` or `waiting`.
+        older_than_seconds: Enqueued longer ago than this.
+        newer_than_seconds: Enqueued less long ago than this.
+        email_ids: Only these emails.
+    """
+
+    status: Status | None = None
+    tenant_id: str | None = None
+    lane: str | None = None
+    correlation_id: str | None = None
+    older_than_seconds: float | None = None
+    newer_than_seconds: float | None = None
+    email_ids: tuple[UUID, ...] | None = None
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """The active filters by name, without the ids."""
+        return {name: value for name, value in asdict(self).items() if name != "email_ids" and value is not None}
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters of the statements."""
+        return {**asdict(self), "email_ids": None if self.email_ids is None else list(self.email_ids)}
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What the row of an email decided.
+
+    Attributes:
+        status: The status before the change.
+        is_changed: Whether the email was cancelled or rescheduled.
+        expires_first: Whether the email was not rescheduled because it expires before the new time.
+    """
+
+    email_id: UUID
+    status: Status
+    is_changed: bool
+    expires_first: bool
+
+
+async def cancel_emails(
+    session: AsyncSession, email_ids: Collection[UUID], *, tenant_id: str | None, actor: str, reason: str
+) -> list[Decision]:
+    """Cancels the emails that are pending or waiting, in one audited commit. Leaves out ids that no email has.
+
+    Args:
+        tenant_id: Only emails of this tenant; None for all.
+
+    Raises:
+        StoreBusy: another transaction holds a lock on one of the rows; nothing was changed.
+    """
+    if not email_ids:
+        return []
+    parameters = {**ids_within(set(email_ids)), "tenant_id": tenant_id, "actor": actor, "reason": reason}
+    return await fetch(session, "cancel_emails", parameters, into=Decision)
+
+
+async def reschedule_emails(
+    session: AsyncSession,
+    email_ids: Collection[UUID],
+    send_at: datetime,
+    *,
+    tenant_id: str | None,
+    actor: str,
+    reason: str,
+) -> list[Decision]:
+    """As `cancel_emails`, but lets the emails wait until `send_at`; a time that has passed means at once."""
+    if not email_ids:
+        return []
+    ids = ids_within(set(email_ids))
+    parameters = {**ids, "send_at": send_at, "tenant_id": tenant_id, "actor": actor, "reason": reason}
+    return await fetch(session, "reschedule_emails", parameters, into=Decision)
+
+
+async def count_unsent(
+    session: AsyncSession, selected: UnsentFilter, *, sample: int, most: int | None = None
+) -> dict[Status, tuple[int, list[UUID]]]:
+    """The selected emails by status: their number and the first `sample` ids.
+
+    Args:
+        most: Count at most this many emails.
+    """
+    rows = await fetch(session, "count_unsent", {**selected.parameters, "sample": sample, "most": most})
+    return {Status(status): (count, ids) for status, count, ids in rows}
+
+
+async def find_unsent_ids(session: AsyncSession, selected: UnsentFilter, *, most: int | None = None) -> list[UUID]:
+    """The ids of the selected emails, oldest first: at most `most` of them."""
+    return [row[0] for row in await fetch(session, "find_unsent_ids", {**selected.parameters, "most": most})]

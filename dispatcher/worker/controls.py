@@ -1,0 +1,153 @@
+"""Reads what operators set for all hosts, and applies their pauses in this worker.
+
+    all, lane ─▶ its consumer is cancelled; unleased messages go back to RabbitMQ
+    tenant    ─▶ the lease statement leaves out its emails (see `lease.LeaseStage`)
+    provider  ─▶ its route may not be tried; other providers take over, as for an open breaker
+
+Emails that are leased, but not on the wire, are released. What is on the wire ends. While PostgreSQL is unreachable,
+the controls that were read last stay in force.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+from dispatcher.broker.consumer import Consumer
+from dispatcher.domain.controls import Controls, Pause, PauseScope
+from dispatcher.errors import DispatcherError
+from dispatcher.host.lifecycle import raise_on_stray_cancel
+from dispatcher.routing.routes import Routes
+from dispatcher.store.controls import READ_SECONDS
+from dispatcher.store.leases import LeaseStore
+from dispatcher.telemetry.log import get_log
+from dispatcher.worker.breaker_listener import BreakerListener
+from dispatcher.worker.in_flight_email import EmailEvent
+from dispatcher.worker.send import SendStage
+from dispatcher.worker.window import Window
+
+NOTHING: Final[frozenset[UUID]] = frozenset()
+
+
+class LaneHolder(Protocol):
+    """The lease stage, which has the messages that are not leased yet."""
+
+    def hold_lanes(self, lanes: frozenset[str]) -> None:
+        """Leases no more emails of these lanes, until the next call."""
+
+    def return_held(self) -> None:
+        """Returns the messages of held lanes to RabbitMQ."""
+
+
+class OperatorControls:
+    """The controls, as this worker last read them.
+
+    Attributes:
+        current: Empty until the first read. Until then, the worker leases nothing.
+    """
+
+    def __init__(
+        self,
+        lanes: Sequence[str],
+        consumer: Consumer,
+        store: LeaseStore,
+        routes: Routes,
+        breakers: BreakerListener,
+        window: Window,
+        send: SendStage,
+    ) -> None:
+        self.current = Controls()
+        self._lanes = lanes
+        self._consumer = consumer
+        self._store = store
+        self._routes = routes
+        self._breakers = breakers
+        self._window = window
+        self._send = send
+        self._log = get_log()
+        self._paused_lanes: frozenset[str] = frozenset()
+        self._lanes_changed = asyncio.Event()
+        window.is_held = True
+
+    async def run(self, lease: LaneHolder) -> None:
+        """Reads and applies the controls until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raise_on_stray_cancel(self._read, lease))
+            # A separate task, so that a slow RabbitMQ does not delay the next read.
+            group.create_task(raise_on_stray_cancel(self._control_lanes, lease))
+
+    async def _read(self, lease: LaneHolder) -> None:
+        is_failing = False
+        while True:
+            try:
+                self._apply(await self._store.read_controls(), lease)
+                await self._release_paused()
+            except DispatcherError as error:
+                if not is_failing:
+                    self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=READ_SECONDS)
+                is_failing = True
+            else:
+                is_failing = False
+            await asyncio.sleep(READ_SECONDS)
+
+    async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
+        """Which of these emails are paused, if other pauses than these are in force by now; otherwise none.
+
+        If PostgreSQL cannot say, all of them count as paused.
+        """
+        if self.current.pauses == pauses:
+            return NOTHING
+        try:
+            return await self._find_paused(email_ids)
+        except DispatcherError:
+            return email_ids
+
+    async def _control_lanes(self, lease: LaneHolder) -> None:
+        """Cancels the consumers of paused lanes, and returns their unleased messages to RabbitMQ."""
+        while True:
+            await self._lanes_changed.wait()
+            self._lanes_changed.clear()
+            for lane in self._lanes:
+                await (self._consumer.pause_lane if lane in self._paused_lanes else self._consumer.resume_lane)(lane)
+            lease.return_held()
+
+    def _apply(self, controls: Controls, lease: LaneHolder) -> None:
+        began = [pause.subject for pause in controls.pauses if pause not in self.current.pauses]
+        ended = [pause.subject for pause in self.current.pauses if pause not in controls.pauses]
+        self.current = controls
+        if began or ended:
+            self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
+        self._routes.weights.update(controls.lanes)
+        if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
+            self._breakers.note_pauses()
+        paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)
+        if paused_lanes != self._paused_lanes:
+            self._paused_lanes = paused_lanes
+            self._lanes_changed.set()
+            lease.hold_lanes(paused_lanes)
+        self._window.is_held = paused_lanes.issuperset(self._lanes)
+        self._window.wake()
+
+    async def _release_paused(self) -> None:
+        """Releases the emails that are paused, and not on the wire."""
+        if not self.current.pauses:
+            return
+        emails = {i: email for i, email in self._window.emails.items() if email.may(EmailEvent.STOP)}
+        paused = await self._find_paused(emails)
+        for email_id, email in emails.items():
+            is_paused = email_id in paused or email.provider in self._routes.paused or self._routes.are_all_paused
+            if is_paused and email.may(EmailEvent.STOP):
+                self._send.stop(email)
+
+    async def _find_paused(self, email_ids: Collection[UUID]) -> Collection[UUID]:
+        """Which of these emails belong to a paused tenant or lane."""
+        pauses = self.current.pauses
+        if any(pause.scope is PauseScope.ALL for pause in pauses):
+            return email_ids
+        tenants = self.current.paused_tenants
+        lanes = [pause.name for pause in pauses if pause.scope is PauseScope.LANE]
+        if not email_ids or not (tenants or lanes):
+            return NOTHING
+        return await self._store.find_paused(email_ids, tenants, lanes)

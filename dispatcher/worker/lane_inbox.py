@@ -1,0 +1,90 @@
+"""The lease stage's inbox: messages by lane, which the lanes take out in turns, by weight."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+from dispatcher.broker.consumer import Delivery
+from dispatcher.broker.pointer import Pointer
+from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.turns import Turns
+from dispatcher.host.batch_queue import MAX_BATCH, BatchQueue, take
+from dispatcher.worker.window import Window
+
+
+class Arrival(NamedTuple):
+    """One pointer of a message, and the delivery of that message."""
+
+    delivery: Delivery
+    pointer: Pointer
+
+
+class _Lines:
+    """A line of arrivals for each lane. Has the methods of a deque that `BatchQueue` uses."""
+
+    def __init__(self) -> None:
+        self.by_lane: dict[str, deque[Arrival]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.by_lane.values()))
+
+    def append(self, arrival: Arrival) -> None:
+        try:
+            self.by_lane[arrival.delivery.lane].append(arrival)
+        except KeyError:
+            self.by_lane[arrival.delivery.lane] = deque([arrival])
+
+    def clear(self) -> None:
+        self.by_lane.clear()
+
+
+class LaneInbox(BatchQueue[Arrival]):
+    """Hands arrivals to the lease stage in batches. A lane alone gets all room; several lanes take turns.
+
+    The most urgent lane also gets slots beyond the window, so that it need not wait for a slot while emails of other
+    lanes wait for an answer, or for a token of a rate limit.
+    """
+
+    def __init__(self, weights: LaneWeights) -> None:
+        super().__init__()
+        self._lines = self._items = _Lines()  # type: ignore[assignment]
+        self._weights = weights
+        self._turns = Turns(weights.of)
+        self._window: Window | None = None
+
+    async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
+        """Passes batches that fit into the window to the handler, until cancelled."""
+        self._window = window
+        # Choose the emails that probe a provider at random: emails that the provider refuses may arrive together.
+        await self.run(handle, room=window.room, is_any_order=window.is_probing)
+
+    def take_lane(self, lane: str) -> list[Arrival]:
+        """Takes out all arrivals of a lane."""
+        return list(self._lines.by_lane.pop(lane, ()))
+
+    def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:
+        lanes = [lane for lane, line in self._lines.by_lane.items() if line]
+        if len(lanes) == 1:
+            batch = take(self._lines.by_lane[lanes[0]], room, is_any_order)
+        else:
+            batch = self._in_turns(min(room, MAX_BATCH), is_any_order)
+        urgent = self._weights.urgent
+        if urgent in lanes and self._window is not None and (line := self._lines.by_lane[urgent]):
+            extra = min(self._window.urgent_room(), MAX_BATCH) - len(batch)
+            batch += [line.popleft() for _ in range(min(extra, len(line)))]
+        return batch
+
+    def _in_turns(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:
+        lines = self._lines.by_lane
+        if 0 < room < len(self._lines) and is_any_order():
+            for line in lines.values():
+                line.rotate(random.randrange(len(line) + 1))  # noqa: S311
+        batch: list[Arrival] = []
+        while len(batch) < room and (waiting := [lane for lane, line in lines.items() if line]):
+            lane = self._turns.next(waiting)
+            self._turns.charge(lane)
+            batch.append(lines[lane].popleft())
+        return batch

@@ -1,0 +1,217 @@
+-- name: list_pauses
+-- The pauses that have not ended, in the order in which they began.
+select scope, name, until_at, reason, actor, began_at
+from dispatcher.pause
+where until_at is null
+    or until_at > clock_timestamp()
+order by began_at, scope, name;
+
+-- name: list_lane_policies
+-- What operators set for lanes.
+select lane, weight, on_uncertain, max_attempts, redeliver_seconds
+from dispatcher.lane_policy
+order by lane;
+
+-- name: list_tenant_limits
+-- What operators set for tenants.
+select tenant_id, weight, per_second
+from dispatcher.tenant_limit
+order by tenant_id;
+
+-- name: find_paused
+-- Which of these emails belong to one of these tenants or lanes.
+select email_id
+from dispatcher.email_log
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and (tenant_id = any(%(tenants)s::text[]) or lane = any(%(lanes)s::text[])) is true;
+
+-- name: put_back
+-- Makes pending emails of paused tenants due again, as if they were not published, so that their messages can be acked.
+-- They are due after away_seconds: by then, every relay has read the pause, and leaves them out. The relay that
+-- published an email clears only the due mark that it has read (see mark_published). Returns these emails.
+update dispatcher.email_log
+set published_at = null, publish_due_at = clock_timestamp() + %(away_seconds)s * interval '1 second'
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and (status = 'pending' and proven_by is null and tenant_id = any(%(tenants)s::text[])) is true
+returning email_id;
+
+-- name: find_pauses_of
+-- The pauses in force that may stop an email: of everything, of its lane, of its tenant, and of every provider.
+select p.scope, p.name, p.until_at, p.reason, p.actor, p.began_at
+from dispatcher.email_log as e
+join dispatcher.pause as p
+    on p.scope in ('all', 'provider')
+    or (p.scope = 'lane' and p.name = e.lane)
+    or (p.scope = 'tenant' and p.name = e.tenant_id)
+where e.email_id = %(email_id)s
+    and (p.until_at is null or p.until_at > clock_timestamp())
+order by p.began_at, p.scope, p.name;
+
+-- name: begin_pause
+-- Begins a pause that ends after `seconds`, or lasts until it is resumed (null). Replaces the end, the reason and the
+-- actor of a pause that is in force. Audited; also deletes other pauses that have ended. Returns the pause.
+with ended as (
+    delete from dispatcher.pause
+    where until_at <= clock_timestamp()
+        and (scope, name) <> (%(scope)s, %(name)s)
+),
+begun as (
+    insert into dispatcher.pause as p (scope, name, until_at, reason, actor)
+    values (
+        %(scope)s, %(name)s, clock_timestamp() + %(seconds)s::double precision * interval '1 second', %(reason)s,
+        %(actor)s
+    )
+    on conflict (scope, name) do update
+    set
+        until_at = excluded.until_at,
+        reason = excluded.reason,
+        actor = excluded.actor,
+        began_at = case when p.until_at <= clock_timestamp() then excluded.began_at else p.began_at end
+    returning p.scope, p.name, p.until_at, p.reason, p.actor, p.began_at
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select actor, 'pause', reason, jsonb_build_object('scope', scope, 'name', name, 'until', until_at)
+    from begun
+)
+select scope, name, until_at, reason, actor, began_at
+from begun;
+
+-- name: end_pause
+-- Ends a pause. Audited. Zero rows: there is no such pause, or it has ended.
+with ended as (
+    delete from dispatcher.pause
+    where scope = %(scope)s
+        and name = %(name)s
+    returning scope, name, until_at, reason, actor, began_at
+),
+effective as (
+    select scope, name, until_at, reason, actor, began_at
+    from ended
+    where until_at is null
+        or until_at > clock_timestamp()
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'resume', %(reason)s, jsonb_build_object('scope', scope, 'name', name, 'since', began_at)
+    from effective
+)
+select scope, name, until_at, reason, actor, began_at
+from effective;
+
+-- name: list_lane_rules
+-- The lanes of senders.
+select sender, lane
+from dispatcher.lane_rule
+order by sender;
+
+-- name: set_lane_policy
+-- Sets what is not null, and keeps the rest. Audited. Returns the policy.
+with changed as (
+    insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
+    values (
+        %(lane)s, coalesce(%(weight)s::double precision, %(default_weight)s), %(on_uncertain)s, %(max_attempts)s,
+        %(redeliver_seconds)s
+    )
+    on conflict (lane) do update
+    set
+        weight = coalesce(%(weight)s::double precision, p.weight),
+        on_uncertain = coalesce(excluded.on_uncertain, p.on_uncertain),
+        max_attempts = coalesce(excluded.max_attempts, p.max_attempts),
+        redeliver_seconds = coalesce(excluded.redeliver_seconds, p.redeliver_seconds)
+    returning p.lane, p.weight, p.on_uncertain, p.max_attempts, p.redeliver_seconds
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_lane', %(reason)s, to_jsonb(changed)
+    from changed
+)
+select lane, weight, on_uncertain, max_attempts, redeliver_seconds
+from changed;
+
+-- name: unset_lane_policy
+-- Deletes what operators set for a lane. Audited. Zero rows: nothing was set.
+with deleted as (
+    delete from dispatcher.lane_policy
+    where lane = %(lane)s
+    returning lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_lane', %(reason)s, jsonb_build_object('lane', lane, 'unset', true)
+    from deleted
+)
+select lane
+from deleted;
+
+-- name: set_lane_rule
+-- Sets the lane of a sender's emails. The audit log gets the domain alone, since it contains no addresses. Returns the rule.
+with changed as (
+    insert into dispatcher.lane_rule (sender, lane)
+    values (%(sender)s, %(lane)s)
+    on conflict (sender) do update
+    set lane = excluded.lane
+    returning sender, lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'set_lane', %(reason)s,
+        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'))
+    from changed
+)
+select sender, lane
+from changed;
+
+-- name: unset_lane_rule
+-- Deletes the lane of a sender's emails. Audited. Zero rows: there is no such rule.
+with deleted as (
+    delete from dispatcher.lane_rule
+    where sender = %(sender)s
+    returning sender, lane
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select
+        %(actor)s, 'set_lane', %(reason)s,
+        jsonb_build_object('lane', lane, 'sender_domain', substring(sender from '[^@]*$'), 'unset', true)
+    from deleted
+)
+select sender, lane
+from deleted;
+
+-- name: set_tenant_limit
+-- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+with changed as (
+    insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
+    values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)
+    on conflict (tenant_id) do update
+    set
+        weight = coalesce(%(weight)s::double precision, t.weight),
+        per_second = coalesce(excluded.per_second, t.per_second)
+    returning t.tenant_id, t.weight, t.per_second
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_tenant', %(reason)s, to_jsonb(changed)
+    from changed
+)
+select tenant_id, weight, per_second
+from changed;
+
+-- name: unset_tenant_limit
+-- Deletes what operators set for a tenant. Audited. Zero rows: nothing was set.
+with deleted as (
+    delete from dispatcher.tenant_limit
+    where tenant_id = %(tenant_id)s
+    returning tenant_id
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'set_tenant', %(reason)s, jsonb_build_object('tenant_id', tenant_id, 'unset', true)
+    from deleted
+)
+select tenant_id
+from deleted;

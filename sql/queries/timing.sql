@@ -1,0 +1,106 @@
+-- name: find_next_wake
+-- In how many seconds the first waiting email is due; negative if it is overdue. Zero rows: no email waits.
+select extract(epoch from wait_until - clock_timestamp())::double precision
+from dispatcher.email_log
+where status = 'waiting'
+order by wait_until
+limit 1;
+
+-- name: find_wakeable
+-- Emails whose wait is over, longest first. Leaves out emails that another transaction has locked (for example to cancel
+-- thousands of emails), so that these cannot delay others.
+select email_id
+from dispatcher.email_log
+where status = 'waiting'
+    and wait_until <= now()
+order by wait_until
+limit %(limit)s
+for no key update skip locked;
+
+-- name: wake
+-- Makes the emails of find_wakeable pending and due. A row per email. Each email is due at a different instant, because
+-- the relay continues from an instant.
+update dispatcher.email_log
+set
+    status = 'pending',
+    wait_until = null,
+    published_at = null,
+    publish_due_at = clock_timestamp()
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and (status = 'waiting' and wait_until <= now()) is true
+returning email_id;
+
+-- name: find_expired
+-- Emails whose expires_at has passed and that are neither leased nor finished, longest first. Leaves out emails that an
+-- event proves to be sent (see events.sql), and emails that another transaction has locked.
+select email_id
+from dispatcher.email_log
+where status in ('pending', 'waiting', 'held')
+    and expires_at <= now()
+    and proven_by is null
+order by expires_at
+limit %(limit)s
+for no key update skip locked;
+
+-- name: cancel_expired
+-- Cancels the emails of find_expired: completes their keys, and announces them. A held email may have been sent; from now
+-- on, no operator need decide. So its dead letter is stale, and this is audited.
+-- The note about the outcome is also written for a pending email that may have been sent, by policy or under an
+-- idempotency key. Returns a row per email, with its status before.
+with free as (
+    select email_id, status
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (status in ('pending', 'waiting', 'held') and expires_at <= now() and proven_by is null) is true
+    order by email_id
+    for no key update skip locked
+),
+cancelled as (
+    update dispatcher.email_log as e
+    set
+        status = 'cancelled',
+        wait_until = null,
+        locked_by = null,
+        locked_until = 'epoch',
+        rescued_token = null,
+        error_type = 'expired',
+        last_error = case
+            when f.status = 'held' or e.was_uncertain
+                then 'The email expired. It is unknown whether an earlier attempt was accepted.'
+            else 'The email expired before it was sent.'
+        end,
+        publish_due_at = null,
+        dead_letter_due_at = null
+    from free as f
+    where e.email_id = any(array(select email_id from free))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+        and e.email_id = f.email_id
+    returning
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.provider, e.attempt_count,
+        f.status as previous_status
+),
+completed as (
+    update dispatcher.email_idempotency as k
+    set completed_at = clock_timestamp()
+    from cancelled as c
+    where k.tenant_id = any(array[c.tenant_id])
+        and k.message_key = c.message_key
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
+    select
+        'expiry', 'cancel', 'The email expired while it was held, so no operator need decide.', email_id,
+        jsonb_build_object('attempts', attempt_count)
+    from cancelled
+    where previous_status = 'held'
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason, provider)
+    select 'cancelled', email_id, tenant_id, message_key, correlation_id, error_type, provider
+    from cancelled
+    where (select is_on from dispatcher.outgoing_feed)
+)
+select email_id, correlation_id, previous_status
+from cancelled;

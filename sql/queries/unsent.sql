@@ -1,0 +1,160 @@
+-- name: cancel_emails
+-- Cancels those of the given emails that are pending or waiting. The row decides: from then on, no worker can lease the
+-- email, and a message that RabbitMQ still has is acknowledged without an attempt. Leaves out an email that an event
+-- proves to be sent (see events.sql), and an email whose message a promotion made uncertain (see timeline.sql): a worker
+-- may be sending it. The keys are completed, and each cancellation is audited.
+-- Waits for locked rows, so that each answer is about a committed state, such as a lease that began just before.
+-- Returns a row per email that exists: its status before, whether it was cancelled, and false. With tenant_id, only
+-- emails of this tenant.
+with found as (
+    select
+        email_id,
+        status,
+        status in ('pending', 'waiting')
+            and proven_by is null
+            and (
+                status = 'waiting'
+                or publish_due_at is not null
+                or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
+            ) as is_unsent
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
+),
+cancelled as (
+    update dispatcher.email_log as e
+    set
+        status = 'cancelled',
+        wait_until = null,
+        error_type = 'cancelled',
+        last_error = null,
+        locked_by = null,
+        locked_until = 'epoch',
+        publish_due_at = null,
+        dead_letter_due_at = null
+    where e.email_id = any(array(select email_id from found where is_unsent))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.attempt_count, e.error_type
+),
+completed as (
+    update dispatcher.email_idempotency as k
+    set completed_at = clock_timestamp()
+    from cancelled as c
+    where k.tenant_id = any(array[c.tenant_id])
+        and k.message_key = c.message_key
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
+    select
+        %(actor)s, 'cancel', %(reason)s, c.email_id,
+        jsonb_build_object('attempts', c.attempt_count, 'from', f.status)
+    from cancelled as c
+    join found as f using (email_id)
+),
+announced as (
+    insert into dispatcher.outgoing_event (kind, email_id, tenant_id, message_key, correlation_id, reason)
+    select 'cancelled', email_id, tenant_id, message_key, correlation_id, error_type
+    from cancelled
+    where (select is_on from dispatcher.outgoing_feed)
+)
+select email_id, status, is_unsent, false
+from found;
+
+-- name: reschedule_emails
+-- As cancel_emails, but the emails wait until send_at, or are due at once if send_at has passed. The time for
+-- redeliveries counts from then on. Leaves out an email that expires before send_at (last column).
+with found as (
+    select
+        email_id,
+        status,
+        status in ('pending', 'waiting')
+            and proven_by is null
+            and (
+                status = 'waiting'
+                or publish_due_at is not null
+                or (published_at <= (select uncertain_before from dispatcher.relay_timeline)) is not true
+            ) as is_unsent,
+        coalesce(expires_at <= greatest(%(send_at)s, clock_timestamp()), false) as expires_first
+    from dispatcher.email_log
+    where email_id = any(%(email_ids)s)
+        and email_id between %(lowest_id)s and %(highest_id)s
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    order by email_id
+    for no key update
+),
+moved as (
+    update dispatcher.email_log as e
+    set
+        status = 'waiting',
+        wait_until = greatest(%(send_at)s, clock_timestamp()),
+        wait_reason = 'scheduled',
+        due_since = greatest(%(send_at)s, clock_timestamp()),
+        redelivery_count = 0,
+        locked_by = null,
+        locked_until = 'epoch',
+        published_at = null,
+        publish_due_at = null
+    where e.email_id = any(array(select email_id from found where is_unsent and not expires_first))
+        and e.email_id between %(lowest_id)s and %(highest_id)s
+    returning e.email_id, e.wait_until, e.attempt_count
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
+    select
+        %(actor)s, 'reschedule', %(reason)s, m.email_id,
+        jsonb_build_object('attempts', m.attempt_count, 'from', f.status, 'send_at', m.wait_until)
+    from moved as m
+    join found as f using (email_id)
+)
+select email_id, status, is_unsent and not expires_first, is_unsent and expires_first
+from found;
+
+-- name: count_unsent
+-- Pending and waiting emails by a filter, at most `most` of them, by status: their number and the first ids. A null
+-- parameter does not filter.
+select status, count(*), (array_agg(email_id order by email_id))[1:%(sample)s]
+from (
+    select status, email_id
+    from dispatcher.email_log
+    where status in ('pending', 'waiting')
+        and (%(status)s::text is null or status = %(status)s)
+        and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+        and (%(lane)s::text is null or lane = %(lane)s)
+        and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+        and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
+        and (
+            %(older_than_seconds)s::double precision is null
+            or created_at < now() - %(older_than_seconds)s * interval '1 second'
+        )
+        and (
+            %(newer_than_seconds)s::double precision is null
+            or created_at > now() - %(newer_than_seconds)s * interval '1 second'
+        )
+    limit %(most)s
+) as selected
+group by status
+order by status;
+
+-- name: find_unsent_ids
+-- The emails of count_unsent, oldest first: at most `most` of them.
+select email_id
+from dispatcher.email_log
+where status in ('pending', 'waiting')
+    and (%(status)s::text is null or status = %(status)s)
+    and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+    and (%(lane)s::text is null or lane = %(lane)s)
+    and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
+    and (
+        %(older_than_seconds)s::double precision is null
+        or created_at < now() - %(older_than_seconds)s * interval '1 second'
+    )
+    and (
+        %(newer_than_seconds)s::double precision is null
+        or created_at > now() - %(newer_than_seconds)s * interval '1 second'
+    )
+order by email_id
+limit %(most)s;

@@ -1,0 +1,97 @@
+"""The adversary cancels and reschedules emails, and pauses and resumes sending, with the commands of an operator."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from random import Random
+from typing import Final
+from uuid import UUID
+
+import orjson
+import psycopg
+
+from tests.acceptance.outages import POSTGRES
+from tests.chaos.action import BROKEN
+from tests.chaos.stage import StormStage
+
+COMMAND_SECONDS: Final = 20.0
+RETRY_SECONDS: Final = 1.0
+MOST: Final = 12
+_RECENT: Final = b"""
+    (select email_id from dispatcher.email_log where status in ('pending', 'waiting', 'sending')
+        order by random() limit 60)
+    union
+    (select email_id from dispatcher.email_log order by email_id desc limit 20)
+"""
+
+
+def cancel(stage: StormStage, random: Random) -> bool:
+    """Cancel some emails, most of which are not sent yet, and record each answer. If the command fails, there is no
+    answer."""
+    chosen = _chosen(stage, random)
+    if not chosen:
+        return False
+    stage.diary.cancelling.update(chosen)
+    answered = _run(stage, "cancel", *map(str, chosen), "--reason", "chaos", "--json")
+    if answered is None:
+        return True
+    now = time.time()
+    unchanged = {UUID(email_id): each["result"] for email_id, each in orjson.loads(answered)["unchanged"].items()}
+    for email_id in chosen:
+        if email_id not in unchanged:
+            stage.diary.cancelled_at.setdefault(email_id, now)
+        elif unchanged[email_id] == "too_late":
+            stage.diary.too_late.add(email_id)
+    return True
+
+
+def reschedule(stage: StormStage, random: Random) -> bool:
+    """Reschedule some emails, to some seconds ahead or to now."""
+    chosen = _chosen(stage, random)
+    when = random.choice([("--now",), ("--send-in", "1s"), ("--send-in", "4s")])
+    if chosen:
+        _run(stage, "reschedule", *map(str, chosen), *when, "--reason", "chaos", "--json")
+    return bool(chosen)
+
+
+def pause(stage: StormStage, random: Random) -> bool:
+    """Pause sending, and resume it soon. Some pauses would end by themselves."""
+    scope = random.choice([("all",), ("lane", "normal"), ("tenant", "default"), ("provider", stage.provider_name)])
+    lasting = random.choice([(), ("--for", "2s")])
+    if stage.outages.is_away(POSTGRES):
+        return False
+    if _run(stage, "pause", *scope, *lasting, "--reason", "chaos") is None:
+        stage.diary.note_event("pause without an answer", scope=scope)
+
+    def resume() -> None:
+        if _run(stage, "resume", *scope) is None:
+            stage.later(RETRY_SECONDS, resume)
+
+    stage.later(random.uniform(0.5, 4.0), resume)
+    return True
+
+
+def _chosen(stage: StormStage, random: Random) -> list[UUID]:
+    if stage.outages.is_away(POSTGRES):
+        return []
+    with suppress(*BROKEN), psycopg.connect(stage.database_url, autocommit=True, connect_timeout=2) as session:
+        found = sorted(row[0] for row in session.execute(_RECENT))
+        return random.sample(found, min(MOST, len(found)))
+    return []
+
+
+def _run(stage: StormStage, *words: str) -> str | None:
+    """What the command printed; None if it failed, because a server is away."""
+    settings = {"DISPATCHER_DATABASE_URL": stage.clock.url, "DISPATCHER_PROVIDERS": stage.provider_name}
+    command = [sys.executable, "-m", "dispatcher.cli.main", *words]
+    env = {"PATH": os.defpath, **settings}
+    with suppress(subprocess.TimeoutExpired):
+        ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
+        is_answered = ended.returncode == 0 or (ended.returncode in (1, 3) and ended.stdout.startswith("{"))
+        stage.diary.note_event("command", words=words, code=ended.returncode, printed=ended.stderr[-300:])
+        return ended.stdout if is_answered else None
+    return None

@@ -1,0 +1,117 @@
+"""`dispatcher lanes` and `dispatcher tenants`, and the lane of an email when it is enqueued."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+
+from dispatcher import Email, enqueue
+from tests.cli.commandline import CommandLine
+
+
+@pytest.fixture
+def storing(storing: CommandLine) -> CommandLine:
+    """`dispatcher` in the test's process."""
+    return storing.without_process
+
+
+def stored(connection: psycopg.Connection, sender: str, lane: str | None = None, **more: Any) -> tuple[object, ...]:
+    """Enqueues an email; returns the lane and the policy in its row."""
+    email = Email(
+        message_key=f"{sender} {lane} {more}",
+        sender=sender,
+        to=["a@example.org"],
+        subject="s",
+        text="t",
+        lane=lane,
+        **more,
+    )
+    row = connection.execute(
+        "select lane, on_uncertain, max_attempts, redeliver_seconds from email_log where email_id = %s",
+        [enqueue(connection, email).email_id],
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+def test_a_sender_s_rule_decides_the_lane_by_address_then_by_domain(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    assert storing("lanes", "set", "--from", "Otp@Example.com", "urgent").code == 0
+    assert storing("lanes", "set", "--from", "@example.com", "bulk").code == 0
+
+    assert stored(connection, "Login <OTP@EXAMPLE.COM>")[0] == "urgent"
+    assert stored(connection, "news@example.com")[0] == "bulk"
+    assert stored(connection, "news@mail.example.com")[0] == "normal"
+    assert stored(connection, "otp@example.com", "bulk")[0] == "bulk"
+    rules = storing("lanes", "list", "--json").json["rules"]
+    assert rules == [{"sender": "@example.com", "lane": "bulk"}, {"sender": "otp@example.com", "lane": "urgent"}]
+
+    assert storing("lanes", "unset", "--from", "otp@example.com").code == 0
+    assert stored(connection, "otp@example.com")[0] == "bulk"
+    details = connection.execute("select detail::text from operator_audit where action = 'set_lane'").fetchall()
+    assert len(details) == 3
+    assert "otp@" not in str(details)
+
+
+def test_a_lane_s_policy_is_copied_into_the_row_unless_the_email_has_its_own(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    policy = ("--on-uncertain", "resend", "--max-attempts", "2", "--redeliver-for", "4h")
+    assert storing("lanes", "set", "urgent", *policy, "--reason", "codes", "--actor", "ann").code == 0
+    assert storing("lanes", "set", "urgent", "--weight", "80").code == 0
+
+    assert stored(connection, "a@example.com", "urgent") == ("urgent", "resend", 2, 14400.0)
+    assert stored(connection, "a@example.com", "urgent", on_uncertain="hold") == ("urgent", "hold", 2, 14400.0)
+    assert stored(connection, "a@example.com") == ("normal", None, None, None)
+    (urgent, normal, bulk) = storing("lanes", "list", "--json").json["lanes"]
+    assert (urgent["weight"], urgent["on_uncertain"], urgent["max_attempts"]) == (80.0, "resend", 2)
+    assert (normal["weight"], bulk["weight"]) == (40.0, 10.0)
+    assert urgent["share"] == pytest.approx(80 / 130)
+    audited = connection.execute("select actor, reason from operator_audit order by audit_id").fetchall()
+    assert audited[0] == ("ann", "codes")
+
+    assert storing("lanes", "unset", "urgent").code == 0
+    assert storing("lanes", "unset", "urgent").code == 1
+    assert stored(connection, "b@example.com", "urgent") == ("urgent", None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("set", "slow", "--weight", "1"), "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk"),
+        (("set", "bulk"), "Give what to set"),
+        (("set", "bulk", "--from", "a@example.com", "--weight", "1"), "--from cannot be combined"),
+        (("set", "bulk", "--from", "nothing"), "--from 'nothing'"),
+        (("unset",), "Give a lane or --from SENDER."),
+    ],
+)
+def test_a_wrong_lane_is_refused(storing: CommandLine, arguments: tuple[str, ...], words: str) -> None:
+    ended = storing("lanes", *arguments)
+
+    assert ended.code == 2
+    assert words in " ".join(ended.stderr.split())
+
+
+def test_an_email_in_an_unknown_lane_is_refused_with_the_lanes(storing: CommandLine) -> None:
+    one = ("--from", "a@example.com", "--to", "b@example.org", "--subject", "s", "--text", "t")
+    ended = storing("enqueue", "--key", "k", *one, "--lane", "slow")
+
+    assert ended.code == 2
+    assert "there is no lane 'slow'. DISPATCHER_LANES has: urgent, normal, bulk" in " ".join(ended.stderr.split())
+
+
+def test_a_tenant_s_rate_and_share_are_set_and_unset(storing: CommandLine, connection: psycopg.Connection) -> None:
+    assert "Nothing is set" in storing("tenants", "list").stderr
+    assert "at most 50 emails per second" in storing("tenants", "set", "acme", "--per-second", "50").stderr
+    assert storing("tenants", "set", "acme", "--weight", "2").code == 0
+    assert storing("tenants", "list", "--json").json == [{"tenant_id": "acme", "weight": 2.0, "per_second": 50.0}]
+    assert "acme" in storing("tenants", "list").stdout
+
+    assert storing("tenants", "unset", "acme").code == 0
+    assert storing("tenants", "unset", "acme").code == 1
+    assert storing("tenants", "set", "acme").code == 2
+    audited = connection.execute("select action from operator_audit").fetchall()
+    assert audited == [("set_tenant",)] * 3

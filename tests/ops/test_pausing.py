@@ -1,0 +1,122 @@
+"""Pauses begin and end with an audit entry, end by themselves, and are the reason why an email waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import psycopg
+import pytest
+
+from dispatcher.domain.controls import PauseScope
+from dispatcher.domain.waiting import WaitReason, explain_wait
+from dispatcher.ops import pausing
+from dispatcher.ops.acts import Act
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.controls import list_pauses, read_controls
+from dispatcher.store.emails import find_facts
+from dispatcher.store.queries import query
+from tests.store.books import Books
+from tests.store.pausing import pause
+
+ACT = Act("ann@ops-1", "maintenance")
+
+
+@pytest.fixture(autouse=True)
+def _worker(tables_url: str) -> Iterator[None]:
+    """Opens the sessions of a leading relay and of a worker."""
+    with (
+        psycopg.connect(tables_url, autocommit=True, application_name="host-a:w0:4711:9f86d081"),
+        psycopg.connect(tables_url, autocommit=True) as relay,
+    ):
+        relay.execute(query("try_named_lock"), {"name": "relay"})
+        yield
+
+
+async def test_a_pause_and_its_end_are_audited(session: AsyncSession, books: Books) -> None:
+    begun = await pausing.pause(session, PauseScope.TENANT, "acme", ACT, seconds=3600)
+    (found,) = await list_pauses(session)
+    assert found == begun
+    assert begun.until is not None
+    assert timedelta(minutes=59) < begun.until - datetime.now(UTC) < timedelta(minutes=61)
+    assert await pausing.resume(session, PauseScope.TENANT, "acme", Act("bob@ops-2", "done")) == begun
+    assert await list_pauses(session) == []
+
+    entries = books.select("select actor, action, reason, detail from operator_audit order by audit_id")
+    assert [(each["actor"], each["action"], each["reason"]) for each in entries] == [
+        ("ann@ops-1", "pause", "maintenance"),
+        ("bob@ops-2", "resume", "done"),
+    ]
+    assert (entries[0]["detail"]["scope"], entries[0]["detail"]["name"]) == ("tenant", "acme")
+
+
+async def test_a_second_pause_changes_the_end_and_the_reason_of_the_first(session: AsyncSession) -> None:
+    first = await pausing.pause(session, PauseScope.ALL, "", ACT, seconds=60)
+    second = await pausing.pause(session, PauseScope.ALL, "", Act("bob", "it takes longer"), seconds=None)
+
+    assert await list_pauses(session) == [second]
+    assert (second.began_at, second.until, second.reason) == (first.began_at, None, "it takes longer")
+
+
+async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(session: AsyncSession, books: Books) -> None:
+    pause(books.connection, "tenant", "acme", seconds=0.05)
+    await asyncio.sleep(0.1)
+
+    assert await list_pauses(session) == []
+    with pytest.raises(pausing.NotPaused, match="No pause of tenant acme is in force"):
+        await pausing.resume(session, PauseScope.TENANT, "acme", ACT)
+    assert books.count("operator_audit") == 0
+    again = await pausing.pause(session, PauseScope.TENANT, "acme", ACT, seconds=None)
+    assert datetime.now(UTC) - again.began_at < timedelta(seconds=5)
+
+
+async def test_a_new_pause_deletes_pauses_that_have_ended(session: AsyncSession, books: Books) -> None:
+    pause(books.connection, "tenant", "old", seconds=-1)
+    await pausing.pause(session, PauseScope.LANE, "bulk", ACT, seconds=None)
+
+    assert [row["name"] for row in books.select("select name from pause")] == ["bulk"]
+    assert (await read_controls(session)).pause_of_lane("bulk") is not None
+
+
+@pytest.mark.parametrize(
+    ("scope", "name", "sentence"),
+    [
+        (PauseScope.ALL, "", "Everything is paused"),
+        (PauseScope.LANE, "normal", "Lane normal is paused"),
+        (PauseScope.TENANT, "acme", "Tenant acme is paused"),
+        (PauseScope.PROVIDER, "smtp", "Provider smtp is paused"),
+    ],
+)
+async def test_an_email_that_is_paused_waits_for_that_reason(
+    session: AsyncSession, books: Books, scope: PauseScope, name: str, sentence: str
+) -> None:
+    (email_id,) = books.enqueue(1, tenant_id="acme")
+    books.change(email_id, publish_due_at=None)
+    begun = await pausing.pause(session, scope, name, ACT, seconds=7200)
+    await pausing.pause(session, PauseScope.TENANT, "other", ACT, seconds=None)
+
+    facts = await find_facts(session, email_id)
+    assert facts is not None
+    found = explain_wait(facts, providers=["smtp"])
+
+    assert found.reason is WaitReason.PAUSED
+    assert begun.until is not None
+    assert found.until is not None
+    assert abs(found.until - begun.until) < timedelta(seconds=1)
+    assert found.detail == f"{sentence} until {begun.until.astimezone(UTC):%Y-%m-%d %H:%M} UTC by ann: maintenance."
+
+
+async def test_an_email_that_another_provider_can_send_does_not_wait_for_a_paused_one(
+    session: AsyncSession, books: Books
+) -> None:
+    (email_id,) = books.enqueue(1)
+    books.change(email_id, publish_due_at=None)
+    await pausing.pause(session, PauseScope.PROVIDER, "smtp", ACT, seconds=None)
+
+    facts = await find_facts(session, email_id)
+    assert facts is not None
+    found = explain_wait(facts, providers=["smtp", "ses"])
+
+    assert found.reason is WaitReason.QUEUED
+    assert "Provider smtp is paused by ann: maintenance." in found.detail

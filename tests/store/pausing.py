@@ -1,0 +1,23 @@
+"""Begins and ends operators' pauses directly in the table."""
+
+from __future__ import annotations
+
+import psycopg
+
+
+def pause(connection: psycopg.Connection, scope: str, name: str = "", *, seconds: float | None = None) -> None:
+    """Begins a pause by `ann@ops-1`.
+
+    Args:
+        seconds: When it ends by itself; None: never.
+    """
+    connection.execute(
+        "insert into pause (scope, name, until_at, reason, actor)"
+        " values (%s, %s, clock_timestamp() + %s * interval '1 second', 'maintenance', 'ann@ops-1')",
+        [scope, name, seconds],
+    )
+
+
+def resume(connection: psycopg.Connection) -> None:
+    """Ends all pauses."""
+    connection.execute("delete from pause")

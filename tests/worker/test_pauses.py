@@ -1,0 +1,289 @@
+"""Workers send nothing that an operator paused."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from uuid import UUID
+
+import pytest
+
+from dispatcher.domain.controls import Controls, Pause, PauseScope
+from dispatcher.domain.outcome import Deferred, Outcome, Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.status import Status
+from dispatcher.providers.contract import Attempt
+from dispatcher.store.leases import Lease
+from dispatcher.worker.bulk_calls import with_bulk_calls
+from tests.store.pausing import pause, resume
+from tests.waiting import until, until_answer
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedBulk, ScriptedProvider, accept_when_let_go, answer
+from tests.worker.stage_bench import FakeStore, StageBench, run
+
+LONG_DEFERRAL = answer(Deferred(Reason.SERVER_ERROR, "later", "451", 60.0))
+
+
+async def wait_before_the_wire(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+    """Waits for `let_go`, as for a connection, and then puts the email on the wire."""
+    await provider.wait(email.email_id)
+    attempt.mark_on_wire()
+    return provider.accept(email.email_id)
+
+
+def publish(bench: Bench, email_ids: Sequence[UUID]) -> None:
+    """Marks the emails as published, as the relay does after it published them."""
+    bench.books.connection.execute(
+        "update email_log set publish_due_at = null, published_at = now() where email_id = any(%s)", [email_ids]
+    )
+
+
+def is_put_back(bench: Bench, email_id: UUID) -> bool:
+    """Whether the email is pending, due and unpublished."""
+    row = bench.books.row(email_id)
+    return row["status"] == "pending" and row["publish_due_at"] is not None and row["published_at"] is None
+
+
+async def test_messages_of_a_paused_tenant_are_acked_and_their_emails_are_due_again_unpublished(bench: Bench) -> None:
+    pause(bench.books.connection, "tenant", "acme")
+    await bench.start()
+    paused = bench.books.enqueue(3, tenant_id="acme")
+    others = bench.books.enqueue(3)
+    publish(bench, paused)
+    await bench.deliver([*paused, *others])
+    await bench.settled({"sent": 3, "pending": 3})
+    await until(lambda: all(is_put_back(bench, each) for each in paused))
+    await until(lambda: sum(bench.provider.accepted.values()) == 3)
+
+    assert set(bench.provider.accepted) == set(others)
+    assert {bench.books.row(each)["attempt_count"] for each in paused} == {0}
+
+    resume(bench.books.connection)
+
+    async def all_are_sent() -> bool:
+        await bench.deliver(paused)
+        return bench.books.statuses() == {"sent": 6}
+
+    await until_answer(all_are_sent)
+    assert bench.provider.accepted == dict.fromkeys([*paused, *others], 1)
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_email_of_a_paused_tenant_whose_row_is_locked_is_put_back_when_it_is_free(bench: Bench) -> None:
+    pause(bench.books.connection, "tenant", "acme")
+    await bench.start(lock_seconds=0.2)
+    locked, free = bench.books.enqueue(2, tenant_id="acme")
+    publish(bench, [locked, free])
+    bench.books.connection.execute("begin")
+    bench.books.lock(locked)
+    await bench.deliver([locked, free])
+    await bench.all_are_delivered()
+    bench.books.connection.execute("commit")
+
+    await until(lambda: is_put_back(bench, locked) and is_put_back(bench, free))
+    assert bench.provider.calls == []
+
+
+@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal")])
+async def test_a_worker_that_starts_during_a_pause_sends_nothing_until_the_pause_ends_by_itself(
+    bench: Bench, scope: str, name: str
+) -> None:
+    pause(bench.books.connection, scope, name, seconds=2.5)
+    began_at = time.monotonic()
+    await bench.enqueue(20)
+    await bench.start()
+
+    await bench.settled({"sent": 20})
+
+    assert 2.4 < time.monotonic() - began_at < 8
+    assert set(bench.provider.accepted.values()) == {1}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_a_pause_leaves_the_messages_in_rabbitmq_and_ends_what_is_on_the_wire(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start()
+    (email_id,) = await bench.enqueue()
+    await until(lambda: bench.books.status(email_id) == "sending" and email_id in bench.provider.waiting)
+    pause(bench.books.connection, "all")
+    await until_in_force()
+    later = await bench.enqueue(3)
+    bench.provider.let_go()
+
+    await bench.settled({"sent": 1, "pending": 3})
+
+    assert await bench.waiting_messages() >= 3
+    resume(bench.books.connection)
+    await bench.settled({"sent": 4})
+    assert bench.provider.accepted == dict.fromkeys([email_id, *later], 1)
+
+
+@pytest.mark.parametrize(("scope", "name"), [("all", ""), ("lane", "normal"), ("tenant", "acme"), ("provider", "a")])
+@pytest.mark.parametrize("act", [LONG_DEFERRAL, wait_before_the_wire])
+async def test_emails_that_wait_under_a_lease_are_released_within_two_seconds(
+    bench: Bench, scope: str, name: str, act: object
+) -> None:
+    provider = ScriptedProvider("a")
+    provider.always = act  # type: ignore[assignment]
+    await bench.start([provider], RETRY_CAP_SECONDS="60")
+    (email_id,) = await bench.enqueue(tenant_id="acme")
+    await until(lambda: bool(provider.calls) and bench.books.status(email_id) == "sending")
+    attempts = len(bench.books.outcomes(email_id))
+    began_at = time.monotonic()
+    pause(bench.books.connection, scope, name)
+
+    await until(lambda: bench.books.status(email_id) == "pending")
+
+    assert time.monotonic() - began_at < 2
+    row = bench.books.row(email_id)
+    assert row["publish_due_at"] is not None
+    assert row["attempt_count"] == len(bench.books.outcomes(email_id)) >= attempts
+    assert not provider.accepted
+
+
+async def until_in_force() -> None:
+    """Waits for the two seconds after which a pause is in force."""
+    begun_at = time.monotonic()
+    await until(lambda: time.monotonic() > begun_at + 2)
+
+
+async def test_a_paused_lane_keeps_its_messages_while_the_other_lanes_are_sent(bench: Bench) -> None:
+    bench.provider.always = accept_when_let_go
+    await bench.start(PREFETCH="4")
+    bulk = bench.books.enqueue(20)
+    for each in bulk:
+        bench.books.change(each, lane="bulk")
+    await bench.deliver(bulk, lane="bulk")
+    await until(lambda: len(bench.provider.waiting) == 4)
+    pause(bench.books.connection, "lane", "bulk")
+    await until_in_force()
+    bench.provider.let_go()
+    normal = await bench.enqueue(20)
+
+    await bench.settled({"sent": 24, "pending": 16})
+
+    assert set(normal) < set(bench.provider.accepted)
+
+    async def all_are_back() -> bool:
+        return await bench.waiting_messages("bulk") == 16
+
+    await until_answer(all_are_back)
+    resume(bench.books.connection)
+    await bench.settled({"sent": 40})
+    assert set(bench.provider.accepted.values()) == {1}
+
+
+async def test_while_a_provider_is_paused_the_next_provider_takes_over(bench: Bench) -> None:
+    first, second = ScriptedProvider("a"), ScriptedProvider("b")
+    pause(bench.books.connection, "provider", "a")
+    await bench.start([first, second])
+    await bench.enqueue(5)
+    await bench.settled({"sent": 5})
+    assert (len(first.calls), len(second.calls)) == (0, 5)
+
+    resume(bench.books.connection)
+
+    async def first_sends() -> bool:
+        await bench.enqueue()
+        return bool(first.calls)
+
+    await until_answer(first_sends)
+
+
+async def test_bulk_calls_of_a_paused_tenant_are_left_out(bench: Bench) -> None:
+    provider = ScriptedBulk()
+    pause(bench.books.connection, "tenant", "acme")
+    await bench.start([with_bulk_calls(provider, 50)])
+    paused, others = bench.books.enqueue(20, tenant_id="acme"), bench.books.enqueue(20)
+    publish(bench, paused)
+    await bench.deliver_together([each for pair in zip(paused, others, strict=True) for each in pair])
+
+    await bench.settled({"sent": 20, "pending": 20})
+
+    assert provider.accepted == dict.fromkeys(others, 1)
+    await until(lambda: all(is_put_back(bench, each) for each in paused))
+
+
+async def test_a_pause_is_in_force_in_two_workers_within_two_seconds(bench: Bench) -> None:
+    sent_at: dict[UUID, float] = {}
+
+    async def note(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        attempt.mark_on_wire()
+        sent_at[email.email_id] = time.monotonic()
+        return provider.accept(email.email_id)
+
+    providers = [ScriptedProvider("a"), ScriptedProvider("a")]
+    for provider in providers:
+        provider.always = note
+        await bench.start([provider], PREFETCH="8")
+    acme: list[UUID] = []
+
+    async def enqueue() -> None:
+        acme.extend(await bench.enqueue(4, tenant_id="acme"))
+        await bench.enqueue(4)
+
+    for _ in range(10):
+        await enqueue()
+    await until(lambda: all(provider.calls for provider in providers))
+    pause(bench.books.connection, "tenant", "acme")
+    paused_at = time.monotonic()
+    while time.monotonic() - paused_at < 3:
+        await enqueue()
+        await asyncio.sleep(0.05)
+
+    await until(lambda: set(bench.books.statuses()) == {"sent", "pending"})
+    assert all(sent_at.get(each, 0.0) < paused_at + 2 for each in acme)
+    others = [row["email_id"] for row in bench.books.rows() if row["tenant_id"] != "acme"]
+    assert any(sent_at[each] > paused_at + 2 for each in others if each in sent_at)
+
+
+A_PAUSE = Pause(PauseScope.ALL, "", None, "maintenance", "ann", None)  # type: ignore[arg-type]
+
+
+def test_while_postgresql_cannot_be_read_the_last_known_pauses_stay_in_force() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.store.controls = Controls((A_PAUSE,))
+        await bench.pass_time(2)
+        bench.store.lose["read_controls"].extend([False] * 50)
+        ids = bench.enqueue(3)
+        bench.deliver(*ids)
+        await bench.pass_time(40)
+        assert bench.statuses() == {Status.PENDING: 3}
+        bench.store.controls = Controls()
+        await bench.pass_time()
+        bench.deliver(*ids)  # RabbitMQ, which got the messages back, delivers them again
+        await bench.pass_time()
+
+    assert run(scenario).statuses() == {Status.SENT: 3}
+
+
+def test_before_the_first_read_nothing_is_leased() -> None:
+    async def scenario(bench: StageBench) -> None:
+        bench.store.lose["read_controls"].extend([False] * 10)
+        bench.deliver(*bench.enqueue(3))
+        await bench.pass_time(5)
+        assert bench.statuses() == {Status.PENDING: 3}
+        await bench.pass_time()
+
+    assert run(scenario).statuses() == {Status.SENT: 3}
+
+
+def test_emails_that_a_slow_lease_statement_returns_during_a_pause_are_released() -> None:
+    class Slow(FakeStore):
+        async def lease(
+            self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
+        ) -> list[Lease]:
+            found = await super().lease(keys_by_id, lease_seconds, paused_tenants)
+            self.controls = Controls((A_PAUSE,))
+            await asyncio.sleep(5.5)  # between two reads
+            return found
+
+    async def scenario(bench: StageBench) -> None:
+        bench.store.__class__ = Slow
+        await bench.pass_time(1)
+        bench.deliver(*bench.enqueue(3))
+        await bench.pass_time(20)
+
+    bench = run(scenario)
+    assert (bench.statuses(), bench.provider.calls) == ({Status.PENDING: 3}, [])
