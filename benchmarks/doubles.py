@@ -59,6 +59,11 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
         with _process("dispatcher.dev.smtp_sink", arguments) as (pid, ready):
             url = f"smtp://127.0.0.1:{ready['port']}?tls=none"
             yield Double(pid, {"DISPATCHER_SMTP_URL": url}, lambda: _in_sink(folder / "sink" / "ledger.jsonl"))
+    elif provider == "twilio":
+        arguments = ["--folder", str(folder / "twilio"), "--latency-ms", str(latency_ms)]
+        with _process("dispatcher.dev.http_double", arguments) as (pid, ready):
+            ledger = Path(ready["ledger"])
+            yield Double(pid, _settings_of(provider, ready["url"]), lambda: _in_sink(ledger))
     else:
         arguments = ["--folder", str(folder / "double"), "--tls", "--latency-ms", str(latency_ms)]
         with _process("benchmarks.double", arguments) as (pid, ready):
@@ -70,6 +75,15 @@ def running_double(provider: str, folder: Path, latency_ms: float = 0.0, *, sink
 def _settings_of(provider: str, url: str) -> dict[str, str]:
     if provider == "sendgrid":
         return {"SENDGRID_API_KEY": "SG.benchmark", "DISPATCHER_SENDGRID_HOST": url}
+    if provider == "twilio":
+        return {
+            "DISPATCHER_SMS_PROVIDERS": "twilio",
+            "DISPATCHER_TWILIO_URL": url,
+            "DISPATCHER_TWILIO_ACCOUNT_SID": f"AC{'0' * 32}",
+            "DISPATCHER_TWILIO_AUTH_TOKEN": "benchmark",
+            "DISPATCHER_TWILIO_SENDER": "Example",
+            "DISPATCHER_TWILIO_CALLBACK_URL": "https://mail.example.org/v1/events/twilio",
+        }
     if provider == "resend":
         return {"RESEND_API_KEY": "re_benchmark", "DISPATCHER_RESEND_URL": url}
     return {

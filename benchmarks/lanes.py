@@ -1,9 +1,9 @@
 """Measures urgent emails behind a bulk backlog under a rate ceiling: `python benchmarks/lanes.py --hosts 1 2`.
 
 Bulk emails are enqueued first. After the hosts have sent bulk emails alone for a while, urgent emails are enqueued one
-by one, evenly over a minute, and each is committed. The benchmark prints the time from the commit to the acceptance of
-the urgent emails, and the rate of the bulk emails before and meanwhile. `--bulk 1000000` is the backlog of the
-requirement; the default is smaller, because enqueueing takes minutes.
+by one, evenly over a minute, and each is committed. With `--sms`, the urgent messages are SMS. The benchmark prints the
+time from the commit to the acceptance of the urgent messages, and the rate of the bulk emails before and meanwhile.
+`--bulk 1000000` is the backlog of the requirement; the default is smaller, because enqueueing takes minutes.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from rich.console import Console
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/lanes.py`
 
+from benchmarks.doubles import Double, running_double
 from benchmarks.rig import Case, Stage, bare_stage, database, wait_until
-from dispatcher import Email, enqueue, enqueue_many
+from dispatcher import Email, Sms, enqueue, enqueue_many
 from dispatcher.dev.acceptance_ledger import read_ledger
 from dispatcher.dev.servers import private_servers
 from dispatcher.store.connections import connected
@@ -44,6 +45,7 @@ def main() -> None:
     parser.add_argument(
         "--no-ceiling", action="store_true", help="no rate limit: the provider's latency limits the rate"
     )
+    parser.add_argument("--sms", action="store_true", help="the urgent messages are SMS, by a local Twilio")
     parser.add_argument("--hosts", type=int, nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
     options = parser.parse_args()
     console = Console(stderr=True)
@@ -56,9 +58,10 @@ def main() -> None:
             with (
                 database(servers) as database_url,
                 bare_stage(servers, case, Path(name) / f"hosts-{hosts}", database_url) as scene,
+                running_double("twilio", Path(name) / f"hosts-{hosts}", options.latency_ms) as twilio,
             ):
                 _enqueue_bulk(scene, options.bulk, console)
-                Console().print_json(json.dumps(_measure(scene, hosts, options, console)))
+                Console().print_json(json.dumps(_measure(scene, twilio, hosts, options, console)))
 
 
 def _email(lane: str, number: int) -> Email:
@@ -72,6 +75,15 @@ def _email(lane: str, number: int) -> Email:
     )
 
 
+def _sms(number: int) -> Sms:
+    return Sms(
+        message_key=f"urgent-{number}",
+        to=f"+4915112{number % 1_000_000:06}",
+        text=f"{number} is your code.",
+        lane="urgent",
+    )
+
+
 def _enqueue_bulk(scene: Stage, emails: int, console: Console) -> None:
     console.log(f"enqueueing {emails:,} bulk emails")
     with connected(scene.database_url) as connection:
@@ -82,8 +94,9 @@ def _enqueue_bulk(scene: Stage, emails: int, console: Console) -> None:
         connection.execute("vacuum analyze")
 
 
-def _measure(scene: Stage, hosts: int, options: argparse.Namespace, console: Console) -> dict[str, Any]:
+def _measure(scene: Stage, twilio: Double, hosts: int, options: argparse.Namespace, console: Console) -> dict[str, Any]:
     limit = {} if options.no_ceiling else {"DISPATCHER_SMTP_MAX_PER_SECOND": str(options.ceiling)}
+    limit |= twilio.environment if options.sms else {}
     ledger = scene.folder / "sink" / "ledger.jsonl"
     with contextlib.ExitStack() as stack:
         for host in range(hosts):
@@ -94,10 +107,10 @@ def _measure(scene: Stage, hosts: int, options: argparse.Namespace, console: Con
         time.sleep(ALONE_SECONDS)
         urgent_from = time.time()
         console.log(f"{hosts} host(s): {options.urgent:,} urgent emails over {options.seconds:g} s")
-        committed = _enqueue_urgent(scene, options.urgent, options.seconds)
+        committed = _enqueue_urgent(scene, options)
         urgent_until = time.time()
-        wait_until(lambda: committed.keys() <= _accepted(scene, ledger).keys(), 60)
-        accepted = _accepted(scene, ledger)
+        wait_until(lambda: committed.keys() <= _accepted(scene, twilio, ledger).keys(), 60)
+        accepted = _accepted(scene, twilio, ledger)
     waits = sorted(accepted[email_id] - at for email_id, at in committed.items())
     bulk = [at for email_id, at in accepted.items() if email_id not in committed]
     alone = sum(alone_from <= at < urgent_from for at in bulk) / (urgent_from - alone_from)
@@ -108,6 +121,7 @@ def _measure(scene: Stage, hosts: int, options: argparse.Namespace, console: Con
         "bulk_backlog": options.bulk,
         "ceiling": None if options.no_ceiling else options.ceiling,
         "urgent": len(waits),
+        "urgent_are_sms": options.sms,
         "commit_to_accepted_seconds": {
             "p50": round(percentiles[49], 3),
             "p99": round(percentiles[98], 3),
@@ -118,21 +132,22 @@ def _measure(scene: Stage, hosts: int, options: argparse.Namespace, console: Con
     }
 
 
-def _enqueue_urgent(scene: Stage, emails: int, seconds: float) -> dict[str, float]:
-    """Enqueues the urgent emails evenly; returns when each was committed, by id."""
+def _enqueue_urgent(scene: Stage, options: argparse.Namespace) -> dict[str, float]:
+    """Enqueues the urgent messages evenly; returns when each was committed, by id."""
     committed: dict[str, float] = {}
     began = time.monotonic()
     with connected(scene.database_url) as connection:
-        for number in range(emails):
-            time.sleep(max(0.0, began + number * seconds / emails - time.monotonic()))
-            answer = enqueue(connection, _email("urgent", number))
+        for number in range(options.urgent):
+            time.sleep(max(0.0, began + number * options.seconds / options.urgent - time.monotonic()))
+            answer = enqueue(connection, _sms(number) if options.sms else _email("urgent", number))
             committed[str(answer.email_id)] = time.time()
     return committed
 
 
-def _accepted(scene: Stage, ledger: Path) -> dict[str, float]:
-    """When each email was accepted first, by id."""
-    return {name: min(instants) for name, instants in scene.double.acceptances().items()} if ledger.exists() else {}
+def _accepted(scene: Stage, twilio: Double, ledger: Path) -> dict[str, float]:
+    """When each email or SMS was accepted first, by id."""
+    found = scene.double.acceptances() if ledger.exists() else {}
+    return {name: min(instants) for name, instants in (*found.items(), *twilio.acceptances().items())}
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from dispatcher.version import VERSION
 if TYPE_CHECKING:
     from dispatcher.domain.email import Email
     from dispatcher.domain.outgoing import Attachment
+    from dispatcher.domain.sms import Sms
     from dispatcher.domain.status import OnUncertain
     from dispatcher.errors import DispatcherError, InvalidEmail, MessageKeyConflict, SchemaError, UnusableConnection
     from dispatcher.producers import (
@@ -36,6 +37,7 @@ __all__ = [
     "MessageKeyConflict",
     "OnUncertain",
     "SchemaError",
+    "Sms",
     "UnusableConnection",
     "__version__",
     "enqueue",
@@ -47,6 +49,7 @@ __all__ = [
 _HOMES: Final = {
     "domain.email": ("Email",),
     "domain.outgoing": ("Attachment",),
+    "domain.sms": ("Sms",),
     "domain.status": ("OnUncertain",),
     "errors": ("DispatcherError", "InvalidEmail", "MessageKeyConflict", "SchemaError", "UnusableConnection"),
     "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),

@@ -9,6 +9,7 @@
     ├── ServerUnavailable         PostgreSQL, RabbitMQ or a private server is unreachable or cannot be started
     │   ├── StoreUnavailable
     │   │   ├── StoreBusy         another transaction holds a lock that a statement needs
+    │   │   ├── StoreTooSlow      a statement exceeded the statement timeout
     │   │   ├── StoreRefused      PostgreSQL refuses the user, the password or the database
     │   │   └── AnswerTooLarge    the process has too little memory for PostgreSQL's response
     │   └── BrokerUnavailable
@@ -111,6 +112,10 @@ class StoreUnavailable(ServerUnavailable):
 
 class StoreBusy(StoreUnavailable):
     """A statement waited too long for a lock on a row or table that another transaction holds."""
+
+
+class StoreTooSlow(StoreUnavailable):
+    """PostgreSQL cancelled a statement, because it exceeded the statement timeout."""
 
 
 class StoreRefused(StoreUnavailable):

@@ -21,7 +21,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from dispatcher.domain.email import Email
+from dispatcher.domain.message import Message
 from dispatcher.errors import InvalidEmail, MessageKeyConflict
 from dispatcher.store.callers import (
     AsyncCallersConnection,
@@ -73,6 +73,8 @@ class Enqueued:
     """The result for one email.
 
     Attributes:
+        warnings: What the caller should know about a valid message, such as an SMS that takes more segments because of
+            one character.
         email_id: The new email if it was accepted; if it had expired, an unused id; otherwise the earlier email with
             the same key.
     """
@@ -80,9 +82,10 @@ class Enqueued:
     email_id: UUID
     message_key: str
     acceptance: Acceptance
+    warnings: tuple[str, ...] = ()
 
 
-def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | None = None) -> Enqueued:
+def enqueue(connection: CallersConnection, email: Message, *, traceparent: str | None = None) -> Enqueued:
     """Enqueues one email in the connection's transaction. Idempotent per message key.
 
     Args:
@@ -101,7 +104,7 @@ def enqueue(connection: CallersConnection, email: Email, *, traceparent: str | N
 
 def enqueue_many(
     connection: CallersConnection,
-    emails: Iterable[Email],
+    emails: Iterable[Message],
     *,
     traceparent: str | None = None,
     report_conflicts: bool = False,
@@ -144,7 +147,7 @@ def enqueue_many(
 
 
 async def enqueue_async(
-    connection: AsyncCallersConnection, email: Email, *, traceparent: str | None = None
+    connection: AsyncCallersConnection, email: Message, *, traceparent: str | None = None
 ) -> Enqueued:
     """`enqueue` on an asynchronous connection."""
     return (await enqueue_many_async(connection, [email], traceparent=traceparent))[0]
@@ -152,7 +155,7 @@ async def enqueue_async(
 
 async def enqueue_many_async(
     connection: AsyncCallersConnection,
-    emails: Iterable[Email],
+    emails: Iterable[Message],
     *,
     traceparent: str | None = None,
     report_conflicts: bool = False,
@@ -176,8 +179,8 @@ async def enqueue_many_async(
     return answers
 
 
-def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[Draft]]:
-    batch: list[Email] = []
+def _batches(emails: Iterable[Message], traceparent: str | None) -> Iterator[list[Draft]]:
+    batch: list[Message] = []
     octets = 0
     for email in emails:
         size = _octets(email)
@@ -190,12 +193,12 @@ def _batches(emails: Iterable[Email], traceparent: str | None) -> Iterator[list[
         yield draft(batch, traceparent)
 
 
-def _octets(email: Email) -> int:
+def _octets(email: Message) -> int:
     """The approximate size of an email's parameters."""
     return len(email.text or "") + len(email.html or "") + sum(len(file.content) for file in email.attachments)
 
 
-def _is_one_statement(emails: Iterable[Email]) -> bool:
+def _is_one_statement(emails: Iterable[Message]) -> bool:
     """Whether one statement stores all emails, so that autocommit needs no explicit transaction.
 
     Matters only in autocommit mode. In other modes psycopg's `transaction()` would commit the caller's transaction if
@@ -214,7 +217,7 @@ def _answers(
     for item in drafts:
         key = item.email.message_key
         if item.email_id in inserted:
-            yield Enqueued(item.email_id, key, Acceptance.ACCEPTED)
+            yield Enqueued(item.email_id, key, Acceptance.ACCEPTED, item.email.warnings)
             continue
         if item.key not in known and item.email.expires_at is not None:
             if not report_conflicts:
@@ -223,7 +226,7 @@ def _answers(
             continue
         holder, payload_hash = known[item.key]
         if payload_hash == item.payload_hash:
-            yield Enqueued(holder, key, Acceptance.KNOWN)
+            yield Enqueued(holder, key, Acceptance.KNOWN, item.email.warnings)
         elif report_conflicts:
             yield Enqueued(holder, key, Acceptance.CONFLICT)
         else:

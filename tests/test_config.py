@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dispatcher.config import BUILT_IN, every_setting, examine, load, suspicious_settings
+from dispatcher.config import EMAIL_PROVIDERS, every_setting, examine, load, suspicious_settings
 from dispatcher.config.values import SmtpServer
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import ConfigurationError
@@ -201,7 +201,7 @@ def test_a_missing_setting_is_reported_with_the_remedy() -> None:
         "DISPATCHER_AMQP_URL is not set",
         "DISPATCHER_PROVIDERS is not set",
     ]
-    assert all(name in mistakes[2] for name in BUILT_IN)
+    assert all(name in mistakes[2] for name in EMAIL_PROVIDERS)
 
 
 @pytest.mark.parametrize(
@@ -278,11 +278,15 @@ class TestSecrets:
             "DISPATCHER_SMTP_URL": "smtps://app:smtp-secret@mx.example",
             "SENDGRID_API_KEY": "SG.api-secret",
             "RESEND_API_KEY": "re_api_secret",
+            "DISPATCHER_TWILIO_AUTH_TOKEN": "a-token-of-the-account",
+            "DISPATCHER_TWILIO_API_SECRET": "a-secret-of-an-api-key",
+            "DISPATCHER_TWILIO_WEBHOOK_SECRETS": "a-secret-of-a-shared-key",
             "DISPATCHER_SMTP_BOUNCE_KEYS": "a-key-of-at-least-32-characters-one",
             "DISPATCHER_ALERT_WEBHOOK_SECRET": WEBHOOK_SECRET,
             "DISPATCHER_ALERT_WEBHOOK_URL": "https://hooks.example/services/token",
             "DISPATCHER_ALERT_SMTP_URL": "smtps://app:smtp-secret@mx.example",
             "DISPATCHER_SENDGRID_EVENTS_KEYS": PUBLIC_KEY,
+            "DISPATCHER_OPS_OIDC_CLIENT_SECRET": "oidc-secret",
         }
         companies = {
             "DISPATCHER_ALERT_SMTP_URL": {

@@ -59,6 +59,8 @@ CLIENTS: Final[tuple[tuple[set[str], set[str]], ...]] = (
     ({"api"}, {"fastapi", "starlette", "uvicorn"}),
     ({"telemetry", "monitor"}, {"prometheus_client"}),
     ({"host", "transport"}, {"h11"}),
+    # These packages come with the extra `oidc`.
+    ({"api"}, {"authlib", "joserfc"}),
     # This package comes with the extra `otel`.
     ({"telemetry"}, {"opentelemetry"}),
     # No room may import smtplib, because it blocks, and hides the phase in which a request failed.
@@ -228,8 +230,8 @@ def test_each_library_is_imported_only_in_its_room(imports: list[Import]) -> Non
     assert not strays, "\n".join(strays)
 
 
-def test_errors_and_domain_import_only_the_standard_library(imports: list[Import]) -> None:
-    known = sys.stdlib_module_names | {"dispatcher"}
+def test_errors_and_domain_import_only_the_standard_library_and_tables_of_phone_numbers(imports: list[Import]) -> None:
+    known = sys.stdlib_module_names | {"dispatcher", "phonenumbers"}
 
     foreign = [
         f"{found.where}: {found.room} may not import {found.module}"

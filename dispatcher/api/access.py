@@ -56,10 +56,15 @@ class Caller:
             asked: The request's `tenant_id`, if it has one.
 
         Raises:
-            Problem: the request has a different tenant than the key.
+            Problem: the request has a different tenant than the key, or the key is for all tenants and the request has
+                none.
         """
         if self.key is None:
             return asked if isinstance(asked, str) else DEFAULT_TENANT
+        if self.key.tenant_id is None:
+            if not isinstance(asked, str):
+                raise Problem("tenant-missing", "Add tenant_id, or use a key of one tenant.")
+            return asked
         if asked is not None and asked != self.key.tenant_id:
             raise Problem("tenant-forbidden", "Leave out tenant_id, or use a key of that tenant.")
         return self.key.tenant_id
@@ -189,7 +194,7 @@ class AccessControl:
         if self.is_open and "authorization" in request.headers:
             await self._refresh_after_now()
         if self.is_open:
-            self._check_origin(request)
+            self.check_local(request)
             address = request.scope.get("client")
             return Caller(None, address[0] if address else "")
         key = await self._key(request)
@@ -219,18 +224,32 @@ class AccessControl:
             limit = f"{key.requests_per_second:g} per second"
             raise Problem("rate-limited", f"The key allows {limit}. Retry after {seconds} s.", retry_after=seconds)
 
+    def valid_key(self, key_id: str) -> ApiKey | None:
+        """The key with this id; None if it does not exist or was revoked."""
+        key = self._keys.get(key_id)
+        return key if key is not None and key.revoked_at is None else None
+
+    async def find(self, secret: Secret) -> ApiKey | None:
+        """The key with this secret; None if it does not exist, its secret is wrong, or it was revoked.
+
+        Raises:
+            StoreUnavailable: the keys could not be read.
+        """
+        key = self._matching(secret)
+        if key is None:
+            # Refreshes even for a known id with a wrong secret: otherwise the response time would show which ids exist.
+            await self._refresh_after_now()
+            key = self._matching(secret)
+        return key if key is not None and key.revoked_at is None else None
+
     async def _key(self, request: Request) -> ApiKey:
         given = request.headers.getlist("authorization")
         kind, _, text = given[0].partition(" ") if len(given) == 1 else ("", "", "")
         secret = Secret.parse(text.strip()) if kind.lower() == "bearer" else None
         if secret is None:
             raise Problem("unauthorized", "Send one header `Authorization: Bearer ed_…`.")
-        key = self._matching(secret)
+        key = await self.find(secret)
         if key is None:
-            # Refreshes even for a known id with a wrong secret: otherwise the response time would show which ids exist.
-            await self._refresh_after_now()
-            key = self._matching(secret)
-        if key is None or key.revoked_at is not None:
             raise Problem("unauthorized", "The API key does not exist, its secret is wrong, or it was revoked.")
         return key
 
@@ -257,11 +276,14 @@ class AccessControl:
                     self._failed_at = time.monotonic()
                     raise
 
-    def _check_origin(self, request: Request) -> None:
+    def check_local(self, request: Request) -> None:
         """Accepts only direct requests to the loopback while requests need no key.
 
         The check of the Host header prevents DNS rebinding, where a web page's own name resolves to the loopback. A
         proxy would admit every client, so requests with a proxy's headers are refused. Some proxies add no such header.
+
+        Raises:
+            Problem: `host-forbidden`.
         """
         host = request.headers.get("host", "")
         name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host

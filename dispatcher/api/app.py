@@ -43,6 +43,7 @@ from dispatcher.version import VERSION
 
 if TYPE_CHECKING:
     from dispatcher.api.event_endpoints import EventEndpoints
+    from dispatcher.api.ops_page.application import OpsMount
 
 _CODES: Final = {404: "not-found", 405: "method-not-allowed"}
 
@@ -57,11 +58,13 @@ def make_app(
     suppressions: SuppressionEndpoints,
     refusals: RefusalCounter,
     events: EventEndpoints | None = None,
+    ops: OpsMount | None = None,
 ) -> FastRoutes:
     """Builds the application from its endpoints, whose connections are already open.
 
     Args:
         events: None if no provider posts events.
+        ops: The operators' page; None if it is off.
     """
     app = FastAPI(
         title="Email Dispatcher",
@@ -78,6 +81,7 @@ def make_app(
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
     _add(app, "POST", "/v1/emails", enqueueing.create, enqueue_operations.CREATE)
+    _add(app, "POST", "/v1/sms", enqueueing.create_sms, enqueue_operations.CREATE_SMS)
     _add(app, "POST", "/v1/emails/batch", enqueueing.create_many, enqueue_operations.CREATE_MANY)
     _add(app, "GET", "/v1/emails", status.list, status_operations.LIST)
     _add(app, "GET", "/v1/emails/by-key/{message_key:path}", status.get_by_key, status_operations.GET_BY_KEY)
@@ -114,12 +118,17 @@ def make_app(
     app.add_route("/v1/unsubscribe/{token}", unsubscribed.unsubscribe, methods=["POST"], include_in_schema=False)
     fast: dict[tuple[str, str], Endpoint] = {
         ("POST", "/v1/emails"): enqueueing.create,
+        ("POST", "/v1/sms"): enqueueing.create_sms,
         ("POST", "/v1/emails/batch"): enqueueing.create_many,
     }
     for path, endpoint, operation in events.routes if events is not None else ():
         _add(app, "POST", path, endpoint, operation)
         fast["POST", path] = endpoint
     _add_pages(app, access)
+    if ops is not None:
+        for path in ops.paths:
+            app.mount(path, ops.app)
+            app.add_route(path, ops.redirect, methods=["GET"], include_in_schema=False)
     return FastRoutes(app, fast)
 
 

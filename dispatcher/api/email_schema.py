@@ -11,8 +11,10 @@ from typing import Any, Final
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.controls import LANE
+from dispatcher.domain.message import TEXT_FIELDS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outgoing import MAX_FILENAME_CHARACTERS
+from dispatcher.domain.sms import SMS_CHANNEL, Sms
 from dispatcher.domain.status import OnUncertain
 
 _ADDRESS: Final = {
@@ -172,6 +174,14 @@ ATTACHMENT: Final[dict[str, Any]] = {
     },
 }
 
+_SMS_FIELDS: Final = {
+    **{name: _FIELDS[name] for name in sorted(TEXT_FIELDS - {"channel", "to", "text", "from"})},
+    "channel": _optional({"const": SMS_CHANNEL}),
+    "to": _text(40, "The recipient's number in E.164.", shortest=3, pattern=r"^\+"),
+    "from": _optional(_text(40, "A number, a short code, a name or a pool of senders. Default: the provider's.")),
+    "text": _text(Sms.max_characters, "The text.", shortest=1),
+}
+SMS_EXAMPLE: Final[dict[str, Any]] = {"to": "+4915112345678", "text": "4711 is your code."}
 EXAMPLE: Final[dict[str, Any]] = {
     "from": "Shop <shop@example.com>",
     "to": ["ann@example.org"],
@@ -202,4 +212,11 @@ SCHEMAS: Final[dict[str, Any]] = {
     "Attachment": ATTACHMENT,
     "Email": email_schema(needs_key=False),
     "KeyedEmail": email_schema(needs_key=True),
+    "Sms": {
+        "type": "object",
+        "additionalProperties": False,
+        "required": ["to", "text"],
+        "properties": _SMS_FIELDS,
+        "examples": [SMS_EXAMPLE],
+    },
 }

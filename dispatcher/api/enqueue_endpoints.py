@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.validation import EmailValidator, batch_items, idempotency_key, require_enqueued, require_key
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.capabilities import recipients_of
-from dispatcher.domain.email import Email
+from dispatcher.domain.message import Message
+from dispatcher.domain.sms import SMS_CHANNEL
 from dispatcher.domain.status import Status
 from dispatcher.producers import Acceptance, Enqueued
 from dispatcher.store.drafts import DraftStore
@@ -41,11 +42,20 @@ class EnqueueEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Enqueues one email. The email is committed before the response is sent."""
+        return await self._create(request, {})
+
+    async def create_sms(self, request: Request) -> Response:
+        """Enqueues one SMS, as `create`."""
+        return await self._create(request, {"channel": SMS_CHANNEL})
+
+    async def _create(self, request: Request, kind: Mapping[str, str]) -> Response:
         caller = await self.access.authenticate(request, Scope.SEND)
         key = idempotency_key(request)
         with TRACER.enqueueing(request.headers.get("traceparent")) as enqueueing:
             async with self.bodies.read(request, caller) as body:
-                made = await run_off_loop(len(body), lambda: self._draft(body, caller, key, enqueueing.traceparent))
+                made = await run_off_loop(
+                    len(body), lambda: self._draft(body, kind, caller, key, enqueueing.traceparent)
+                )
                 answer = (await self._enqueue([made], caller))[0]
             email = require_enqueued(answer)
             enqueueing.note(1, email.email_id)
@@ -54,8 +64,12 @@ class EnqueueEndpoints:
             headers["Idempotent-Replayed"] = "true"
         return Response(orjson.dumps(accepted(email, made.email)), 202, headers, "application/json")
 
-    def _draft(self, body: bytearray, caller: Caller, key: str | None, traceparent: str | None) -> Draft:
+    def _draft(
+        self, body: bytearray, kind: Mapping[str, str], caller: Caller, key: str | None, traceparent: str | None
+    ) -> Draft:
         document = parse(body)
+        if kind and isinstance(document, dict):
+            document = {**document, **kind}
         require_key(document, key)
         email = self.validator.email(document, caller, key=key)
         return draft([email], traceparent, caller.lane)[0]
@@ -80,14 +94,14 @@ class EnqueueEndpoints:
         return Response(orjson.dumps({"results": results}), 200, media_type="application/json")
 
     def _drafts(self, documents: Sequence[object], caller: Caller, traceparent: str | None) -> list[Draft | Problem]:
-        made: list[Email | Problem] = []
+        made: list[Message | Problem] = []
         for index, document in enumerate(documents):
             try:
                 made.append(self.validator.email(document, caller, prefix=f"/emails/{index}"))
             except Problem as problem:
                 made.append(problem.without_traceback())
-        drafts = iter(draft([item for item in made if isinstance(item, Email)], traceparent, caller.lane))
-        return [next(drafts) if isinstance(item, Email) else item for item in made]
+        drafts = iter(draft([item for item in made if not isinstance(item, Problem)], traceparent, caller.lane))
+        return [item if isinstance(item, Problem) else next(drafts) for item in made]
 
     def _accepted(self, answer: InsertResult, item: Draft, index: int) -> dict[str, Any]:
         try:
@@ -136,7 +150,8 @@ class EnqueueEndpoints:
         return await self.batcher.enqueue(drafts)
 
 
-def accepted(enqueued: Enqueued, email: Email) -> dict[str, Any]:
+def accepted(enqueued: Enqueued, email: Message) -> dict[str, Any]:
     """The response for an enqueued email. A repeated request gets the same response, even if the status has changed."""
     status = Status.PENDING if email.send_at is None else Status.WAITING
-    return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status}
+    warnings = {"warnings": email.warnings} if email.warnings else {}
+    return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status, **warnings}

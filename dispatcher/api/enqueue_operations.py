@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
-from dispatcher.api.email_schema import EXAMPLE
+from dispatcher.api.email_schema import EXAMPLE, SMS_EXAMPLE
 from dispatcher.api.operation import BODY_PROBLEMS, ID, Operation, object_schema, reference
 from dispatcher.api.validation import KEY_HEADER, KEY_PATTERN, MAX_BATCH_EMAILS
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
@@ -55,6 +56,15 @@ CREATE: Final = Operation(
         },
     },
 )
+CREATE_SMS: Final = replace(
+    CREATE,
+    name="create_sms",
+    summary="Enqueue an SMS",
+    description="As for an email. `warnings` in the response report a number that no operator is known to assign, and "
+    "a character because of which the text takes more segments.",
+    request_schema="Sms",
+    example=SMS_EXAMPLE,
+)
 CREATE_MANY: Final = Operation(
     name="create_emails",
     summary=f"Enqueue up to {MAX_BATCH_EMAILS:,} emails",
@@ -75,7 +85,13 @@ SCHEMAS: Final[dict[str, Any]] = {
         },
     },
     "Accepted": object_schema(
-        {"id": ID, "message_key": {"type": "string"}, "status": {"type": "string", "enum": ["pending", "waiting"]}}
+        {
+            "id": ID,
+            "message_key": {"type": "string"},
+            "status": {"type": "string", "enum": ["pending", "waiting"]},
+            "warnings": {"type": "array", "items": {"type": "string"}},
+        },
+        "warnings",
     ),
     "Result": {
         "oneOf": [

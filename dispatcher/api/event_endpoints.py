@@ -15,16 +15,20 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from dispatcher.api.body_reader import BodyReader, run_off_loop
-from dispatcher.api.event_operations import RECEIVE_SENDGRID, RECEIVE_SES
+from dispatcher.api.event_operations import RECEIVE_SENDGRID, RECEIVE_SES, RECEIVE_TWILIO, RECEIVE_TWILIO_SMS
 from dispatcher.api.fast_routes import Endpoint
 from dispatcher.api.operation import Operation
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
-from dispatcher.events import sendgrid, ses
+from dispatcher.events import sendgrid, ses, twilio
 from dispatcher.events.contract import EventSink, EventsRefused, EventsUnreadable, ParsedEvents, SourceUnavailable
 from dispatcher.events.reports import report_refusal, report_skipped
 from dispatcher.events.sendgrid import SendGridSignature, SendGridVerifier
 from dispatcher.events.sns import Fetch, MessageType, SnsVerifier, fetcher
+from dispatcher.events.twilio import TwilioVerifier
+from dispatcher.ops.suppressions import opt_in, opt_out
+from dispatcher.providers.twilio import TwilioSettings
+from dispatcher.store.connections import Pool
 from dispatcher.telemetry.log import get_log
 
 MAX_BODY_BYTES: Final = 4 << 20
@@ -46,13 +50,24 @@ class EventEndpoints:
     sink: EventSink
     sendgrid: SendGridVerifier | None
     sns: SnsVerifier | None
+    twilio: TwilioVerifier | None = None
+    twilio_url: str = ""
+    pool: Pool | None = None
 
     @classmethod
-    def of(cls, settings: Settings, bodies: BodyReader, sink: EventSink, fetch: Fetch | None = None) -> EventEndpoints:
+    def of(
+        cls,
+        settings: Settings,
+        bodies: BodyReader,
+        sink: EventSink,
+        fetch: Fetch | None = None,
+        pool: Pool | None = None,
+    ) -> EventEndpoints:
         """The endpoints of the configured providers.
 
         Args:
             fetch: Sends requests to Amazon SNS; by default over the network.
+            pool: For SMS from recipients.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -64,6 +79,8 @@ class EventEndpoints:
             sink,
             SendGridVerifier(keys, max_age_seconds=seconds) if keys else None,
             SnsVerifier(topics, max_age_seconds=seconds, fetch=fetch or fetcher(settings.ca_file)) if topics else None,
+            *_twilio(settings),
+            pool,
         )
 
     @property
@@ -74,6 +91,9 @@ class EventEndpoints:
             found.append(("/v1/events/sendgrid", self.receive_sendgrid, RECEIVE_SENDGRID))
         if self.sns is not None:
             found.append(("/v1/events/ses", self.receive_ses, RECEIVE_SES))
+        if self.twilio is not None:
+            found.append(("/v1/events/twilio", self.receive_twilio, RECEIVE_TWILIO))
+            found.append(("/v1/inbound/twilio", self.receive_twilio_sms, RECEIVE_TWILIO_SMS))
         return found
 
     async def receive_sendgrid(self, request: Request) -> Response:
@@ -102,9 +122,48 @@ class EventEndpoints:
                         get_log().warning("events.subscription_ended", topic=message.topic)
         return Response(status_code=204)
 
+    async def receive_twilio(self, request: Request) -> Response:
+        """Stores the event of one status callback."""
+        with _as_problems(twilio.NAME):
+            form = await self._twilio_form(request, self.twilio_url)
+            await self._store(twilio.NAME, twilio.parse_status(request.query_params.get("email_id", ""), form))
+        return Response(status_code=204)
+
+    async def receive_twilio_sms(self, request: Request) -> Response:
+        """Suppresses a number that has answered STOP, or ends that after START."""
+        assert self.pool is not None
+        with _as_problems(twilio.NAME):
+            form = await self._twilio_form(request, inbound_url(self.twilio_url))
+            sms = twilio.parse_inbound(form)
+            if sms is not None and sms.reply is not None:
+                change = opt_out if sms.reply is twilio.Reply.STOP else opt_in
+                await change(self.pool, sms.number, sms.message_id)
+        return Response("<Response/>", media_type="text/xml")  # Twilio sends no answer to the recipient
+
+    async def _twilio_form(self, request: Request, url: str) -> dict[str, str]:
+        assert self.twilio is not None
+        if request.url.query:
+            url = f"{url}?{request.url.query}"
+        if not request.headers.get(twilio.SIGNATURE_HEADER):
+            self.twilio.verify({}, url, b"")  # a forged request should cost little: its body is not read
+        async with self.bodies.read(request, Providers()) as body:
+            return self.twilio.verify(request.headers, url, body)
+
     async def _store(self, provider: str, parsed: ParsedEvents) -> None:
         await self.sink.store(parsed.events)
         report_skipped(provider, parsed)
+
+
+def inbound_url(callback_url: str) -> str:
+    """The public URL for SMS from recipients, beside that for status callbacks."""
+    return f"{callback_url.removesuffix('/').removesuffix('/events/twilio')}/inbound/twilio"
+
+
+def _twilio(settings: Settings) -> tuple[TwilioVerifier | None, str]:
+    own = settings.own.get(twilio.NAME)
+    if not isinstance(own, TwilioSettings) or own.callback_url is None or not own.auth_token:
+        return None, ""
+    return TwilioVerifier((own.auth_token, *own.webhook_secrets)), own.callback_url
 
 
 def _verified(verifier: SendGridVerifier | None, signature: SendGridSignature, body: bytearray) -> ParsedEvents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from dispatcher.api.operation import BODY_PROBLEMS, Operation
@@ -13,6 +14,9 @@ def _signature_header(name: str, description: str) -> dict[str, Any]:
     return {"name": name, "in": "header", "required": True, "schema": {"type": "string"}, "description": description}
 
 
+_TWILIO_SIGNATURE: Final = _signature_header(
+    "X-Twilio-Signature", "HMAC over the URL and the form's fields, with the auth token."
+)
 RECEIVE_SENDGRID: Final = Operation(
     name="receive_sendgrid_events",
     summary="Receive SendGrid's events",
@@ -41,7 +45,30 @@ RECEIVE_SES: Final = Operation(
     problems=("topic-forbidden", *_PROBLEMS, "provider-unavailable"),
     needs_key=False,
 )
+RECEIVE_TWILIO: Final = Operation(
+    name="receive_twilio_status",
+    summary="Receive Twilio's status callbacks",
+    description="Twilio posts a form for each change of an SMS. Twilio signs the URL, so it must request "
+    "DISPATCHER_TWILIO_CALLBACK_URL. The API responds after the event is committed, and never shows whether the SMS "
+    "exists.",
+    status=204,
+    response_schema=None,
+    request_schema="TwilioForm",
+    example={"MessageSid": f"SM{'0' * 32}", "MessageStatus": "delivered", "To": "+4915112345678"},
+    parameters=(_TWILIO_SIGNATURE,),
+    problems=_PROBLEMS,
+    needs_key=False,
+)
+RECEIVE_TWILIO_SMS: Final = replace(
+    RECEIVE_TWILIO,
+    name="receive_twilio_sms",
+    summary="Receive SMS from recipients",
+    description="Twilio posts a form for each SMS to one of your numbers. STOP suppresses the number for every tenant "
+    "that has sent it an SMS, and START ends that. Nothing else is done with the SMS.",
+    example={"MessageSid": f"SM{'0' * 32}", "From": "+4915112345678", "Body": "STOP"},
+)
 SCHEMAS: Final[dict[str, Any]] = {
+    "TwilioForm": {"type": "object", "required": ["MessageSid"], "additionalProperties": {"type": "string"}},
     "SendGridEvents": {"type": "array", "items": {"type": "object"}},
     "SnsMessage": {
         "type": "object",

@@ -86,12 +86,19 @@ class StrictHttpProtocol(HttpToolsProtocol):
         timeouts: Timeouts,
         pipeline_queue: PipelineQueue,
         on_refusal: Callable[[str], None],
+        static_paths: tuple[bytes, ...] = (),
         **named: Any,
     ) -> None:
+        """
+        Args:
+            static_paths: Responses for paths that begin with one of these get no default headers. Browsers may cache
+                them.
+        """
         super().__init__(*arguments, **named)
         self._timeouts = timeouts
         self._pipeline_queue = pipeline_queue
         self._on_refusal = on_refusal
+        self._static_paths = static_paths
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
         self._overhead_bytes = 0  # bytes outside the body, since the request began or the body last grew
@@ -168,6 +175,8 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._request_deadline = self.loop.time() + self._timeouts.request_seconds
         self._set_body_timer()
         super().on_headers_complete()
+        if self._static_paths and self.url.startswith(self._static_paths):
+            self.cycle.default_headers = []
         self.headers = self._trailers  # collects the headers after the body
         self._unanswered.append(self.cycle)
 

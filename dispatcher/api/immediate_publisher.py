@@ -98,17 +98,15 @@ class ImmediatePublisher:
         self._batches: BatchQueue[_Queued] = BatchQueue()
         self._queued = 0
         self._confirmed = ConfirmedMessages()
-        self._paused_until = 0.0
-        self._outage = Backoff(base_seconds=0.2, cap_seconds=5.0)
+        self._paused_until = dict.fromkeys(queues, 0.0)
+        self._outages = {lane: Backoff(base_seconds=0.2, cap_seconds=5.0) for lane in queues}
         self._log = get_log()
 
     def direct_lanes(self) -> list[str]:
         """The lanes whose new emails this publisher publishes: neither paused nor backed up."""
-        if time.monotonic() < self._paused_until:
-            return []
-        return [
-            lane for lane in self._queues if self._controls.now.pause_of_lane(lane) is None and self._has_credit(lane)
-        ]
+        now, controls = time.monotonic(), self._controls.now
+        open_lanes = [lane for lane, until in self._paused_until.items() if now >= until]
+        return [lane for lane in open_lanes if controls.pause_of_lane(lane) is None and self._has_credit(lane)]
 
     def relay_tenants(self, tenant_ids: Iterable[str]) -> list[str]:
         """Those of the tenants whose emails the relay publishes: they are paused or have a ceiling."""
@@ -122,10 +120,9 @@ class ImmediatePublisher:
         ]
 
     def add(self, drafts: Sequence[Draft], insertion: Insertion) -> None:
-        """Queues committed emails that this publisher publishes. Drops them while RabbitMQ is unreachable or the queue
-        is full."""
+        """Queues committed emails that this publisher publishes. Drops them while too many are queued."""
         direct = insertion.direct_lane
-        if time.monotonic() < self._paused_until or self._queued + len(direct) > MAX_QUEUED:
+        if self._queued + len(direct) > MAX_QUEUED:
             return
         self._queued += len(direct)
         for draft in drafts:  # keeps only the pointer: the content may be large
@@ -164,8 +161,8 @@ class ImmediatePublisher:
 
     async def _publish(self, batch: list[_Queued]) -> None:
         self._queued -= len(batch)
-        if time.monotonic() < self._paused_until:
-            return
+        now = time.monotonic()
+        batch = [queued for queued in batch if now >= self._paused_until[queued[0]]]
         messages: list[Outgoing] = []
         message_of: list[int] = []
         batch.sort(key=itemgetter(0))  # by lane; stable
@@ -178,13 +175,14 @@ class ImmediatePublisher:
         try:
             confirmed = await self._publisher.publish(messages)
         except BrokerUnavailable as error:
-            self._pause(error.message)
+            self._pause(self._queues, error.message)
             return
         published = [confirmed[index] for index in message_of]
-        if not all(published):
-            # RabbitMQ returned or rejected a message. The relay logs that the queue is misconfigured.
-            self._pause("RabbitMQ did not route every message.")
-        elif self._outage.reset():
+        refused = {lane for (lane, _, _), routed in zip(batch, published, strict=True) if not routed}
+        for lane in refused:  # RabbitMQ returned or rejected a message. The other lanes go on.
+            self._pause([lane], f'RabbitMQ did not route every message to the queue "{self._queues[lane]}".')
+        recovered = [lane for lane in {lane for lane, _, _ in batch} - refused if self._outages[lane].reset()]
+        if recovered:
             self._log.info("broker.connected")
         due = {
             pointer.email_id: due_at for (_, pointer, due_at), routed in zip(batch, published, strict=True) if routed
@@ -194,10 +192,12 @@ class ImmediatePublisher:
             metrics.PUBLISHED_EMAILS.add(len(due), "send")
             self._confirmed.add(due, time.monotonic())
 
-    def _pause(self, reason: str) -> None:
-        seconds = self._outage.next_wait(random.random)
-        self._paused_until = time.monotonic() + seconds
-        self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(seconds, 2))
+    def _pause(self, lanes: Iterable[str], reason: str) -> None:
+        """Leaves the emails of these lanes to the relay for a while."""
+        waits = {lane: self._outages[lane].next_wait(random.random) for lane in lanes}
+        now = time.monotonic()
+        self._paused_until |= {lane: now + seconds for lane, seconds in waits.items()}
+        self._log.warning("broker.connection_lost", reason=reason, retry_in_seconds=round(min(waits.values()), 2))
 
     async def run_once(self) -> None:
         """Clears the due marks of emails that were confirmed at least a second ago."""

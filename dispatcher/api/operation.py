@@ -22,7 +22,14 @@ _COMMON_PROBLEMS: Final = (
     "internal-error",
     "overloaded",
 )
-_KEY_PROBLEMS: Final = ("unauthorized", "insufficient-scope", "tenant-forbidden", "host-forbidden", "rate-limited")
+_KEY_PROBLEMS: Final = (
+    "unauthorized",
+    "insufficient-scope",
+    "tenant-missing",
+    "tenant-forbidden",
+    "host-forbidden",
+    "rate-limited",
+)
 _STORE_PROBLEMS: Final = ("database-unavailable",)
 BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-type")
 

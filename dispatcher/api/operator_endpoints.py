@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 from uuid import UUID
-from weakref import WeakValueDictionary
 
 import orjson
 from starlette.requests import Request
@@ -19,26 +16,22 @@ from starlette.responses import Response
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.body_reader import BodyReader, run_off_loop
 from dispatcher.api.large_json import parse
+from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.api.status_endpoints import MAX_FILTER_CHARACTERS, NOT_BLANK, TENANT, is_printable, parameters
-from dispatcher.broker.connection import open_connection
-from dispatcher.broker.dlq import DeadLetterQueue
-from dispatcher.config import Settings
 from dispatcher.domain.api_key import Scope
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.instant import parse_instant
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
-from dispatcher.errors import BrokerUnavailable, DispatcherError, InvalidEmail
+from dispatcher.errors import InvalidEmail
 from dispatcher.ops import replaying, verdicts
 from dispatcher.ops.acts import Act
-from dispatcher.ops.dead_letters import sweep
 from dispatcher.ops.verdicts import Verdict
-from dispatcher.store.connections import AsyncSession, Pool, connect_async, session
+from dispatcher.store.connections import AsyncSession, Pool, session
 from dispatcher.store.emails import EmailStore
 from dispatcher.store.failures import Selection
 from dispatcher.store.replays import Replay, ReplayState
-from dispatcher.telemetry.log import get_log
 
 MAX_BODY_BYTES: Final = 256 * 1024
 """The largest body. A thousand ids need 40 KB."""
@@ -46,8 +39,6 @@ MAX_REASON_CHARACTERS: Final = 500
 MAX_IDS: Final = 1000
 MAX_PER_SECOND: Final = 10_000
 MAX_SECONDS: Final = 10 * 366 * 86_400
-CONCURRENT_REPLAYS: Final = 2
-"""The most concurrent replays per tenant and process. Further replays wait until one of these ends."""
 _LARGEST_ID: Final = 2**63 - 1
 
 Check = Callable[[object], bool]
@@ -135,21 +126,13 @@ _NOT_HELD: Final[Mapping[Verdict, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorEndpoints:
-    """Confirms and releases held emails, and manages replays.
-
-    A replay runs in the process that created it. If that process exits, any other process can resume the replay. After
-    a confirmation or release, a background task removes the email's dead letter from the DLQ. If PostgreSQL or RabbitMQ
-    is unreachable then, the dead letter stays until an operator runs `dispatcher dlq reconcile --fix`.
-    """
+    """Confirms and releases held emails, and manages replays. `jobs` does the work that takes long."""
 
     access: AccessControl
     bodies: BodyReader
     emails: EmailStore
     pool: Pool
-    settings: Settings
-    _running: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-    _decided: set[UUID] = field(default_factory=set)
-    _replay_slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+    jobs: OperatorJobs
 
     async def confirm(self, request: Request) -> Response:
         """Sets a held email to `sent`."""
@@ -175,7 +158,7 @@ class OperatorEndpoints:
                 per_second=given.get("per_second", replaying.DEFAULT_PER_SECOND),
                 force=given.get("force", False),
             )
-        self._start_replay(replay)
+        self.jobs.start_replay(replay)
         return json_response(document(replay), 202, {"Location": f"/v1/replays/{replay.replay_id}"})
 
     async def get_replay(self, request: Request) -> Response:
@@ -204,29 +187,8 @@ class OperatorEndpoints:
             act = act_of(caller, given["reason"])
             resumed = await replaying.resume(connection, replay.replay_id, actor=act.actor, reason=act.reason)
         if resumed is not None and resumed.state is ReplayState.RUNNING:
-            self._start_replay(replay)
+            self.jobs.start_replay(replay)
         return json_response(document(resumed or replay), 202)
-
-    async def stop(self) -> None:
-        """Cancels this process's replays and DLQ clean-up. Replays can be resumed."""
-        running = list(self._running.values())
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-
-    def _start_replay(self, replay: Replay) -> None:
-        self._start(f"replay {replay.replay_id}", partial(self._run, replay.replay_id, replay.selection["tenant_id"]))
-
-    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Starts a background task, unless a task with this name is running."""
-        running = self._running.get(name)
-        if running is None or running.done():
-            task = self._running[name] = asyncio.create_task(work())
-            task.add_done_callback(partial(self._forget, name))
-
-    def _forget(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._running.get(name) is task:  # unless a new task with this name has started
-            del self._running[name]
 
     async def _decide(
         self, request: Request, decide: Callable[[AsyncSession, UUID, Act], Awaitable[Verdict]]
@@ -239,52 +201,8 @@ class OperatorEndpoints:
                 verdict = await decide(connection, email_id, act_of(caller, given["reason"]))
         if verdict not in (Verdict.CONFIRMED, Verdict.RELEASED):
             raise Problem("not-held", _NOT_HELD[verdict])
-        self._decided.add(email_id)
-        self._start("sweep", self._clean_dlq)
+        self.jobs.remove_dead_letters([email_id])
         return json_response({"id": email_id, "verdict": verdict.value})
-
-    async def _run(self, replay_id: int, tenant: str) -> None:
-        slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
-        try:
-            async with slots, AsyncExitStack() as opened:
-                name = "dispatcher api replay"
-                connection = await connect_async(self.settings.database_url, name=name)
-                await opened.enter_async_context(connection)
-                dlq = await self._open_dlq_or_none(opened)
-                ended = await replaying.run(connection, dlq, replay_id)
-            if ended.locked:
-                text = f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. Resume it."
-                get_log().error("error.unexpected", where="replay", error=text)
-        except replaying.ReplayBusy:
-            return  # another process runs this replay
-        except DispatcherError as error:
-            get_log().error("error.unexpected", where="replay", error=error.message)
-
-    async def _clean_dlq(self) -> None:
-        """Removes the dead letters of confirmed and released emails from the DLQ, all in one pass."""
-        while self._decided:
-            email_ids = frozenset(self._decided)
-            self._decided.clear()
-            try:
-                async with AsyncExitStack() as opened:
-                    connection = await connect_async(self.settings.database_url, name="dispatcher api sweep")
-                    await opened.enter_async_context(connection)
-                    await sweep(connection, await self._open_dlq(opened, "sweep"), email_ids)
-            except DispatcherError as error:
-                get_log().error("error.unexpected", where="sweep", error=error.message)
-
-    async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
-        """The DLQ; None if RabbitMQ is unreachable. Dead letters then stay on the DLQ until `dlq reconcile --fix`."""
-        try:
-            return await self._open_dlq(opened, "replay")
-        except BrokerUnavailable:
-            return None
-
-    async def _open_dlq(self, opened: AsyncExitStack, why: str) -> DeadLetterQueue:
-        url, ca_file = self.settings.amqp_url, self.settings.ca_file
-        broker = await open_connection(url, name=f"dispatcher api {why}", ca_file=ca_file)
-        await opened.enter_async_context(broker)
-        return DeadLetterQueue(broker, self.settings.dlq)
 
 
 @asynccontextmanager

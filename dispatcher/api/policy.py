@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dispatcher.config import Settings
-from dispatcher.domain.email import Email
 from dispatcher.domain.filename import endings_of
+from dispatcher.domain.message import Message
+from dispatcher.domain.sms import Sms
 from dispatcher.errors import InvalidEmail
 
 
@@ -29,6 +30,7 @@ class Policy:
     headers: frozenset[str]
     header_prefixes: tuple[str, ...]
     allowed_headers: tuple[str, ...]
+    sms_segments: int = 10
 
     @classmethod
     def of(cls, settings: Settings) -> Policy:
@@ -42,9 +44,10 @@ class Policy:
             headers=frozenset(name for name in allowed if not name.endswith("*")),
             header_prefixes=tuple(name[:-1] for name in allowed if name.endswith("*")),
             allowed_headers=settings.allowed_provider_headers,
+            sms_segments=settings.sms_max_segments,
         )
 
-    def check(self, email: Email) -> None:
+    def check(self, email: Message) -> None:
         """Checks that an email is allowed.
 
         Raises:
@@ -60,8 +63,10 @@ class Policy:
                 raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if email.attachments:
             self._check_attachments(email)
+        if isinstance(email, Sms) and (fault := email.length_fault(self.sms_segments)):
+            raise InvalidEmail("text", fault)
 
-    def _check_attachments(self, email: Email) -> None:
+    def _check_attachments(self, email: Message) -> None:
         if len(email.attachments) > self.attachments:
             raise InvalidEmail(
                 "attachments", f"has {len(email.attachments):,} entries; this API allows {self.attachments:,}"

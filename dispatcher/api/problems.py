@@ -39,6 +39,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "idempotency-key-invalid": ProblemType(400, "The Idempotency-Key header is not a valid key."),
         "unauthorized": ProblemType(401, "The request needs a valid API key in the Authorization header."),
         "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
+        "tenant-missing": ProblemType(400, "The API key is for all tenants, and the request has no tenant."),
         "tenant-forbidden": ProblemType(403, "The request has a different tenant than the API key."),
         "sender-forbidden": ProblemType(403, "The API key may not send from this address."),
         "lane-forbidden": ProblemType(403, "The API key may not use this lane."),

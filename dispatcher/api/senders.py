@@ -7,8 +7,8 @@ from dispatcher.store.comparable_address import comparable_address
 
 
 def may_send_from(sender: str, key: ApiKey) -> bool:
-    """Whether a key allows a valid sender address."""
+    """Whether a key allows a valid sender: an address, or the sender of an SMS, which may be empty."""
     if key.sender_domains is None and key.sender_addresses is None:
         return True
-    address = comparable_address(sender)
+    address = comparable_address(sender) if "@" in sender else sender
     return address.rpartition("@")[2] in (key.sender_domains or ()) or address in (key.sender_addresses or ())

@@ -28,6 +28,7 @@ from dispatcher.api.http_protocol import PipelineQueue, StrictHttpProtocol, Time
 from dispatcher.api.immediate_publisher import RELAY_AFTER_SECONDS, ImmediatePublisher
 from dispatcher.api.insert_batcher import CONCURRENT_INSERTS, CONCURRENT_RETRIES, InsertBatcher
 from dispatcher.api.operator_endpoints import MAX_BODY_BYTES, OperatorEndpoints
+from dispatcher.api.operator_jobs import OperatorJobs
 from dispatcher.api.policy import Policy
 from dispatcher.api.refusal_counter import RefusalCounter
 from dispatcher.api.status_endpoints import CONCURRENT_LISTS, StatusEndpoints
@@ -51,6 +52,7 @@ from dispatcher.telemetry.tracing import TRACER
 
 if TYPE_CHECKING:
     from dispatcher.api.event_endpoints import EventEndpoints
+    from dispatcher.api.ops_page.application import OpsMount
     from dispatcher.events.sns import Fetch
 
 LOCK_SECONDS: Final = 0.25
@@ -62,6 +64,10 @@ KEY_SESSIONS: Final = 2
 OPERATOR_SESSIONS: Final = 2
 """Database sessions for operators' requests: if a row is locked, only operators' requests wait."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
+OPS_SESSIONS: Final = 3
+"""Database sessions for the operators' page only."""
+OPS_STATEMENT_SECONDS: Final = 2.0
+"""A page whose statements take longer is answered with a page that asks for a narrower filter."""
 EVENT_SESSIONS: Final = 2
 """Database sessions for providers' events: one stores a batch, the other looks for locked rows."""
 KEEP_ALIVE_SECONDS: Final = 75
@@ -214,20 +220,26 @@ async def serve(
             refusals,
         )
         status = StatusEndpoints(
-            access, EmailStore(read_sessions), asyncio.Semaphore(CONCURRENT_LISTS), settings.lease_seconds
+            access,
+            EmailStore(read_sessions),
+            asyncio.Semaphore(CONCURRENT_LISTS),
+            settings.lease_seconds,
+            read_sessions,
         )
         operator_bodies = BodyReader(slots, memory, max_bytes=min(MAX_BODY_BYTES, settings.api_max_body_bytes))
-        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, settings)
-        opened.push_async_callback(operators.stop)
+        jobs = OperatorJobs(settings)
+        opened.push_async_callback(jobs.stop)
+        operators = OperatorEndpoints(access, operator_bodies, EmailStore(read_sessions), operator_sessions, jobs)
         feed = FeedEndpoints(access, read_sessions, asyncio.Semaphore(CONCURRENT_LISTS))
         webhooks = WebhookEndpoints(access, operator_bodies, operator_sessions, settings)
         events = await opened.enter_async_context(_event_endpoints(settings, slots, memory, fetch))
         suppressions = SuppressionEndpoints(access, operator_bodies, operator_sessions)
         endpoints = (enqueueing, status, operators, feed, webhooks, suppressions)
-        app = ErrorMiddleware(make_app(access, *endpoints, refusals, events), refusals=refusals)
+        ops = await opened.enter_async_context(_ops_page(settings, access, jobs))
+        app = ErrorMiddleware(make_app(access, *endpoints, refusals, events, ops), refusals=refusals)
         background_tasks = [asyncio.create_task(work.run()) for work in (access, immediate_publisher, refusals)]
         background_tasks += [asyncio.create_task(pages.run()) for pages in _pages(settings)]
-        server = _server(settings, app, refusals)
+        server = _server(settings, app, refusals, () if ops is None else ops.static_paths)
         gc.freeze()  # excludes the objects created at startup, which are never freed, from garbage collection
         gc.set_threshold(*GC_THRESHOLDS)
         _log_start(listener, access)
@@ -249,7 +261,8 @@ async def _event_endpoints(
     settings: Settings, slots: FairLimiter, memory: FairLimiter, fetch: Fetch | None
 ) -> AsyncIterator[EventEndpoints | None]:
     """The endpoints for providers' events, with their database sessions; None if no provider is configured."""
-    if not (settings.sendgrid_events_keys or settings.ses_events_topics):
+    has_callbacks = getattr(settings.own.get("twilio"), "callback_url", None) is not None
+    if not (settings.sendgrid_events_keys or settings.ses_events_topics or has_callbacks):
         yield None
         return
     from dispatcher.api import event_endpoints  # loads `cryptography`, which is not needed without these endpoints
@@ -264,7 +277,32 @@ async def _event_endpoints(
         max_bytes = min(event_endpoints.MAX_BODY_BYTES, settings.api_max_body_bytes)
         bodies = BodyReader(slots, memory, max_bytes=max_bytes, any_media_type=True)
         intake = EventIntake(pool, suppression_rules(settings))
-        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch)
+        yield event_endpoints.EventEndpoints.of(settings, bodies, EventBatcher(intake), fetch, pool)
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def _ops_page(settings: Settings, access: AccessControl, jobs: OperatorJobs) -> AsyncIterator[OpsMount | None]:
+    """The operators' page, with its database sessions; None if it is off."""
+    if not settings.ops:
+        yield None
+        return
+    from dispatcher.api.ops_page.application import OpsMount, make_ops_app  # loads Jinja2
+    from dispatcher.api.ops_page.site import Site
+
+    pool = make_pool(
+        settings.database_url,
+        name="dispatcher api ops",
+        size=OPS_SESSIONS,
+        lock_seconds=OPS_STATEMENT_SECONDS / 2,
+        statement_seconds=OPS_STATEMENT_SECONDS,
+    )
+    await pool.open()
+    try:
+        site = Site(settings, access, pool, jobs)
+        async with site.resources:
+            yield OpsMount(make_ops_app(site), site)
     finally:
         await pool.close()
 
@@ -327,7 +365,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _server(settings: Settings, app: ErrorMiddleware, refusals: RefusalCounter) -> _Server:
+def _server(
+    settings: Settings, app: ErrorMiddleware, refusals: RefusalCounter, static_paths: tuple[bytes, ...]
+) -> _Server:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
         logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # they would log paths and addresses
     timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
@@ -336,7 +376,11 @@ def _server(settings: Settings, app: ErrorMiddleware, refusals: RefusalCounter) 
             app,
             backlog=BACKLOG,
             http=partial(
-                StrictHttpProtocol, timeouts=timeouts, pipeline_queue=PipelineQueue(), on_refusal=refusals.count
+                StrictHttpProtocol,
+                timeouts=timeouts,
+                pipeline_queue=PipelineQueue(),
+                on_refusal=refusals.count,
+                static_paths=static_paths,
             ),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",

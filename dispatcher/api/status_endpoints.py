@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -17,25 +16,26 @@ from starlette.responses import Response
 from dispatcher.api.access import AccessControl, Caller
 from dispatcher.api.problems import FieldError, Problem
 from dispatcher.domain.api_key import Scope
-from dispatcher.domain.email_id import lowest_id_at
 from dispatcher.domain.email_rules import MAX_TENANT_CHARACTERS, tenant
 from dispatcher.domain.instant import read_instant
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.outcome import Reason, left_out
 from dispatcher.domain.status import Status
+from dispatcher.domain.suppression import Recipient
 from dispatcher.domain.waiting import explain_wait
 from dispatcher.errors import InvalidEmail
-from dispatcher.store.emails import AttemptRow, EmailFilter, EmailRow, EmailStore
+from dispatcher.ops.email_timeline import timeline
+from dispatcher.ops.lookup import EmailQuery, find
+from dispatcher.store.emails import AttemptRow, EmailRow, EmailStore
+from dispatcher.store.lookup import FoundEmail
+from dispatcher.store.statements import Source
 
 DEFAULT_PAGE_EMAILS: Final = 50
 MAX_PAGE_EMAILS: Final = 200
 MAX_FILTER_CHARACTERS: Final = 255
+MAX_ADDRESS_CHARACTERS: Final = 1_000
 CONCURRENT_LISTS: Final = 2
 """The most concurrent list queries. More could slow down enqueueing."""
-_EPOCH: Final = datetime.fromtimestamp(0, UTC)
-"""UUIDs of version 7 cannot represent earlier instants."""
-_LOWEST: Final = UUID(int=0)
-_HIGHEST: Final = UUID(int=2**128 - 1)
 
 _UNPRINTABLE: Final = (
     r"\x00-\x1f\x7f-\xa0\xad\u061c\u1680\u180e\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\ufeff\ufff9-\uffff"
@@ -78,8 +78,31 @@ def _text(text: str) -> str:
     return text
 
 
-def _instant(text: str) -> UUID:
-    return lowest_id_at(max(read_instant(text), _EPOCH))
+def _address(text: str) -> str:
+    if _parsed(text).is_domain:
+        raise ValueError("must be an address; for a domain, use `domain`")
+    return text
+
+
+def _domain(text: str) -> str:
+    if not _parsed(text if "@" in text else f"@{text}").is_domain:
+        raise ValueError("must be a domain; for an address, use `recipient`")
+    return text
+
+
+def _sender(text: str) -> str:
+    _parsed(text)
+    return text
+
+
+def _parsed(text: str) -> Recipient:
+    """The address or domain. Errors do not repeat it."""
+    if len(text) > MAX_ADDRESS_CHARACTERS:
+        raise ValueError(f"must have at most {MAX_ADDRESS_CHARACTERS} characters")
+    try:
+        return Recipient.parse(text)
+    except InvalidEmail as error:
+        raise ValueError(error.reason) from None
 
 
 def _cursor(text: str) -> UUID:
@@ -117,17 +140,27 @@ TENANT_ID: Final = {
     "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]*$",
 }
 _INSTANT: Final = {"type": "string", "format": "date-time"}
+_ADDRESS: Final = {"type": "string", "minLength": 3, "maxLength": MAX_ADDRESS_CHARACTERS}
 PARAMETERS: Final[Mapping[str, Parameter]] = {
+    "recipient": Parameter(
+        _address, _ADDRESS, "Only emails to this address, in to, cc or bcc. Case does not matter. Percent-encode a `+`."
+    ),
+    "domain": Parameter(_domain, _ADDRESS, "Only emails with a recipient in this domain."),
+    "from": Parameter(
+        _sender, _ADDRESS, "Only emails from this address, or from this domain (`@example.com`), while content is kept."
+    ),
+    "tag": Parameter(_text, FILTER_TEXT, "Only emails with this tag, while their content is kept."),
     "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Only emails with this status."),
     "error_type": Parameter(
         _one_of(Reason),
         {"type": "string", "enum": list(Reason)},
         "Only emails with this error type.",
     ),
+    "channel": Parameter(_text, FILTER_TEXT, "Only this channel: `email` or `sms`."),
     "provider": Parameter(_text, FILTER_TEXT, "Only emails whose last attempt used this provider."),
     "correlation_id": Parameter(_text, FILTER_TEXT, "Only emails with this correlation id."),
-    "created_from": Parameter(_instant, _INSTANT, "Only emails created at this time or later."),
-    "created_before": Parameter(_instant, _INSTANT, "Only emails created before this time."),
+    "created_from": Parameter(read_instant, _INSTANT, "Only emails created at this time or later."),
+    "created_before": Parameter(read_instant, _INSTANT, "Only emails created before this time."),
     "cursor": Parameter(_cursor, {"type": "string", "format": "uuid"}, "The `next` of the previous page."),
     "limit": Parameter(
         limit_of,
@@ -142,6 +175,16 @@ TENANT: Final = Parameter(
 )
 
 
+_SAME_NAMES: Final = ("recipient", "domain", "tag", "status", "channel", "error_type", "provider", "correlation_id")
+"""The parameters that have the name of a field of `EmailQuery`."""
+_PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
+"""What operators do with private data. Left out of what a tenant gets, as are the operators' names and reasons."""
+_SHOWN: Final = (
+    *("email_id", "message_key", "channel", "status", "attempt_count", "correlation_id", "error_type", "error"),
+    *("provider", "provider_message_id", "created_at", "sent_at"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StatusEndpoints:
     """Reads emails, their attempts, and what providers reported about them.
@@ -149,12 +192,14 @@ class StatusEndpoints:
     Attributes:
         listing: Limits concurrent list queries.
         lease_seconds: DISPATCHER_LEASE_SECONDS, to estimate when an expired lease is recovered.
+        source: Sessions for list queries.
     """
 
     access: AccessControl
     store: EmailStore
     listing: asyncio.Semaphore
     lease_seconds: float
+    source: Source
 
     async def get(self, request: Request) -> Response:
         """Returns one email, by its id."""
@@ -176,25 +221,41 @@ class StatusEndpoints:
         """Returns a page of emails, newest first."""
         async with self.access.admit(request, Scope.READ) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
-            wanted = EmailFilter(*(given.get(name) for name in ("status", "error_type", "provider", "correlation_id")))
-            below = min(given.get("cursor", _HIGHEST), given.get("created_before", _HIGHEST))
-            from_id = given.get("created_from", _LOWEST)
+            query = EmailQuery(
+                tenant_id=_tenant_of(caller, given),
+                sender=given.get("from"),
+                since=given.get("created_from"),
+                until=given.get("created_before"),
+                **{name: given[name] for name in _SAME_NAMES if name in given},
+            )
             limit = given.get("limit", DEFAULT_PAGE_EMAILS)
             async with self.listing:
-                emails, next_cursor = await self.store.list(
-                    _tenant_of(caller, given), wanted, below_id=below, from_id=from_id, limit=limit
-                )
-        page = {"emails": [document(email) for email in emails], "next": next_cursor}
+                found = await find(self.source, query, limit=limit, cursor=given.get("cursor"))
+        page = {
+            "emails": [document(email) for email in found.rows],
+            "next": found.cursor,
+            "recipients_since": found.recipients_since,
+        }
         return Response(orjson.dumps(page), media_type="application/json")
 
     async def _one(self, email: EmailRow | None) -> Response:
         if email is None:
             raise Problem("not-found", "The tenant has no email with this id or key.")
         attempts = await self.store.list_attempts(email.email_id)
+        events = await self.store.list_events(email.email_id)
+        acts, replays = await self.store.list_decisions(email.email_id)
+        moments = timeline(
+            asdict(email) | {"last_error": email.error},
+            attempts=[asdict(attempt) for attempt in attempts],
+            events=events,
+            acts=[act for act in acts if act["action"] not in _PRIVATE_ACTS],
+            replays=replays,
+        )
         whole = document(email) | {
             "waiting": await self._waiting(email),
             "attempts": [_attempt(attempt) for attempt in attempts],
-            "events": await self.store.list_events(email.email_id),
+            "events": events,
+            "timeline": [{"at": each.at, "what": each.what, "detail": each.detail} for each in moments],
         }
         return Response(orjson.dumps(whole), media_type="application/json")
 
@@ -209,11 +270,11 @@ class StatusEndpoints:
         return {"reason": found.reason, "until": found.until}
 
 
-def document(email: EmailRow) -> dict[str, Any]:
+def document(email: EmailRow | FoundEmail) -> dict[str, Any]:
     """The JSON object for an email."""
-    fields = _without_success_text(asdict(email))
+    shown = _without_success_text({name: getattr(email, name) for name in _SHOWN})
     refused = None if email.error_type else left_out(email.error)
-    return {"id": fields.pop("email_id"), **fields, "refused_recipients": refused}
+    return {"id": shown.pop("email_id"), **shown, "refused_recipients": refused}
 
 
 def _attempt(attempt: AttemptRow) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from dispatcher.domain.waiting import WaitReason
 LIST: Final = Operation(
     name="list_emails",
     summary="List emails",
-    description="Newest first. A page may be short or even empty; the list ends when `next` is null.",
+    description="Newest first. An email must match all parameters. A page may be short or even empty; the list ends "
+    "when `next` is null. A query string is visible to proxies: configure them not to log it.",
     response_schema="Page",
     parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
     problems=("invalid-parameter",),
@@ -32,7 +33,7 @@ LIST: Final = Operation(
 GET: Final = Operation(
     name="get_email",
     summary="Get an email's status",
-    description="Status, attempts, what providers reported, and why an unsent email waits; never the content.",
+    description="Status, timeline, attempts, providers' events, and why an unsent email waits; never the content.",
     response_schema="EmailStatus",
     parameters=(path_parameter("email_id", {"type": "string", "format": "uuid"}, "The email's id."), TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
@@ -53,6 +54,7 @@ _STATUS: Final = {"type": "string", "enum": [status.value for status in Status]}
 _EMAIL_FIELDS: Final[dict[str, Any]] = {
     "id": ID,
     "message_key": {"type": "string"},
+    "channel": {"type": "string", "description": "`email` or `sms`."},
     "status": _STATUS,
     "attempt_count": {"type": "integer", "minimum": 0},
     "correlation_id": nullable("string"),
@@ -108,8 +110,14 @@ SCHEMAS: Final[dict[str, Any]] = {
                 "items": reference("ProviderEvent"),
                 "description": "What providers reported after they accepted the email, by their clocks.",
             },
+            "timeline": {
+                "type": "array",
+                "items": reference("Moment"),
+                "description": "Every instant that is known, oldest first.",
+            },
         }
     ),
+    "Moment": object_schema({"at": INSTANT, "what": {"type": "string"}, "detail": nullable("string")}),
     "Waiting": object_schema(
         {
             "reason": {
@@ -121,6 +129,13 @@ SCHEMAS: Final[dict[str, Any]] = {
         }
     ),
     "Page": object_schema(
-        {"emails": {"type": "array", "items": reference("ListedEmail")}, "next": nullable("string", "uuid")}
+        {
+            "emails": {"type": "array", "items": reference("ListedEmail")},
+            "next": nullable("string", "uuid"),
+            "recipients_since": {
+                **nullable("string", "date-time"),
+                "description": "With `recipient` or `domain`: older emails are not found by them. Null: all are.",
+            },
+        }
     ),
 }

@@ -58,8 +58,11 @@ _FILTER: Final[Mapping[str, tuple[Check, str]]] = {
     "correlation_id": TEXT,
     "email_ids": IDS,
     **AGES,
+    "all": (lambda value: value is True, "must be true, or left out"),
     "dry_run": (lambda value: isinstance(value, bool), "must be true or false"),
 }
+_NO_FILTER: Final = frozenset({*DECISION, "send_at", "dry_run"})
+"""The fields that select no emails."""
 
 
 def _cancel(_given: Mapping[str, Any], act: Act, tenant_id: str) -> ChangeMany:
@@ -117,6 +120,9 @@ class UnsentEndpoints:
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
             session(self.pool) as connection,
         ):
+            if not (given.get("dry_run", False) or given.keys() - _NO_FILTER):
+                detail = "has no filter, so it selects every unsent email of the tenant; set `all` if that is intended"
+                raise Problem("invalid-body", errors=[FieldError("pointer", "#", detail)])
             selected = _selected(given, caller.tenant(given.get("tenant_id")))
             found = await count_unsent(connection, selected, sample=unsent.SAMPLE, most=MAX_EMAILS + 1)
             total = sum(number for number, _ in found.values())

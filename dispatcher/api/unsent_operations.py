@@ -79,6 +79,7 @@ _SELECTION: Final[dict[str, Any]] = {
     "email_ids": {"type": "array", "minItems": 1, "maxItems": MAX_IDS, "items": ID},
     "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
     "newer_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},
+    "all": {"const": True, "description": "Required for a change without a filter: every unsent email of the tenant."},
     "dry_run": {"type": "boolean", "default": False},
 }
 _OPTIONAL: Final = tuple(name for name in _SELECTION if name != "reason")

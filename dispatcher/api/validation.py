@@ -18,6 +18,7 @@ from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.controls import DEFAULT_LANES
 from dispatcher.domain.email import Email
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
+from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail, StoreBusy, StoreUnavailable
 from dispatcher.producers import ALREADY_EXPIRED, Acceptance, Enqueued
 from dispatcher.providers.capabilities import capability_gap
@@ -80,8 +81,8 @@ class EmailValidator:
     configured: Mapping[str, Capabilities]
     lanes: tuple[str, ...] = DEFAULT_LANES
 
-    def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email:
-        """Builds a valid email from a JSON value.
+    def email(self, document: object, caller: Caller, *, key: str | None = None, prefix: str = "") -> Email | Sms:
+        """Builds a valid email from a JSON value; an SMS if its `channel` is `sms`.
 
         Args:
             key: The message key from the header. The JSON value may repeat it.
@@ -112,9 +113,9 @@ class EmailValidator:
             raise Problem("no-capable-provider", str(why), errors=[field_error])
         return email
 
-    def _valid(self, document: object, prefix: str) -> Email:
+    def _valid(self, document: object, prefix: str) -> Email | Sms:
         try:
-            return Email.from_json(document, allowed_headers=self.policy.allowed_headers)
+            return message_from_json(document, allowed_headers=self.policy.allowed_headers)
         except InvalidEmail as error:
             raise Problem("invalid-email", errors=[_field_error(error, prefix)]) from None
 

@@ -30,7 +30,9 @@ class ConfirmedMessages:
 
     def contains(self, email_id: UUID, due_at: datetime) -> bool:
         """Whether the message that became due at `due_at` is confirmed."""
-        since = self._waiting.get(email_id) or self._locked.get(email_id)
+        since = self._waiting.get(email_id)
+        if since is None and self._locked:
+            since = self._locked.get(email_id)
         return since is not None and since[0] == due_at
 
     def add(self, due: Mapping[UUID, datetime], now: float) -> None:

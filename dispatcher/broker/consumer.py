@@ -1,6 +1,7 @@
 """Consumes the lanes' queues over one connection and one channel. Reconnects until it is stopped.
 
 Each lane has a consumer and a prefetch window of its own on the channel, so no lane's messages delay another lane's.
+If a lane's queue does not exist, the other lanes are consumed, and this module looks for the queue once per second.
 
 A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
 requeued separately; until then, the part is open. When no part is open, the whole message is acked or returned.
@@ -23,10 +24,11 @@ from typing import Any, Final, NamedTuple
 
 from pika import exceptions
 
-from dispatcher.broker.connection import Channel, Connection, first_of, open_connection, parameters, resolve
+from dispatcher.broker.connection import Channel, Connection, open_connection, parameters
+from dispatcher.broker.topology import find
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.controls import NORMAL
-from dispatcher.errors import BrokerRefused, BrokerUnavailable
+from dispatcher.errors import BrokerRefused, BrokerUnavailable, TopologyError
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
@@ -36,6 +38,8 @@ FIRST_WAIT_SECONDS: Final = 0.5
 LONGEST_WAIT_SECONDS: Final = 5.0
 STEADY_SECONDS: Final = 30.0
 """Only a connection that lasted longer than this resets the backoff."""
+LOOK_SECONDS: Final = 1.0
+"""How often to look for a missing queue."""
 
 
 class Delivery(NamedTuple):
@@ -94,6 +98,7 @@ class Consumer:
         self._amqp_url = amqp_url
         self._queues = dict(queues)
         self._paused_lanes: set[str] = set()
+        self._missing_lanes: set[str] = set()
         self._prefetch = prefetch
         self._on_delivery: Callable[[Delivery], None] = lambda _: None
         self._on_lost: Callable[[], None] = lambda: None
@@ -115,8 +120,8 @@ class Consumer:
 
     @property
     def is_consuming(self) -> bool:
-        """Whether RabbitMQ currently delivers messages to us."""
-        return self._session is not None and self._session.is_consuming
+        """Whether RabbitMQ currently delivers messages of any lane to us."""
+        return self._session is not None and bool(self._session.lanes) and not self._stopping.is_set()
 
     @property
     def outstanding(self) -> int:
@@ -124,7 +129,7 @@ class Consumer:
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
-        """Consumes until `cancel` or `close`. Reconnects if the connection is lost, and waits if a queue is missing.
+        """Consumes until `cancel` or `close`. Reconnects if the connection is lost.
 
         After `cancel`, returns when the connection is closed or lost.
 
@@ -220,13 +225,23 @@ class Consumer:
                 await self._consume_lanes(self._session)
 
     async def _consume_lanes(self, session: _Session) -> None:
-        """Starts and cancels consumers on a channel. Raises ChannelClosed if a queue does not exist."""
+        """Starts and cancels consumers on a channel. Leaves out lanes whose queue does not exist."""
         async with self._lanes_lock:
             unwanted = self._queues.keys() if self._stopping.is_set() else self._paused_lanes
             await session.cancel(unwanted)
             for lane, queue in self._queues.items():
                 if lane not in self._paused_lanes and not self._stopping.is_set():
-                    await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
+                    try:
+                        await session.consume(lane, queue, self._receiver(lane), prefetch=self._prefetch)
+                    except TopologyError as fault:
+                        self._note_missing(lane, fault)
+                    else:
+                        self._missing_lanes.discard(lane)
+
+    def _note_missing(self, lane: str, fault: TopologyError) -> None:
+        if lane not in self._missing_lanes:
+            self._missing_lanes.add(lane)
+            log.error("broker.queue_missing", queue=self._queues[lane], lane=lane, remedy=fault.remedy)
 
     async def cancel(self) -> None:
         """Stops deliveries and reconnecting. Current deliveries may still be acked. Idempotent.
@@ -235,7 +250,6 @@ class Consumer:
         """
         self._stopping.set()
         if self._session is not None:
-            self._session.is_consuming = False
             with suppress(BrokerUnavailable):  # the connection is lost, which stops deliveries, too
                 await self._consume_lanes(self._session)
 
@@ -275,20 +289,23 @@ class Consumer:
         if self._stopping.is_set() or not self._resumed.is_set():
             return None
         session = self._session = _Session(connection, channel, self._name)
+        consumed: list[str] | None = None
         try:
-            await self._consume_lanes(session)
-            session.begin()
-            log.info("broker.connected", queues=[*self._queues.values()])
-            metrics.CONSUMING.set(1)
-            self._on_attempt()
-            reason = await session.ended()
+            while not session.is_over:
+                await self._consume_lanes(session)
+                self._on_attempt()
+                if session.lanes != consumed:
+                    consumed = session.lanes
+                    log.info("broker.connected", queues=[self._queues[lane] for lane in consumed])
+                metrics.CONSUMING.set(bool(consumed))
+                await session.changed(LOOK_SECONDS if self._missing_lanes else None)
         finally:
             metrics.CONSUMING.set(0)
             self._session = None
             self._void()
-        if not self._closing:
-            self._on_lost()
-        return reason
+            if not self._closing:
+                self._on_lost()
+        return session.reason
 
     def _receiver(self, lane: str) -> Callable[[Any, Any, Any, bytes], None]:
         """The function that pika calls for each delivery of a lane. Kept short for speed."""
@@ -348,20 +365,32 @@ class Consumer:
 
 
 class _Session:
-    """A channel that consumes.
-
-    Attributes:
-        is_consuming: Whether RabbitMQ has accepted the consumers, and neither side has ended the session since.
-    """
+    """A channel that consumes."""
 
     def __init__(self, connection: Connection, channel: Channel, name: str) -> None:
         self.connection = connection
         self.channel = channel
-        self.is_consuming = False
         self._name = name
         self._given_up = False
-        self._cancelled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        channel.raw.add_on_cancel_callback(lambda _: resolve(self._cancelled, None))
+        self._lanes: dict[str, str] = {}  # by consumer tag
+        self._changed = asyncio.Event()
+        channel.raw.add_on_cancel_callback(self._on_cancelled)
+        channel.closed.add_done_callback(lambda _: self._changed.set())
+
+    @property
+    def lanes(self) -> list[str]:
+        """The lanes that have a consumer."""
+        return [] if self.is_over else [*self._lanes.values()]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the session has ended."""
+        return self._given_up or self.channel.closed.done()
+
+    @property
+    def reason(self) -> str | None:
+        """Why the session is over; None after `give_up`."""
+        return None if self._given_up else str(self.channel.closed.result())
 
     async def consume(
         self, lane: str, queue: str, receive: Callable[[Any, Any, Any, bytes], None], *, prefetch: int
@@ -369,22 +398,24 @@ class _Session:
         """Starts consuming a lane, with a prefetch window of its own. Idempotent.
 
         Raises:
-            ChannelClosed: The queue does not exist.
+            TopologyError: The queue does not exist.
+            ChannelClosed: The queue was deleted at this moment, or RabbitMQ refuses the consumer.
         """
-        if self._given_up or self._tag(lane) in self.channel.raw.consumer_tags:
+        tag = f"{self._name} {lane}"
+        if self._given_up or tag in self._lanes:
             return
+        await find(self.connection, queue)  # on another channel, which RabbitMQ closes if the queue does not exist
         # RabbitMQ applies this to each consumer that is started afterwards.
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
-        consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": self._tag(lane)}
+        consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": tag}
+        self._lanes[tag] = lane
         await self.channel.call(self.channel.raw.basic_consume, **consumer)
-
-    def begin(self) -> None:
-        """Notes that RabbitMQ has accepted the consumers."""
-        self.is_consuming = not self._given_up
 
     async def cancel(self, lanes: Iterable[str]) -> None:
         """Stops the deliveries of these lanes at once, and waits for RabbitMQ's confirmation. Idempotent."""
-        tags = [tag for lane in lanes if (tag := self._tag(lane)) in self.channel.raw.consumer_tags]
+        tags = [tag for tag, lane in self._lanes.items() if lane in lanes]
+        for tag in tags:
+            del self._lanes[tag]
         if not tags:
             return
         *others, last = tags
@@ -395,20 +426,19 @@ class _Session:
             raise self.channel.fault(error) from error
         await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=last)
 
-    def _tag(self, lane: str) -> str:
-        return f"{self._name} {lane}"
-
     def give_up(self) -> None:
         """Ends this session because of `Consumer.pause`."""
         self._given_up = True
-        self.is_consuming = False
-        resolve(self._cancelled, None)
+        self._changed.set()
 
-    async def ended(self) -> str | None:
-        """Waits until RabbitMQ stops delivering. Returns the reason, or None after `give_up`."""
-        await first_of(self._cancelled, self.channel.closed)
-        if self._given_up:
-            return None
-        if self.channel.closed.done():
-            return str(self.channel.closed.result())
-        return "RabbitMQ cancelled the consumer: the queue was deleted, or its node is down."
+    async def changed(self, seconds: float | None) -> None:
+        """Waits until RabbitMQ cancels a consumer, until the session is over, or until the timeout."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        self._changed.clear()
+
+    def _on_cancelled(self, cancel: Any) -> None:
+        """The queue was deleted, or its node is down. Deliveries so far may still be acked."""
+        self._lanes.pop(cancel.method.consumer_tag, None)
+        self._changed.set()

@@ -17,15 +17,19 @@ from dispatcher.errors import BrokerUnavailable, TopologyError
 
 TARGET_SECONDS: Final = 0.25
 """How much work the queue holds, by the rate at which workers take messages."""
-COUNT_SECONDS: Final = 0.05
+COUNT_SECONDS: Final = 0.1
 """The shortest time between two counts. A shorter time would make the rate inexact."""
+ANSWER_SECONDS: Final = 0.003
+"""The time that a publisher waits for RabbitMQ's answer to a count."""
 LONGEST_COUNT_SECONDS: Final = 0.25
 """The longest time between two counts while workers take no messages."""
 LEAST_EMAILS: Final = 100
 """The smallest target, for workers that are slow."""
 EMPTY_EMAILS: Final = 1000
 """The smallest target while the queue is empty: workers take everything, so the rate is unknown. A publisher that uses
-all of it is at a higher target 50 ms later."""
+all of it is at a higher target 0.1 s later."""
+LEAST_SHARE: Final = 4
+"""Less than a quarter of the target is not published: an email costs more in a small batch."""
 DECAY: Final = 0.7
 """How much of the former rate remains if a count shows a lower rate: a short pause of the workers changes little."""
 
@@ -52,25 +56,25 @@ class QueueCredit:
 
     @property
     def emails(self) -> int:
-        """How many emails may be published now. 0 before the first count.
+        """How many emails may be published now. 0 before the first count, and while less than a share is left.
 
-        Starts a count in the background if half of the credit is used.
+        If half of the credit is used, the next count begins in the background as soon as it may.
 
         Raises:
             BrokerUnavailable: RabbitMQ did not answer the last count.
         """
         left = 0 if self._ready is None else self._target - self._ready - self._published
-        if left <= self._target // 2 and time.monotonic() >= self._counted_at + self._interval:
+        if left <= self._target // 2:
             self._start_count()
         if self._fault is not None:
             fault, self._fault = self._fault, None
             raise fault
-        return max(0, left)
+        return left if left > self._target // LEAST_SHARE else 0
 
     @property
     def wait_seconds(self) -> float:
         """How long to wait for more credit."""
-        return max(0.0, self._counted_at + self._interval - time.monotonic()) + 0.001
+        return max(0.0, self._counted_at + self._interval - time.monotonic()) + ANSWER_SECONDS
 
     def take(self, emails: int) -> None:
         """Takes credit. A negative number gives unused credit back."""
@@ -96,6 +100,8 @@ class QueueCredit:
             self._count = asyncio.create_task(self._note_count())
 
     async def _note_count(self) -> None:
+        if (seconds := self._counted_at + self._interval - time.monotonic()) > 0:
+            await asyncio.sleep(seconds)
         began_at = time.monotonic()
         published, messages = self._published, self._messages
         try:

@@ -14,6 +14,7 @@ import orjson
 
 from dispatcher.broker.pointer import VERSION, decode_fields, email_id, message_key
 from dispatcher.domain.dead_letter import DeadLetter
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.status import Status
 from dispatcher.errors import InvalidPointer
 
@@ -29,6 +30,8 @@ def encode(dead_letter: DeadLetter) -> bytes:
     """The message's body. Times are in RFC 3339 format."""
     error = dead_letter.error and dead_letter.error[:MAX_ERROR_CHARACTERS]
     fields = {name: getattr(dead_letter, name) for name in DeadLetter.__slots__}
+    if dead_letter.channel == EMAIL_CHANNEL:
+        del fields["channel"]
     return orjson.dumps({"v": VERSION, **fields, "error": error})
 
 
@@ -51,6 +54,7 @@ def decode(body: bytes) -> DeadLetter:
         provider=_optional_text(fields, "provider"),
         created_at=_instant(fields, "created_at"),
         failed_at=_instant(fields, "failed_at"),
+        channel=_optional_text(fields, "channel") or EMAIL_CHANNEL,
     )
 
 

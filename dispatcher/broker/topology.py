@@ -140,7 +140,7 @@ async def _verify_on(connection: Connection, topology: Topology) -> None:
     if not await _exchange_exists(connection, topology.exchange):
         raise TopologyError(f'RabbitMQ has no exchange "{topology.exchange}".', remedy=_INIT)
     for queue in topology.queues:
-        await _find(connection, queue)
+        await find(connection, queue)
         try:
             # RabbitMQ compares the arguments of an existing queue, and changes nothing.
             await _declare_queue(connection, topology, queue)
@@ -199,10 +199,16 @@ class QueueWatch:
 async def _find_queues(connection: Connection, topology: Topology) -> dict[str, FoundQueue]:
     """The current counts of all queues, the DLQ last."""
     dlq, *send_queues = topology.queues
-    return {queue: await _find(connection, queue) for queue in (*send_queues, dlq)}
+    return {queue: await find(connection, queue) for queue in (*send_queues, dlq)}
 
 
-async def _find(connection: Connection, queue: str) -> FoundQueue:
+async def find(connection: Connection, queue: str) -> FoundQueue:
+    """The current counts of a queue, asked on a new channel.
+
+    Raises:
+        TopologyError: The queue does not exist.
+        BrokerUnavailable: The connection is lost.
+    """
     channel = await connection.open_channel()
     answer = await channel.find_queue(queue)
     await channel.close()
@@ -211,7 +217,7 @@ async def _find(connection: Connection, queue: str) -> FoundQueue:
 
 async def _queue_exists(connection: Connection, queue: str) -> bool:
     try:
-        await _find(connection, queue)
+        await find(connection, queue)
     except TopologyError:
         return False
     return True

@@ -7,10 +7,12 @@ from dataclasses import replace
 import click
 
 from dispatcher.cli.config import API_NEEDS
-from dispatcher.cli.environment import load_settings
+from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.startup_errors import log_startup_errors
+from dispatcher.config import Settings
 from dispatcher.config.values import api_listener
 from dispatcher.errors import DispatcherError
+from dispatcher.providers.capture import NAME as CAPTURE
 
 
 @click.command("api")
@@ -50,8 +52,17 @@ def command(address: str | None, *, share_port: bool) -> int:
         return _serve(address, share_port=share_port)
 
 
-def _serve(address: str | None, *, share_port: bool) -> int:
+def api_settings() -> Settings:
+    """The settings of the API. Those of a provider are read only if they are needed, because providers load slowly."""
     settings = load_settings(*API_NEEDS)
+    # The page of captured messages reads the providers' Maildirs. Twilio's token verifies its callbacks.
+    if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
+        return read_settings(*API_NEEDS, reads_own=True)
+    return settings
+
+
+def _serve(address: str | None, *, share_port: bool) -> int:
+    settings = api_settings()
     if address is not None:
         try:
             settings = replace(settings, api_address=api_listener(address))

@@ -55,9 +55,10 @@ def up(folder: Path, as_json: bool) -> int:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
     `dispatcher run` and `dispatcher api` need no other settings. Unless DISPATCHER_PROVIDERS is set, the provider is
-    `capture`, which writes emails to the folder `mail` and delivers nothing. `dispatcher api` needs no API key, because
-    DISPATCHER_API_ALLOW_ANONYMOUS is on. If the servers are already running, the command prints their settings again.
-    The servers keep their data when they are stopped and started again.
+    `capture`, which writes emails to the folder `mail` and delivers nothing. `sms-capture` does the same with SMS and
+    the folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on, and serves the
+    operators' page, because DISPATCHER_OPS is on. If the servers are already running, the command prints their settings
+    again. The servers keep their data when they are stopped and started again.
     """
     from dispatcher.dev import servers
 
@@ -70,6 +71,9 @@ def up(folder: Path, as_json: bool) -> int:
     else:
         print_data("\n".join(f"export {name}={shlex.quote(value)}" for name, value in environment.items()))
     say(f"Servers are running in {folder}. To stop them: dispatcher dev down")
+    if environment["DISPATCHER_OPS"] == "on":
+        address = os.environ.get("DISPATCHER_API_ADDRESS") or "127.0.0.1:8025"
+        say(f"The operators' page, with the captured emails, once `dispatcher api` runs: http://{address}/ops")
     if sys.stdout.isatty():
         say('To use them in this shell: eval "$(dispatcher dev up)"')
     return Exit.DONE
@@ -127,8 +131,11 @@ def _surroundings(folder: Path) -> dict[str, str]:
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),
+        "DISPATCHER_SMS_PROVIDERS": "sms-capture",
+        "DISPATCHER_SMS_CAPTURE_DIR": str(folder / "sms"),
         "DISPATCHER_RUN_DIR": str(folder / "run"),
         "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
+        "DISPATCHER_OPS": "on",
     }
     named = {name: os.environ.get(name) or value for name, value in defaults.items()}
     return named | {_FOLDER_VARIABLE: str(folder)}

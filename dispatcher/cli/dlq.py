@@ -10,7 +10,7 @@ from dispatcher.cli.lazy_group import LazyGroup
 
 PARTS: Final = {
     "list": ("dlq_list:list_", "List failed and held emails, or count them by cause."),
-    "show": ("dlq_show:show", "Show the full history of one email, or a poison message's bytes."),
+    "show": ("show:command", "The same as `dispatcher show`."),
     "replay": ("dlq_replay:replay", "Send failed emails again: by ids, by a filter, or the whole DLQ."),
     "replays": ("dlq_replay:replays", "List replays: operator, reason, progress."),
     "stop": ("dlq_replay:stop", "Stop a running replay."),
@@ -27,7 +27,7 @@ def command() -> None:
     Examples, in the order of an investigation:
       dispatcher dlq list --by error_type               count by cause
       dispatcher dlq list --error-type refused          list the emails with this cause
-      dispatcher dlq show ID                            the full history of one email
+      dispatcher show ID                                the full history of one email
       dispatcher dlq replay --error-type refused --reason "IP is off the blocklist"
       dispatcher dlq reconcile                          do the DLQ and the database agree?
 

@@ -38,14 +38,14 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
       dispatcher dlq discard p-3fa9c1d2e0b4 --reason "a test message"
 
     Select emails by id, by message key, or by a filter. Their dead letters leave the DLQ and `dlq list`. The emails
-    stay failed or held and keep their content and history. `dlq show` still shows the emails, `dlq list --discarded`
-    lists them, and `dlq replay ID` can still send an email again.
+    stay failed or held and keep their content and history. `dispatcher show` still shows the emails,
+    `dlq list --discarded` lists them, and `dlq replay ID` can still send an email again.
 
     If an earlier discard was interrupted, dead letters of discarded emails may still be on the DLQ. To remove these
     dead letters, give the same filter together with --discarded.
 
     A poison message (p-…) has no email: discarding it deletes its bytes. To keep them, first run
-    `dlq show p-… --export FILE`.
+    `dispatcher show p-… --export FILE`.
 
     Exit codes: 0 done, 1 nothing to discard, 2 confirmation needs a terminal or --yes.
     """

@@ -18,7 +18,7 @@ from dispatcher.cli.table import Table
 if TYPE_CHECKING:
     from dispatcher.store.failures import Selection
 
-_GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
+_GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error")
 
 
 @click.command("list")
@@ -34,6 +34,7 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     \b
     Examples:
       dispatcher dlq list --by error_type --newer-than 1d
+      dispatcher dlq list --by domain --error-type timeout
       dispatcher dlq list --provider ses --text "not verified" --limit 200
       dispatcher dlq list --poison
       dispatcher dlq list --json | jq -r '.emails[].email_id'
@@ -42,6 +43,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
     JSON: {"emails": [{"email_id": …, "status": …, "error_type": …, …}], "total": 1, "next_before": null}
       --by:     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
       --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
+
+    With `--by domain`, an email counts once for each domain of its recipients; `-`: the content was deleted.
 
     The command reads only the database. With --poison it reads the DLQ instead, and neither removes nor reorders
     messages.
@@ -118,5 +121,5 @@ def _list_poison(limit: int, *, as_json: bool) -> int:
         return Exit.DONE
     table.show()
     first = found[0].poison_id
-    say(f"{len(shown)} of {counted(len(found), 'poison message')}. `dispatcher dlq show {first}` shows the first.")
+    say(f"{len(shown)} of {counted(len(found), 'poison message')}. `dispatcher show {first}` shows the first.")
     return Exit.DONE

@@ -13,7 +13,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import filter_options, require_names_or_filter, select_by_names
-from dispatcher.cli.options import audit_options, confirm, json_option, progress
+from dispatcher.cli.options import Number, audit_options, confirm, json_option, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import open_dlq, run_with_dlq, run_with_session
 from dispatcher.cli.table import Table
@@ -59,7 +59,7 @@ _OUTCOME_TEXTS: Final = {
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="N",
     help="Emails per second, at least 0.01; 0 for no limit.  [default: 50]",
 )

@@ -18,8 +18,9 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import print_json, say
 from dispatcher.cli.table import Table
 from dispatcher.config import Settings
-from dispatcher.domain.email import Email
 from dispatcher.domain.json_names import has_duplicate_name
+from dispatcher.domain.message import Message
+from dispatcher.domain.sms import Sms, message_from_json
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -67,7 +68,7 @@ class FileEntry(NamedTuple):
     number: int
     end: int
     octets: int
-    content: Email | Refusal
+    content: Message | Refusal
 
 
 def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> Iterator[FileEntry]:
@@ -91,12 +92,12 @@ def read_entries(file: BinaryIO, *, allowed_headers: Collection[str] = ()) -> It
             yield FileEntry(number, end, len(text), _email(number, bare, allowed_headers))
 
 
-def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Email | Refusal:
+def _email(number: int, text: bytes, allowed_headers: Collection[str]) -> Message | Refusal:
     try:
         value = orjson.loads(text)
         if has_duplicate_name(text, value):
             return Refusal(number, "line", "has the same name twice in one JSON object")
-        return Email.from_json(value, allowed_headers=allowed_headers)
+        return message_from_json(value, allowed_headers=allowed_headers)
     except orjson.JSONDecodeError as error:
         return Refusal(number, "line", f"is not JSON ({error.msg}, character {error.pos + 1})")
     except InvalidEmail as error:
@@ -160,14 +161,16 @@ def enqueue_file(settings: Settings, file: BinaryIO, *, as_json: bool) -> Exit:
     return tally.exit
 
 
-def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Email]]]:
+def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[tuple[FileEntry, Message]]]:
     """Yields batches of emails. Refuses invalid lines, and emails that no configured provider can send."""
     configured = capabilities_of(settings.providers)
-    batch: list[tuple[FileEntry, Email]] = []
+    batch: list[tuple[FileEntry, Message]] = []
     octets = 0
     for entry in read_entries(file, allowed_headers=settings.allowed_provider_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
+        elif isinstance(entry.content, Sms) and (fault := entry.content.length_fault(settings.sms_max_segments)):
+            tally.refuse(Refusal(entry.number, "text", fault))
         elif why := capability_gap(entry.content, configured):
             tally.refuse(Refusal(entry.number, why.field, str(why)))
         else:
@@ -180,7 +183,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
         yield batch
 
 
-def _enqueue(connection: Session, batch: list[tuple[FileEntry, Email]], tally: Tally) -> None:
+def _enqueue(connection: Session, batch: list[tuple[FileEntry, Message]], tally: Tally) -> None:
     """Enqueues one batch in one transaction."""
     with translated(), connection.transaction():
         answers = enqueue_many(connection, [email for _, email in batch], report_conflicts=True)

@@ -12,13 +12,14 @@ import orjson
 
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import Age
+from dispatcher.cli.filter_options import Age, Instant
 from dispatcher.cli.options import known_lane
-from dispatcher.cli.output import print_data, print_json
+from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.domain.email import Email
-from dispatcher.domain.email_json import instant_of
 from dispatcher.domain.email_rules import shown
-from dispatcher.domain.outgoing import Attachment
+from dispatcher.domain.message import Message
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
+from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -32,6 +33,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 
 @click.command("enqueue")
 @click.option("--file", type=click.File("rb"), metavar="PATH", help="A file of emails as JSON Lines; - is stdin.")
+@click.option("--sms", "is_sms", is_flag=True, help="Enqueue an SMS: --to is a phone number; needs --key and --text.")
 @click.option("--key", "message_key", help="Your own unique name for the email.")
 @click.option("--from", "sender", metavar="ADDRESS", help="The sender, such as 'Shop <shop@example.com>'.")
 @click.option("--to", multiple=True, metavar="ADDRESS", help="A recipient. Repeatable.")
@@ -71,8 +73,12 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 @click.option(
     "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too, for example a legal notice."
 )
-@click.option("--send-at", metavar="TIME", help="Not before this time, such as 2026-12-24T18:00:00+01:00.")
-@click.option("--expires-at", metavar="TIME", help="Never from this time on: the email is cancelled instead.")
+@click.option(
+    "--send-at", type=Instant(), metavar="TIME", help="Not before this time, such as 2026-12-24T18:00:00+01:00."
+)
+@click.option(
+    "--expires-at", type=Instant(), metavar="TIME", help="Never from this time on: the email is cancelled instead."
+)
 @click.option(
     "--expires-in",
     type=Age(),
@@ -81,7 +87,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
 )
 @click.option("--lane", help="The lane, such as urgent.  [default: by the sender's rule, or normal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
-def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
+def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
 
     \b
@@ -92,6 +98,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
                          --text '4711 is your code.' --erase-after-sending --expires-in 10m
       dispatcher enqueue --key order-17-receipt --from shop@example.com --to ann@example.org \\
                          --template d-0c1a --template-data '{"number": 17}'
+      dispatcher enqueue --sms --key login-4711 --to +4915112345678 --text '4711 is your code.' --expires-in 10m
       dispatcher enqueue --file emails.jsonl
       make-emails | dispatcher enqueue --file - --json
 
@@ -106,8 +113,9 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     A file has one JSON object per line, with the fields message_key, from, to, cc, bcc, reply_to, subject, text, html,
     template_id and template_data (for providers with templates: resend, sendgrid, ses), headers, attachments (filename,
     content_type, content in base64), tags, tenant_id, correlation_id, on_uncertain, erase_after_sending,
-    ignore_suppression, send_at, expires_at and lane. The command reports each invalid line by its number, and enqueues
-    all valid lines. After an interruption, enqueue the same file again.
+    ignore_suppression, send_at, expires_at and lane. For an SMS, add "channel": "sms"; `to` is then a phone number. The
+    command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
+    same file again.
 
     The times belong to the content. So a repeat with --expires-in has different content, unless --send-at is given too.
     To repeat a command safely, use --expires-at.
@@ -119,7 +127,9 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     stopped before the end of the file, 3 only some were refused.
     """
     if file is None:
-        return _enqueue_one(_email(options), as_json=as_json)
+        return _enqueue_one(_sms(options) if is_sms else _email(options), as_json=as_json)
+    if is_sms:
+        raise click.UsageError('--file and --sms cannot be combined: a line with "channel": "sms" is an SMS.')
     if given := [name for name, value in options.items() if value]:
         raise click.UsageError(
             f"--file and {_option_name(given[0])} cannot be combined: with --file, each line describes a whole email."
@@ -129,7 +139,7 @@ def command(file: BinaryIO | None, *, as_json: bool, **options: Any) -> int:
     return enqueue_file(load_settings("database_url"), file, as_json=as_json)
 
 
-def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
+def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
     """Enqueues one email and prints its id.
 
     Raises:
@@ -140,12 +150,19 @@ def _enqueue_one(email: Email, *, as_json: bool) -> Exit:
     from dispatcher.store.connections import connected
 
     settings = load_settings("database_url")
+    if isinstance(email, Sms) and (fault := email.length_fault(settings.sms_max_segments)):
+        raise InvalidEmail("--text", fault)
     if why := capability_gap(email, capabilities_of(settings.providers)):
-        raise DispatcherError(f'Email "{email.message_key}": {why.message}', remedy=why.remedy)
+        kind = "Email" if email.channel == EMAIL_CHANNEL else email.channel.upper()
+        raise DispatcherError(f'{kind} "{email.message_key}": {why.message}', remedy=why.remedy)
     with connected(settings.database_url, name="dispatcher enqueue") as connection, connection.transaction():
         answer = enqueue(connection, email)
+    for warning in answer.warnings:
+        say(f"Warning: {warning}")
     if as_json:
-        print_json({"email_id": answer.email_id, "message_key": answer.message_key, "acceptance": answer.acceptance})
+        warnings = {"warnings": answer.warnings} if answer.warnings else {}
+        document = {"email_id": answer.email_id, "message_key": answer.message_key, "acceptance": answer.acceptance}
+        print_json({**document, **warnings})
     else:
         print_data(f"{'already known' if answer.acceptance == 'known' else 'accepted'}: {answer.email_id}")
     return Exit.DONE
@@ -181,6 +198,36 @@ def _email(options: dict[str, Any]) -> Email:
         raise InvalidEmail(_option_name(parameter) + error.field[len(parameter) :], error.reason) from None
 
 
+def _sms(options: dict[str, Any]) -> Sms:
+    """The SMS that the options describe. Raises as `_email`."""
+    known = (
+        *("message_key", "sender", "to", "text", "text_file", "tags", "tenant_id", "correlation_id", "on_uncertain"),
+        *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "expires_in", "lane"),
+    )
+    if foreign := [name for name, value in options.items() if value and name not in known]:
+        raise click.UsageError(f"--sms and {_option_name(foreign[0])} cannot be combined: an SMS has only a text.")
+    if len(options["to"]) != 1:
+        raise click.UsageError("An SMS needs one --to. Enqueue one SMS for each recipient.")
+    if not options["message_key"]:
+        raise click.UsageError(_WHY_A_KEY.replace("email", "SMS"))
+    if (text := _body("text", options)) is None:
+        raise click.UsageError("An SMS needs --text or --text-file.")
+    known_lane(options["lane"], "--lane")
+    plain = ("message_key", "tags", "erase_after_sending", "ignore_suppression")
+    optional = ("sender", "tenant_id", "correlation_id", "on_uncertain", "lane")
+    arguments = {
+        "to": options["to"][0],
+        "text": text,
+        **_times(options),
+        **{name: options[name] for name in plain},
+        **{name: options[name] for name in optional if options[name] is not None},
+    }
+    try:
+        return Sms(**arguments)
+    except InvalidEmail as error:
+        raise InvalidEmail(_option_name(error.field.partition("[")[0]), error.reason) from None
+
+
 def _check_presence(options: dict[str, Any]) -> None:
     has_template = options["template_id"] is not None
     missing = [] if options["sender"] else ["--from"]
@@ -214,10 +261,8 @@ def _body(kind: str, options: dict[str, Any]) -> str | None:
 
 
 def _times(options: dict[str, Any]) -> dict[str, datetime]:
-    times = {
-        name: instant_of(_option_name(name), options[name])
-        for name in ("send_at", "expires_at")
-        if options[name] is not None
+    times: dict[str, datetime] = {
+        name: options[name] for name in ("send_at", "expires_at") if options[name] is not None
     }
     if (seconds := options["expires_in"]) is not None:
         if "expires_at" in times:

@@ -32,9 +32,13 @@ def load_settings(*needs: str) -> Settings:
     return read_settings(*needs)
 
 
-def read_settings(*needs: str) -> Settings:
-    """Like `load_settings`, but without warnings."""
-    settings, _, mistakes = examine_settings(*needs, reads_own="providers" in needs)
+def read_settings(*needs: str, reads_own: bool = False) -> Settings:
+    """Like `load_settings`, but without warnings.
+
+    Args:
+        reads_own: Whether to read the providers' settings although the command does not need providers.
+    """
+    settings, _, mistakes = examine_settings(*needs, reads_own=reads_own or "providers" in needs)
     if mistakes:
         raise ConfigurationError(mistakes)
     return settings

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
 from dispatcher.config.plugins import provider_names
+from dispatcher.domain.instant import parse_length
 from dispatcher.domain.outcome import Reason
 from dispatcher.domain.status import Status
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.store.connections import AsyncSession
@@ -19,9 +21,6 @@ if TYPE_CHECKING:
     from dispatcher.store.unsent import UnsentFilter
 
 T = TypeVar("T")
-
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_AGE: Final = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 class Age(click.ParamType[float]):
@@ -31,10 +30,34 @@ class Age(click.ParamType[float]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The length in seconds."""
-        found = _AGE.fullmatch(str(value).strip())
-        if found is None:
-            self.fail(f"{value!r} is not a length of time. Write for example 90s, 15m, 2h, 3d or 1w.", param, ctx)
-        return float(found[1]) * _UNITS[found[2]]
+        try:
+            return parse_length(str(value))
+        except ValueError as error:
+            self.fail(f"{value!r} {error}.", param, ctx)
+
+
+class AgeOrOff(Age):
+    """As `Age`, or `off`: 0 seconds."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The length in seconds."""
+        return 0.0 if value == "off" else super().convert(value, param, ctx)
+
+
+class Instant(click.ParamType[datetime]):
+    """A date and time with a zone, such as `2026-12-24T18:00:00+01:00`."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        """The instant. A time without a zone is refused: it may be meant in any zone."""
+        from dispatcher.domain.email_json import instant_of
+        from dispatcher.domain.email_rules import instant
+
+        try:
+            return instant("time", instant_of("time", value))
+        except InvalidEmail as error:
+            self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
 class ProviderName(click.ParamType[str]):
@@ -95,6 +118,9 @@ _OPTIONS: Final = {
         metavar="AGE",
         help="Only emails enqueued less than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
     ),
+    "tag": click.option(
+        "--tag", type=NonBlankText(), metavar="TAG", help="Only emails with this tag, while their content is kept."
+    ),
     "discarded": click.option(
         "--discarded",
         is_flag=True,
@@ -118,6 +144,7 @@ _UNSENT_OPTIONS: Final = {
     "correlation_id": click.option(
         "--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id."
     ),
+    "tag": _OPTIONS["tag"],
     "older_than": _OPTIONS["older_than"],
     "newer_than": _OPTIONS["newer_than"],
 }

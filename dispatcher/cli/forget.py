@@ -13,6 +13,7 @@ from dispatcher.cli.exits import Exit
 from dispatcher.cli.options import audit_options, confirm, json_option
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -32,13 +33,14 @@ _PROGRESS_SECONDS: Final = 5.0
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation; required without a terminal.")
 @json_option("Print one line of JSON: counts, and the ids of emails that were left out.")
 def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool, as_json: bool) -> int:
-    """Erase a person's address from this database. This cannot be undone.
+    """Erase a person's address or phone number from this database. This cannot be undone.
 
     \b
     Examples:
       dispatcher forget ann@example.com --reason "request 4711" --dry-run
       echo ann@example.com | dispatcher forget - --reason "request 4711" --yes
       dispatcher forget ann@example.com --reason "request 4711" --suppressions
+      dispatcher forget "+49 151 12345678" --reason "request 4711"
 
     With `-`, the address is read from stdin, so that it is not in the shell's history.
 
@@ -61,11 +63,17 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
            "unfinished": [], "locked": [], "read": 41000}
     """
     from dispatcher.domain.address import parse_address
+    from dispatcher.domain.phone import phone_number
     from dispatcher.ops.forgetting import Forgetting
 
     text = sys.stdin.readline().strip() if address == "-" else address
     try:
-        parse_address(text)
+        if text.startswith("+") and "@" not in text:
+            text = phone_number("number", text)
+        else:
+            parse_address(text)
+    except InvalidEmail as error:
+        raise click.UsageError(f"The number {error.reason}.") from None
     except ValueError as error:
         raise click.UsageError(f"The address {error}.") from error
     if not dry_run:

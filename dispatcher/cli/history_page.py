@@ -1,8 +1,9 @@
-"""The page of `dispatcher dlq show`: one email's history, without empty fields. `--json` has every column."""
+"""The page of `dispatcher show`: one email's history, without empty fields. `--json` has every column."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,9 @@ _NAMES: Final = {
     "traceparent": "trace",
     "created_at": "enqueued",
     "published_at": "published",
+    "leased_at": "last leased",
+    "dead_lettered_at": "dead letter published",
+    "at": "when",
     "sent_at": "sent",
     "publish_due_at": "publish due",
     "expires_at": "expires",
@@ -70,6 +74,7 @@ def show_history(story: EmailHistory, messages: list[DeadLetterMessage] | None) 
         messages: The email's dead letters on the DLQ; None if the DLQ was not read.
     """
     fields_table({**_email(story.email), **_wait(story.waiting)}).show()
+    _list("timeline", [asdict(moment) for moment in story.timeline])
     _list("attempts", story.attempts)
     _list("events from providers", story.events)
     _list("operator actions", story.acts)
@@ -92,7 +97,10 @@ def fields_table(record: Record) -> Table:
 
 def _email(row: Record) -> dict[str, Any]:
     answer = "answer" if row["status"] == Status.SENT else "last_error"  # an acceptance is not an error
-    fields = {answer if name == "last_error" else name: value for name, value in row.items() if name not in _EXPLAINED}
+    names = {"last_error": answer, "settled_at": "status since"}
+    fields = {names.get(name, name): value for name, value in row.items() if name not in _EXPLAINED}
+    if row["status"] not in (Status.FAILED, Status.HELD, Status.CANCELLED):
+        del fields["status since"]  # of an earlier status
     return {**fields, **_explained_fields(row)}
 
 

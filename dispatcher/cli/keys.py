@@ -9,17 +9,20 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import json_option, known_lane
+from dispatcher.cli.options import Number, audit_options, json_option, known_lane, made_act
 from dispatcher.cli.output import print_data, print_json, say
+from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.api_key import Scope, Secret, shown
 from dispatcher.domain.email_rules import tenant
-from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
     from dispatcher.store.connections import Session
 
 MAX_NAME_CHARACTERS: Final = 100
+_DEFAULT: Final = click.core.ParameterSource.DEFAULT
 _NEVER_ANY: Final = (
     "No key was ever created, so `dispatcher api` does not start. (With DISPATCHER_API_ALLOW_ANONYMOUS=on it starts, "
     "listens on the loopback interface only, and allows every request.) To create a key, see "
@@ -56,6 +59,12 @@ def command() -> None:
     help="The tenant whose emails the key sends and reads.",
 )
 @click.option(
+    "--all-tenants",
+    is_flag=True,
+    help="The key acts for every tenant: for operators, who sign in to the page at /ops with it. Over HTTP, each "
+    "request then needs tenant_id.",
+)
+@click.option(
     "--scope",
     "scopes",
     type=click.Choice([scope.value for scope in Scope]),
@@ -78,7 +87,7 @@ def command() -> None:
 @click.option("--from-anywhere", is_flag=True, help="Allow any sender address.")
 @click.option(
     "--per-second",
-    type=click.FloatRange(0.1, 1_000_000),
+    type=Number(0.1, 1_000_000),
     metavar="N",
     help="Allow at most N requests per second in each API process; each email of a batch counts as one request.  "
     "[default: no limit]",
@@ -106,6 +115,7 @@ def create(*, as_json: bool, **options: Any) -> int:
       dispatcher keys create --name shop --from-domain example.com
       dispatcher keys create --name login --from-address otp@example.com --lane urgent
       dispatcher keys create --name dashboard --scope read
+      dispatcher keys create --name ann --all-tenants --scope operate
       dispatcher keys create --name shop --from-address no-reply@example.com --per-second 50 --recipients-per-day 10000
     """
     from dispatcher.store.api_keys import insert_key
@@ -134,17 +144,19 @@ def _values(options: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: an option is invalid.
     """
-    name = options["name"]
+    name, tenant_id = options["name"], options["tenant_id"]
+    if options["all_tenants"] and click.get_current_context().get_parameter_source("tenant_id") is not _DEFAULT:
+        raise click.UsageError("--all-tenants cannot be combined with --tenant.")
     if not 1 <= len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
         raise click.UsageError(f"--name must have 1 to {MAX_NAME_CHARACTERS} printable characters.")
     try:
-        tenant(options["tenant_id"])
+        tenant(tenant_id)
     except InvalidEmail as error:
         raise click.UsageError(f"--tenant {error.reason}.") from None
     domains, addresses = _senders(options)
     return {
         "name": name,
-        "tenant_id": options["tenant_id"],
+        "tenant_id": None if options["all_tenants"] else tenant_id,
         "scopes": sorted(set(options["scopes"])),
         "sender_domains": domains,
         "sender_addresses": addresses,
@@ -229,7 +241,8 @@ def _row(key: Any) -> list[str]:
     senders = None if key.sender_domains is None else sorted({*key.sender_domains, *(key.sender_addresses or ())})
     created = f"{key.created_at:%Y-%m-%d %H:%M}" + (" (revoked)" if key.revoked_at else "")
     limits = ["-" if limit is None else f"{limit:g}" for limit in (key.requests_per_second, key.recipients_per_day)]
-    names = [shown(key.key_id), key.name, key.tenant_id, " ".join(sorted(key.scopes))]
+    tenant_id = "(all)" if key.tenant_id is None else key.tenant_id
+    names = [shown(key.key_id), key.name, tenant_id, " ".join(sorted(key.scopes))]
     lanes = sorted(key.allowed_lanes - {key.lane})
     return [
         *(*names, "any" if senders is None else ", ".join(senders) or "-"),
@@ -239,20 +252,16 @@ def _row(key: Any) -> list[str]:
 
 @command.command("revoke")
 @click.argument("key_id")
-def revoke(key_id: str) -> int:
+@audit_options(is_required=False)
+def revoke(key_id: str, act: Act | None) -> int:
     """Revoke a key by its id, which `keys list` shows. Running API processes refuse the key within seconds.
 
     \b
     Example:
-      dispatcher keys revoke ed_k3v9q0xw2m7a
+      dispatcher keys revoke ed_k3v9q0xw2m7a --reason "the laptop was stolen"
     """
-    from dispatcher.store.api_keys import revoke_key
+    from dispatcher.ops import api_keys
 
-    # If the operator passes a whole key, only the key's id is used and printed.
-    bare = key_id.removeprefix("ed_").partition("_")[0]
-    with _connected() as connection:
-        if not revoke_key(connection, bare):
-            remedy = "`dispatcher keys list` shows the active keys."
-            raise DispatcherError(f"There is no active key {shown(bare)}.", remedy=remedy)
-    say(f"Revoked {shown(bare)}.")
+    decided = made_act(act, "dispatcher keys revoke")
+    say(f"Revoked {run_with_session('keys', lambda session: api_keys.revoke(session, key_id, decided))}.")
     return Exit.DONE

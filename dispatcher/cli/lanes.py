@@ -9,22 +9,18 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import Age
-from dispatcher.cli.options import audit_options, json_option, known_lane
+from dispatcher.cli.filter_options import AgeOrOff
+from dispatcher.cli.options import Number, audit_options, json_option, known_lane, made_act
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
-from dispatcher.domain.controls import LanePolicy, LaneRule
-from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.domain.controls import MAX_LIMIT, MIN_LIMIT, LaneRule
 from dispatcher.domain.status import OnUncertain
-from dispatcher.errors import DispatcherError
 
 if TYPE_CHECKING:
-    from dispatcher.domain.controls import Controls
     from dispatcher.ops.acts import Act
     from dispatcher.store.connections import AsyncSession
 
-_MAX_SECONDS = 366 * 86_400
 _SENDER = click.option(
     "--from", "sender", metavar="SENDER", help="A sender's address (otp@example.com), or a domain (@example.com)."
 )
@@ -60,26 +56,15 @@ def list_(*, as_json: bool) -> int:
     `share` is the lane's share while all lanes have emails. A lane without emails lends its share to the others. "-":
     the setting of the host (DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS, DISPATCHER_REDELIVER_FOR).
     """
-    from dispatcher.store.controls import read_controls
-    from dispatcher.store.lanes import list_rules
+    from dispatcher.ops.lanes import LaneShare, list_rules, list_shares
 
     settings = load_settings("database_url")
 
-    async def read(session: AsyncSession) -> tuple[Controls, list[LaneRule]]:
-        return await read_controls(session), await list_rules(session)
+    async def read(session: AsyncSession) -> tuple[list[LaneShare], list[LaneRule]]:
+        return await list_shares(session, settings), await list_rules(session)
 
-    controls, rules = run_with_session("lanes", read, settings)
-    weights = LaneWeights(settings.lanes)
-    weights.update(controls.lanes)
-    total = sum(map(weights.of, settings.lanes))
-    lanes = [
-        {
-            **asdict(controls.lanes.get(lane) or LanePolicy(lane, weights.of(lane))),
-            "share": weights.of(lane) / total,
-            "queue": settings.queue_of(lane),
-        }
-        for lane in settings.lanes
-    ]
+    shares, rules = run_with_session("lanes", read, settings)
+    lanes = [{**asdict(each.policy), "share": each.share, "queue": each.queue} for each in shares]
     if as_json:
         print_json({"lanes": lanes, "rules": [asdict(rule) for rule in rules]})
         return Exit.DONE
@@ -105,7 +90,7 @@ def list_(*, as_json: bool) -> int:
 @_SENDER
 @click.option(
     "--weight",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
+    type=Number(MIN_LIMIT, MAX_LIMIT),
     help="The lane's share of workers and rates, relative to the other lanes that have emails.",
 )
 @click.option(
@@ -117,9 +102,9 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--redeliver-for",
     "redeliver_seconds",
-    type=Age(),
+    type=AgeOrOff(),
     metavar="TIME",
-    help="For how long a deferred email is tried again; 0s: not at all.",
+    help="For how long a deferred email is tried again; off: not at all.",
 )
 @audit_options(is_required=False)
 def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
@@ -136,11 +121,11 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
     whatever its weight. Policies and senders concern emails that are enqueued from now on: they are stored with the
     email. An email's own lane, and that of its API key, go before the sender's.
     """
-    from dispatcher.store import lanes
+    from dispatcher.ops import lanes
 
     settings = load_settings("database_url")
     known_lane(lane, "LANE")
-    author = _author(act, "dispatcher lanes set")
+    decided = made_act(act, "dispatcher lanes set")
     given = [name for name, value in values.items() if value is not None]
     if sender is not None:
         if given:
@@ -149,20 +134,17 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
                 "set for a whole lane."
             )
         rule = LaneRule(_comparable(sender), lane)
-        run_with_session("lanes", lambda session: lanes.set_rule(session, rule, author), settings)
+        run_with_session("lanes", lambda session: lanes.set_rule(session, rule, decided), settings)
         say(f"Emails from {rule.sender} that are enqueued from now on are in the lane {lane}.")
         return Exit.DONE
     if not given:
         raise click.UsageError("Give what to set: --weight, --on-uncertain, --max-attempts, --redeliver-for or --from.")
-    if not 0 <= (values["redeliver_seconds"] or 0) <= _MAX_SECONDS:
+    if (values["redeliver_seconds"] or 0) > lanes.MAX_REDELIVER_SECONDS:
         raise click.BadParameter("must be at most 366 days.", param_hint="'--redeliver-for'")
-    default_weight = LaneWeights(settings.lanes).of(lane)
-    run_with_session(
-        "lanes",
-        lambda session: lanes.set_policy(session, lane, values, author, default_weight=default_weight),
-        settings,
+    policy = run_with_session(
+        "lanes", lambda session: lanes.set_policy(session, lane, values, decided, settings), settings
     )
-    say(f"Set the lane {lane}.")
+    say(f"{lanes.describe_policy(policy)} What is not listed is as the host's settings say.")
     return Exit.DONE
 
 
@@ -178,25 +160,17 @@ def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
       dispatcher lanes unset bulk
       dispatcher lanes unset --from otp@example.com
     """
-    from dispatcher.store import lanes
+    from dispatcher.ops import lanes
 
     if (lane is None) == (sender is None):
         raise click.UsageError("Give a lane or --from SENDER.")
     settings = load_settings("database_url")
-    author = _author(act, "dispatcher lanes unset")
-    subject = lane or _comparable(str(sender))
-    change = lanes.unset_policy if lane else lanes.unset_rule
-    if not run_with_session("lanes", lambda session: change(session, subject, author), settings):
-        raise DispatcherError(f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list`.")
+    decided = made_act(act, "dispatcher lanes unset")
+    subject = _comparable(sender) if sender is not None else str(lane)
+    change = lanes.unset_policy if sender is None else lanes.unset_rule
+    run_with_session("lanes", lambda session: change(session, subject, decided), settings)
     say(f"Unset {subject}.")
     return Exit.DONE
-
-
-def _author(act: Act | None, reason: str) -> dict[str, str]:
-    from dispatcher.ops.acts import Act as Made
-
-    decided = act or Made.of(None, reason)
-    return {"actor": decided.actor, "reason": decided.reason}
 
 
 def _comparable(sender: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Sequence
 from types import CodeType
@@ -17,12 +18,16 @@ from dispatcher.cli.output import flush_data, prepare_streams, say, unwritten
 from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
+_UNDECODED: Final = re.compile("[\udc80-\udcff]")
+"""How Python represents a byte of an argument that is not UTF-8."""
 COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
     "keys": ("keys:command", "Create, list and revoke the HTTP API's keys."),
     "init": ("init:command", "Create or update the tables and the queues."),
     "enqueue": ("enqueue:command", "Enqueue one email, or a file of emails."),
+    "show": ("show:command", "Show everything about one email: status, timeline, attempts, events."),
+    "find": ("find:command", "Find emails by recipient, domain, tag, sender, status, time."),
     "status": ("status:command", "Count emails by status, and messages by queue."),
     "cancel": ("unsent:cancel", "Cancel emails that are not sent yet."),
     "reschedule": ("unsent:reschedule", "Change when emails that are not sent yet are sent."),
@@ -83,6 +88,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except DispatcherError as error:
         return report(error)
+    except UnicodeEncodeError:
+        given = sys.argv[1:] if arguments is None else arguments
+        if not (wrong := [each for each in given if _UNDECODED.search(each)]):
+            raise
+        say(f"dispatcher: The argument {wrong[0]!a} is not valid UTF-8.")
+        return Exit.USAGE
     return int(result or Exit.DONE)
 
 

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.output import say
 
+if TYPE_CHECKING:
+    from dispatcher.ops.acts import Act
+
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Number(click.FloatRange):
+    """A finite number of a range. Every comparison with NaN is false, so click's own range contains it."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number."""
+        found = float(super().convert(value, param, ctx))
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return found
 
 
 def audit_options(
@@ -44,6 +59,19 @@ def audit_options(
         return click.option("--reason", required=is_required, metavar="TEXT", help=reason)(with_act)
 
     return with_options
+
+
+def made_act(act: Act | None, reason: str) -> Act:
+    """The act of a command whose `--reason` is optional.
+
+    Args:
+        reason: The reason if the operator gave none, such as the command's name.
+    """
+    if act is not None:
+        return act
+    from dispatcher.ops.acts import Act as Made
+
+    return Made.of(None, reason)
 
 
 def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], Command]:

@@ -11,13 +11,11 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import Age
-from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.options import audit_options, json_option, made_act
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
 from dispatcher.domain.controls import PauseScope
-from dispatcher.domain.email_rules import tenant
-from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.config import Settings
@@ -92,10 +90,9 @@ def resume(scope: str, name: str | None, act: Act | None) -> int:
     Other pauses stay in force: after `dispatcher resume all`, a paused tenant is still paused.
     """
     from dispatcher.ops import pausing
-    from dispatcher.ops.acts import Act as Made
 
     settings = load_settings("database_url")
-    found, decided = PauseScope(scope), act or Made.of(None, "dispatcher resume")
+    found, decided = PauseScope(scope), made_act(act, "dispatcher resume")
     target = _target(found, name, settings, is_new=False)
     pause = run_with_session("resume", lambda session: pausing.resume(session, found, target, decided), settings)
     say(f"Resumed {pause.subject}. All hosts follow within two seconds.")
@@ -108,24 +105,24 @@ def _target(scope: PauseScope, name: str | None, settings: Settings, *, is_new: 
     Args:
         is_new: Whether the name must exist. A pause of a lane or provider that was removed can still be ended.
     """
-    if (scope is PauseScope.ALL) == (name is not None):
-        raise click.UsageError("`all` takes no name." if name else f"Give the name of the {scope}.")
-    if not name:
+    if scope is PauseScope.ALL and name is not None:
+        raise click.UsageError("`all` takes no name.")
+    if scope is PauseScope.ALL:
         return ""
-    if scope is PauseScope.TENANT:
-        try:
-            return tenant(name)
-        except InvalidEmail as error:
-            raise click.UsageError(f"The tenant's name {error.reason}.") from None
-    known = settings.lanes if scope is PauseScope.LANE else settings.providers
-    if is_new and name not in known:
-        setting = "DISPATCHER_LANES" if scope is PauseScope.LANE else "DISPATCHER_PROVIDERS"
-        raise click.UsageError(f"There is no {scope} {name!r}. {setting} has: {', '.join(known)}.")
-    return name
+    if not name:
+        raise click.UsageError(f"Give the name of the {scope}.")
+    if not is_new:
+        return name
+    from dispatcher.ops.pausing import check_target
+
+    try:
+        return check_target(scope, name, settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
 
 
 def _list(settings: Settings, *, as_json: bool) -> int:
-    from dispatcher.store.controls import list_pauses
+    from dispatcher.ops.pausing import list_pauses
 
     pauses = run_with_session("pause", list_pauses, settings)
     if as_json:

@@ -12,6 +12,8 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.filter_options import Age
+from dispatcher.cli.options import Number
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import columns_of, in_style, is_coloured, is_redrawable
 from dispatcher.domain.text import printable
@@ -30,19 +32,27 @@ _WATCH_SECONDS: Final = 2.0
 @click.option(
     "--watch",
     "watch_seconds",
-    type=click.FloatRange(0.1, 86400),
+    type=Number(0.1, 86400),
     is_flag=False,
     flag_value=_WATCH_SECONDS,
     metavar="[SECONDS]",
     help=f"Refresh every SECONDS until Ctrl-C.  [default: {_WATCH_SECONDS:g}]",
 )
-def command(as_json: bool, watch_seconds: float | None) -> int:
+@click.option(
+    "--history",
+    "history_seconds",
+    type=Age(),
+    metavar="TIME",
+    help="Show what was attempted in the last TIME instead, such as 24h or 7d: by provider and outcome.",
+)
+def command(as_json: bool, watch_seconds: float | None, history_seconds: float | None) -> int:
     """Count emails by status and messages by queue; list workers, faulty providers and vanished hosts.
 
     \b
     Examples:
       dispatcher status
       dispatcher status --watch
+      dispatcher status --history 7d
       dispatcher status --json | jq .emails.pending
 
     \b
@@ -80,6 +90,14 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
     If no operator resolves a failed or held email, its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.
 
+    With --history, the command shows attempts from the hourly counts: per hour up to 2d, otherwise per day, in UTC. The
+    first hour or day is whole. An email counts once per attempt, so a deferred email that is sent later counts twice.
+    The history needs only DISPATCHER_DATABASE_URL. Its JSON has both, hours and days:
+
+    \b
+      {"hours": [{"begins_at": "2026-11-23T12:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 4711}],
+       "days": [{"begins_at": "2026-11-23T00:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 98765}]}
+
     \b
     JSON:
       {"emails": {"pending": 0, "waiting": 0, "sending": 0, "sent": 0, "failed": 0, "held": 0,
@@ -96,6 +114,8 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
        "workers": [{"name": "host-1:w0:4711:9f86d081", "age_seconds": 86400.0, "in_flight": 12}],
        "latency_seconds": {"p50": 0.021, "p95": 0.05, "p99": 0.11}}
     """
+    if history_seconds is not None:
+        return _show_history(history_seconds, is_watching=watch_seconds is not None, as_json=as_json)
     settings = load_settings("database_url", "amqp_url")
     if watch_seconds is None:
         snapshot = take_snapshot(settings)
@@ -105,6 +125,17 @@ def command(as_json: bool, watch_seconds: float | None) -> int:
         _redraw(settings, watch_seconds)
     else:
         _repeat(settings, watch_seconds, as_json=as_json)
+    return Exit.DONE
+
+
+def _show_history(seconds: float, *, is_watching: bool, as_json: bool) -> int:
+    from dispatcher.cli.status_history import LONGEST_SECONDS, show_history
+
+    if is_watching:
+        raise click.UsageError("Give --history or --watch, not both.")
+    if not 0 < seconds <= LONGEST_SECONDS:
+        raise click.UsageError("--history needs a time of more than 0s and at most 400d.")
+    show_history(load_settings("database_url"), seconds, as_json=as_json)
     return Exit.DONE
 
 

@@ -11,7 +11,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import audit_options, confirm, json_option
+from dispatcher.cli.options import Number, audit_options, confirm, json_option
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.suppression_files import export, import_
@@ -169,9 +169,7 @@ def _ends_after(days: int | None) -> datetime | None:
 @tenant_option
 @audit_options()
 @click.option("--replay", is_flag=True, help="Then send the emails that were stopped, each once.")
-@click.option(
-    "--rate", type=click.FloatRange(min=0.01), metavar="N", help="With --replay: emails per second.  [default: 50]"
-)
+@click.option("--rate", type=Number(min=0.01), metavar="N", help="With --replay: emails per second.  [default: 50]")
 @click.option("--dry-run", is_flag=True, help="Only show the entries and the stopped emails; change nothing.")
 @click.option("--yes", is_flag=True, help="With --replay: do not ask for confirmation; required without a terminal.")
 @json_option()

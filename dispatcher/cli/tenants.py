@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.options import Number, audit_options, json_option, made_act
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
+from dispatcher.domain.controls import MAX_LIMIT, MIN_LIMIT
 from dispatcher.domain.email_rules import tenant
-from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.ops.acts import Act
@@ -44,9 +44,9 @@ def list_(*, as_json: bool) -> int:
       dispatcher tenants list
       dispatcher tenants list --json | jq -r '.[].tenant_id'
     """
-    from dispatcher.store.controls import read_controls
+    from dispatcher.ops.lanes import list_limits
 
-    limits = run_with_session("tenants", read_controls, load_settings("database_url")).tenants.values()
+    limits = run_with_session("tenants", list_limits)
     if as_json:
         print_json([asdict(limit) for limit in limits])
     elif limits:
@@ -65,13 +65,13 @@ def list_(*, as_json: bool) -> int:
 @click.argument("tenant_id", metavar="TENANT")
 @click.option(
     "--per-second",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
+    type=Number(MIN_LIMIT, MAX_LIMIT),
     metavar="N",
     help="The most emails per second, all hosts together.",
 )
 @click.option(
     "--weight",
-    type=click.FloatRange(0, 1_000_000, min_open=True),
+    type=Number(MIN_LIMIT, MAX_LIMIT),
     help="The share within a lane, relative to the other tenants that have due emails.",
 )
 @audit_options(is_required=False)
@@ -82,15 +82,14 @@ def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Ac
     Examples:
       dispatcher tenants set acme --per-second 50 --weight 2
     """
-    from dispatcher.store import lanes
+    from dispatcher.ops import lanes
 
     if per_second is None and weight is None:
         raise click.UsageError("Give what to set: --per-second or --weight.")
-    name, author = _tenant(tenant_id), _author(act, "dispatcher tenants set")
+    name, decided = _tenant(tenant_id), made_act(act, "dispatcher tenants set")
     values = {"per_second": per_second, "weight": weight}
-    limit = run_with_session("tenants", lambda session: lanes.set_limit(session, name, values, author))
-    ceiling = "no ceiling" if limit.per_second is None else f"at most {limit.per_second:g} emails per second"
-    say(f"Tenant {name}: weight {limit.weight:g}, {ceiling}.")
+    limit = run_with_session("tenants", lambda session: lanes.set_limit(session, name, values, decided))
+    say(lanes.describe_limit(limit))
     return Exit.DONE
 
 
@@ -104,11 +103,10 @@ def unset(tenant_id: str, act: Act | None) -> int:
     Example:
       dispatcher tenants unset acme
     """
-    from dispatcher.store import lanes
+    from dispatcher.ops import lanes
 
-    name, author = _tenant(tenant_id), _author(act, "dispatcher tenants unset")
-    if not run_with_session("tenants", lambda session: lanes.unset_limit(session, name, author)):
-        raise DispatcherError(f"Nothing is set for tenant {name}.", remedy="See `dispatcher tenants list`.")
+    name, decided = _tenant(tenant_id), made_act(act, "dispatcher tenants unset")
+    run_with_session("tenants", lambda session: lanes.unset_limit(session, name, decided))
     say(f"Unset tenant {name}.")
     return Exit.DONE
 
@@ -118,10 +116,3 @@ def _tenant(text: str) -> str:
         return tenant(text)
     except InvalidEmail as error:
         raise click.UsageError(f"The tenant's name {error.reason}.") from None
-
-
-def _author(act: Act | None, reason: str) -> dict[str, str]:
-    from dispatcher.ops.acts import Act as Made
-
-    decided = act or Made.of(None, reason)
-    return {"actor": decided.actor, "reason": decided.reason}

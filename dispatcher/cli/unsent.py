@@ -13,11 +13,10 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
-from dispatcher.cli.filter_options import DEFAULT_TENANT, Age, require_names_or_filter, unsent_filter_options
-from dispatcher.cli.options import audit_options, confirm, json_option, progress
+from dispatcher.cli.filter_options import DEFAULT_TENANT, Age, Instant, require_names_or_filter, unsent_filter_options
+from dispatcher.cli.options import audit_options, confirm, json_option, known_lane, progress
 from dispatcher.cli.output import counted, print_json, say
 from dispatcher.cli.sessions import run_with_session
-from dispatcher.errors import InvalidEmail
 
 if TYPE_CHECKING:
     from dispatcher.domain.status import Status
@@ -38,22 +37,6 @@ _TEXTS: Final = {
 _SUCCESSFUL: Final = frozenset({"cancelled", "rescheduled", "already_cancelled"})
 _MAX_LISTED: Final = 20
 """The most results that are printed one per line. If there are more, the output is a count for each kind of result."""
-
-
-class Instant(click.ParamType[datetime]):
-    """A date and time with a zone, such as `2026-12-24T18:00:00+01:00`."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant. A time without a zone is refused: it may be meant in any zone."""
-        from dispatcher.domain.email_json import instant_of
-        from dispatcher.domain.email_rules import instant
-
-        try:
-            return instant("time", instant_of("time", value))
-        except InvalidEmail as error:
-            self.fail(f"{value!r} {error.reason}.", param, ctx)
 
 
 def _selecting(command: Callable[..., int]) -> Callable[..., int]:
@@ -151,6 +134,8 @@ def _change(
         raise click.UsageError("--reason is missing: a few words for the audit log. (Not with --dry-run.)")
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
+    if not email_ids and selection.lane is not None:
+        known_lane(selection.lane, "--lane")  # emails may still be in a lane that was removed from DISPATCHER_LANES
     if act is None or dry_run or not names:
         _show(found, len(email_ids), as_json=as_json and dry_run)
     if act is None or dry_run or not email_ids:

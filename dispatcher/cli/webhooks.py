@@ -11,7 +11,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import Age
-from dispatcher.cli.options import audit_options, json_option
+from dispatcher.cli.options import audit_options, json_option, made_act
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.cli.table import Table
@@ -122,7 +122,12 @@ def add(
     made = run_with_session(
         "webhooks",
         lambda session: webhooks.add(
-            session, checked, tenant_id=tenant_id, kinds=kinds, with_recipients=recipients, act=_act(act, "add")
+            session,
+            checked,
+            tenant_id=tenant_id,
+            kinds=kinds,
+            with_recipients=recipients,
+            act=made_act(act, "dispatcher webhooks add"),
         ),
         settings,
     )
@@ -132,12 +137,6 @@ def add(
         print_data(made.secret)
         say(f"Added webhook {made.webhook_id}. {_SAVE}")
     return Exit.DONE
-
-
-def _act(act: Act | None, command_name: str) -> Act:
-    from dispatcher.ops.acts import Act as Made
-
-    return act or Made.of(None, f"dispatcher webhooks {command_name}")
 
 
 @command.command("list")
@@ -151,7 +150,7 @@ def list_(tenant_id: str | None, as_json: bool) -> int:
       dispatcher webhooks list
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
     """
-    from dispatcher.store.webhooks import list_webhooks
+    from dispatcher.ops.webhooks import list_webhooks
 
     found = run_with_session("webhooks", partial(list_webhooks, tenant_id=tenant_id))
     if as_json:
@@ -214,7 +213,9 @@ def remove(number: int, act: Act | None) -> int:
     """
     from dispatcher.ops import webhooks
 
-    run_with_session("webhooks", lambda session: webhooks.remove(session, number, _act(act, "remove")))
+    run_with_session(
+        "webhooks", lambda session: webhooks.remove(session, number, made_act(act, "dispatcher webhooks remove"))
+    )
     say(f"Removed webhook {number}.")
     return Exit.DONE
 
@@ -232,7 +233,9 @@ def rotate(number: int, act: Act | None, as_json: bool) -> int:
     """
     from dispatcher.ops import webhooks
 
-    secret = run_with_session("webhooks", lambda session: webhooks.rotate(session, number, _act(act, "rotate")))
+    secret = run_with_session(
+        "webhooks", lambda session: webhooks.rotate(session, number, made_act(act, "dispatcher webhooks rotate"))
+    )
     if as_json:
         print_json({"webhook": number, "secret": secret})
     else:
@@ -253,8 +256,30 @@ def enable(number: int, act: Act | None) -> int:
     """
     from dispatcher.ops import webhooks
 
-    run_with_session("webhooks", lambda session: webhooks.enable(session, number, _act(act, "enable")))
+    run_with_session(
+        "webhooks", lambda session: webhooks.enable(session, number, made_act(act, "dispatcher webhooks enable"))
+    )
     say(f"Webhook {number} is active.")
+    return Exit.DONE
+
+
+@command.command("disable")
+@_NUMBER
+@audit_options(is_required=False)
+def disable(number: int, act: Act | None) -> int:
+    """Post nothing to a webhook until `webhooks enable`. Its events wait.
+
+    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS. While a webhook is disabled, an alert reminds of it.
+
+    \b
+    Example:
+      dispatcher webhooks disable 1 --reason "the receiver moves"
+    """
+    from dispatcher.ops import webhooks
+
+    decided = made_act(act, "dispatcher webhooks disable")
+    run_with_session("webhooks", lambda session: webhooks.disable(session, number, decided))
+    say(f"Webhook {number} is disabled.")
     return Exit.DONE
 
 
@@ -280,6 +305,8 @@ def replay(number: int, since: datetime, act: Act | None) -> int:
     """
     from dispatcher.ops import webhooks
 
-    run_with_session("webhooks", lambda session: webhooks.replay(session, number, since, _act(act, "replay")))
+    run_with_session(
+        "webhooks", lambda session: webhooks.replay(session, number, since, made_act(act, "dispatcher webhooks replay"))
+    )
     say(f"Webhook {number} gets the events since {since.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC again.")
     return Exit.DONE

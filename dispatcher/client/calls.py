@@ -7,19 +7,21 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Generic, NamedTuple, TypeVar
-from urllib.parse import quote
+from typing import Any, Final, Generic, NamedTuple, TypedDict, TypeVar
+from urllib.parse import quote, urlencode
 from uuid import UUID
 
 import orjson
 
 from dispatcher.client.results import (
     ApiProblem,
+    EmailPage,
     EmailStatus,
     EventPage,
     Receipt,
     Refused,
     parse_events,
+    parse_page,
     parse_receipt,
     parse_results,
     parse_status,
@@ -27,6 +29,7 @@ from dispatcher.client.results import (
 from dispatcher.domain.backoff import Backoff
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import instant
+from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
 
@@ -55,18 +58,19 @@ class ApiCall(Generic[T]):
     body: bytes | None = None
 
 
-def send(email: Email) -> ApiCall[Receipt]:
-    """The request that enqueues an email. It leaves out the tenant `default`, so the API uses the key's tenant."""
+def send(email: Email | Sms) -> ApiCall[Receipt]:
+    """The request that enqueues a message. It leaves out the tenant `default`, so the API uses the key's tenant."""
     document = _document(email)
     headers = [_JSON]
+    path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
     if email.message_key.isascii():  # a header is visible to proxies and logs
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))
-    return ApiCall(_parse_receipt, "POST", "/v1/emails", tuple(headers), orjson.dumps(document))
+    return ApiCall(_parse_receipt, "POST", path, tuple(headers), orjson.dumps(document))
 
 
-def send_many(emails: Iterable[Email]) -> ApiCall[list[Receipt | Refused]]:
+def send_many(emails: Iterable[Email | Sms]) -> ApiCall[list[Receipt | Refused]]:
     """The request that enqueues up to 1,000 emails."""
     body = orjson.dumps({"emails": [_document(email) for email in emails]})
     return ApiCall(
@@ -82,6 +86,42 @@ def get(email_id: UUID) -> ApiCall[EmailStatus]:
 def get_by_key(message_key: str) -> ApiCall[EmailStatus]:
     """The request for an email's status by its message key."""
     return ApiCall(_parse_status, "GET", f"/v1/emails/by-key/{quote(message_key, safe='')}")
+
+
+class Filters(TypedDict, total=False):
+    """The filters of `Client.find`; see the operation `list_emails` in docs/api.md.
+
+    Attributes:
+        recipient: An address in to, cc or bcc.
+        domain: The domain of a recipient.
+        sender: An address, or a domain as `@example.com`.
+        created_from, created_before: With a time zone.
+        cursor: The `next` of the previous page.
+        limit: The most emails per page, from 1 to 200.
+    """
+
+    recipient: str
+    domain: str
+    sender: str
+    tag: str
+    status: Status
+    error_type: str
+    provider: str
+    correlation_id: str
+    created_from: datetime
+    created_before: datetime
+    cursor: UUID
+    limit: int
+
+
+def find(filters: Filters) -> ApiCall[EmailPage]:
+    """The request for a page of emails."""
+    given = {
+        "from" if name == "sender" else name: value.isoformat() if isinstance(value, datetime) else str(value)
+        for name, value in filters.items()
+    }
+    path = "/v1/emails" + (f"?{urlencode(given)}" if given else "")
+    return ApiCall(lambda response: parse_page(orjson.loads(response.body)), "GET", path)
 
 
 def cancel(email_id: UUID, reason: str) -> ApiCall[Status]:
@@ -109,7 +149,7 @@ def events(after: str | None, limit: int) -> ApiCall[EventPage]:
     return ApiCall(lambda response: parse_events(orjson.loads(response.body)), "GET", f"/v1/events{query}")
 
 
-def _document(email: Email) -> dict[str, object]:
+def _document(email: Email | Sms) -> dict[str, object]:
     document = email.to_json()
     if email.tenant_id == "default":
         del document["tenant_id"]

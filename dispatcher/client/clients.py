@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 from uuid import UUID
 
 from pyreqwest.client import Client as PooledAsyncClient
@@ -19,10 +19,12 @@ from pyreqwest.request import RequestBuilder, SyncRequestBuilder
 from dispatcher.client.calls import (
     ApiCall,
     ApiResponse,
+    Filters,
     RetrySchedule,
     base_url,
     cancel,
     events,
+    find,
     get,
     get_by_key,
     parse_problem,
@@ -30,8 +32,9 @@ from dispatcher.client.calls import (
     send,
     send_many,
 )
-from dispatcher.client.results import EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
+from dispatcher.client.results import EmailPage, EmailStatus, EventPage, FeedEvent, NoResponse, Receipt, Refused
 from dispatcher.domain.email import Email
+from dispatcher.domain.sms import Sms
 from dispatcher.domain.status import Status
 
 T = TypeVar("T")
@@ -128,7 +131,7 @@ class Client(_BaseClient):
         """Closes all connections."""
         self._client.close()
 
-    def send(self, email: Email) -> Receipt:
+    def send(self, email: Email | Sms) -> Receipt:
         """Enqueues an email. Idempotent by the email's message key.
 
         Raises:
@@ -137,7 +140,7 @@ class Client(_BaseClient):
         """
         return _result(self._request(send(email)))
 
-    def send_many(self, emails: Iterable[Email]) -> list[Receipt | Refused]:
+    def send_many(self, emails: Iterable[Email | Sms]) -> list[Receipt | Refused]:
         """Enqueues up to 1,000 emails, and returns one result per email, in order. Idempotent by message keys.
 
         Raises:
@@ -157,6 +160,14 @@ class Client(_BaseClient):
     def get_by_key(self, message_key: str) -> EmailStatus:
         """Returns an email's status by its message key. Raises the same errors as `get`."""
         return _result(self._request(get_by_key(message_key)))
+
+    def find(self, **filters: Unpack[Filters]) -> EmailPage:
+        """Returns a page of the tenant's emails that match all filters, newest first.
+
+        Raises:
+            ApiProblem: with the code `invalid-parameter` if a filter is not valid.
+        """
+        return _result(self._request(find(filters)))
 
     def cancel(self, email_id: UUID, *, reason: str) -> Status:
         """Cancels an email that is pending or waiting; returns its status, `cancelled`. Idempotent.
@@ -218,11 +229,11 @@ class AsyncClient(_BaseClient):
         """See `Client.close`."""
         await self._client.close()
 
-    async def send(self, email: Email) -> Receipt:
+    async def send(self, email: Email | Sms) -> Receipt:
         """See `Client.send`."""
         return await self._request(send(email))
 
-    async def send_many(self, emails: Iterable[Email]) -> list[Receipt | Refused]:
+    async def send_many(self, emails: Iterable[Email | Sms]) -> list[Receipt | Refused]:
         """See `Client.send_many`."""
         return await self._request(send_many(emails))
 
@@ -233,6 +244,10 @@ class AsyncClient(_BaseClient):
     async def get_by_key(self, message_key: str) -> EmailStatus:
         """See `Client.get_by_key`."""
         return await self._request(get_by_key(message_key))
+
+    async def find(self, **filters: Unpack[Filters]) -> EmailPage:
+        """See `Client.find`."""
+        return await self._request(find(filters))
 
     async def cancel(self, email_id: UUID, *, reason: str) -> Status:
         """See `Client.cancel`."""

@@ -44,11 +44,13 @@ class Receipt:
 
     Attributes:
         is_known: Whether an earlier request had already enqueued the email.
+        warnings: What the caller should know about a valid SMS, such as a character that makes it take more segments.
     """
 
     id: UUID
     message_key: str
     is_known: bool
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,15 @@ class WaitStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Moment:
+    """One instant in the history of an email."""
+
+    at: datetime
+    what: str
+    detail: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class EmailStatus:
     """An email's status.
 
@@ -118,6 +129,7 @@ class EmailStatus:
 
     id: UUID
     message_key: str
+    channel: str
     status: Status
     attempt_count: int
     correlation_id: str | None
@@ -131,11 +143,49 @@ class EmailStatus:
     waiting: WaitStatus | None
     attempts: tuple[Attempt, ...]
     events: tuple[ProviderEvent, ...]
+    timeline: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListedEmail:
+    """An email in a list. `Client.get` has its attempts and events.
+
+    Attributes:
+        refused_recipients: See `EmailStatus`.
+    """
+
+    id: UUID
+    message_key: str
+    channel: str
+    status: Status
+    attempt_count: int
+    correlation_id: str | None
+    error_type: str | None
+    error: str | None
+    provider: str | None
+    provider_message_id: str | None
+    created_at: datetime
+    sent_at: datetime | None
+    refused_recipients: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class EmailPage:
+    """A page of emails, newest first. It may be short or empty although more emails follow.
+
+    Attributes:
+        next: The cursor of the next page; None: this is the last page.
+        recipients_since: With a recipient or a domain: older emails are not found by them. None: all are.
+    """
+
+    emails: tuple[ListedEmail, ...]
+    next: UUID | None
+    recipients_since: datetime | None
 
 
 def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
     """Parses the response to a single email."""
-    return Receipt(UUID(document["id"]), document["message_key"], is_known)
+    return Receipt(UUID(document["id"]), document["message_key"], is_known, tuple(document.get("warnings", ())))
 
 
 def parse_results(document: Mapping[str, Any]) -> list[Receipt | Refused]:
@@ -150,15 +200,34 @@ def parse_results(document: Mapping[str, Any]) -> list[Receipt | Refused]:
 
 def parse_status(document: Mapping[str, Any]) -> EmailStatus:
     """Parses an email's status. Ignores fields that this client does not know."""
-    fields: dict[str, Any] = {name: document.get(name) for name in EmailStatus.__dataclass_fields__}
-    fields["id"] = UUID(document["id"])
-    fields["status"] = Status(document["status"])
-    fields["created_at"] = datetime.fromisoformat(document["created_at"])
-    fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
+    fields = _email_fields(EmailStatus, document)
     fields["waiting"] = _waiting(document["waiting"]) if document.get("waiting") else None
     fields["attempts"] = tuple(_attempt(attempt) for attempt in document["attempts"])
     fields["events"] = tuple(_provider_event(event) for event in document.get("events", ()))
+    fields["timeline"] = tuple(
+        Moment(datetime.fromisoformat(moment["at"]), moment["what"], moment.get("detail"))
+        for moment in document.get("timeline", ())
+    )
     return EmailStatus(**fields)
+
+
+def parse_page(document: Mapping[str, Any]) -> EmailPage:
+    """Parses a page of emails. Ignores fields that this client does not know."""
+    emails = tuple(ListedEmail(**_email_fields(ListedEmail, email)) for email in document["emails"])
+    since = document.get("recipients_since")
+    return EmailPage(
+        emails, UUID(document["next"]) if document["next"] else None, datetime.fromisoformat(since) if since else None
+    )
+
+
+def _email_fields(kind: type[EmailStatus | ListedEmail], document: Mapping[str, Any]) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: document.get(name) for name in kind.__dataclass_fields__}
+    fields["id"] = UUID(document["id"])
+    fields["channel"] = document.get("channel") or "email"  # an older API has no other channel
+    fields["status"] = Status(document["status"])
+    fields["created_at"] = datetime.fromisoformat(document["created_at"])
+    fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
+    return fields
 
 
 def _waiting(document: Mapping[str, Any]) -> WaitStatus:

@@ -22,10 +22,12 @@ from dispatcher.config.rules import contradictions, suspicious_settings
 from dispatcher.config.setting import PREFIX, Origin, Setting, SettingReader, setting, settings_in
 from dispatcher.config.settings import (
     BUILT_IN,
+    EMAIL_PROVIDERS,
     LOG_FORMATS,
     LOG_LEVELS,
     MAX_BUNDLE_EMAILS,
     QUEUE_TYPES,
+    SMS_PROVIDERS,
     ProviderSettings,
     Settings,
 )
@@ -33,11 +35,13 @@ from dispatcher.errors import ConfigurationError
 
 __all__ = [
     "BUILT_IN",
+    "EMAIL_PROVIDERS",
     "LOG_FORMATS",
     "LOG_LEVELS",
     "MAX_BUNDLE_EMAILS",
     "PREFIX",
     "QUEUE_TYPES",
+    "SMS_PROVIDERS",
     "Origin",
     "ProviderSettings",
     "Setting",
@@ -53,7 +57,8 @@ __all__ = [
 _REMEDIES: Final = {
     "database_url": "set it to the URL of PostgreSQL, such as postgresql://user:password@host:5432/dispatcher",
     "amqp_url": "set it to the URL of RabbitMQ, such as amqp://user:password@host:5672/%2F",
-    "providers": f"set it to at least one of: {', '.join(BUILT_IN)}. There is no default, so that no email is lost",
+    "providers": f"set it to at least one of: {', '.join(EMAIL_PROVIDERS)}. There is no default, so that no "
+    "email is lost",
 }
 
 
@@ -97,17 +102,24 @@ def examine(
     settings = reading.read(Settings)
     usable: list[str] = []
     own: dict[str, ProviderSettings] = {}
-    for name in dict.fromkeys((*BUILT_IN, *settings.providers)):
+    configured = (*settings.providers, *settings.sms_providers)
+    for name in dict.fromkeys((*BUILT_IN, *configured)):
         try:
             plugins.verify_name(name)
             if reads_own:
                 own[name] = reading.read(plugins.provider_class(name).settings, plugins.prefix_of(name))
         except ValueError as error:
-            reading.mistakes.append(f"DISPATCHER_PROVIDERS {error}.")
+            variable = "providers" if name in settings.providers else "sms_providers"
+            reading.mistakes.append(f"{_variable(variable)} {error}.")
         else:
             usable.append(name)
-    settings = replace(settings, providers=tuple(name for name in settings.providers if name in usable), own=own)
+    reading.mistakes += _wrong_channels(settings)
+    # Routing finds the channel of each provider in its capabilities, so all providers are in one list from here on.
+    providers = tuple(dict.fromkeys(name for name in configured if name in usable))
     unset = [name for name in needs if name in _REMEDIES and reading.origins[_variable(name)].text is None]
+    if settings.sms_providers:
+        unset = [name for name in unset if name != "providers"]
+    settings = replace(settings, providers=providers, own=own)
     mistakes = [
         f"{_variable(name)} is not set: {_REMEDIES[name]}." for name in unset if _variable(name) not in reading.invalid
     ]
@@ -118,15 +130,32 @@ def examine(
     return settings, reading.origins, (*reading.mistakes, *mistakes)
 
 
+def _lists(provider: str) -> str:
+    return _variable("sms_providers" if provider in SMS_PROVIDERS else "providers")
+
+
 def _variable(name: str) -> str:
     return PREFIX + name.upper()
+
+
+def _wrong_channels(settings: Settings) -> list[str]:
+    """A sentence for each built-in provider that is listed for the wrong channel."""
+    swapped = {"DISPATCHER_PROVIDERS": set(settings.providers) & set(SMS_PROVIDERS)}
+    swapped["DISPATCHER_SMS_PROVIDERS"] = set(settings.sms_providers) & set(EMAIL_PROVIDERS)
+    right = {"DISPATCHER_PROVIDERS": "SMS: list it in DISPATCHER_SMS_PROVIDERS"}
+    right["DISPATCHER_SMS_PROVIDERS"] = "emails: list it in DISPATCHER_PROVIDERS"
+    return [
+        f"{variable} lists {name}, which sends {right[variable]} instead."
+        for variable, names in swapped.items()
+        for name in sorted(names)
+    ]
 
 
 def _provider_gaps(settings: Settings, origins: Mapping[str, Origin]) -> list[str]:
     """A sentence for each setting that a configured provider needs and that is not set."""
     clashes = [clash for name in settings.providers if (clash := plugins.clash(name))]
     return clashes + [
-        f"{each.variable} is not set, but DISPATCHER_PROVIDERS lists {name}: {each.needed}."
+        f"{each.variable} is not set, but {_lists(name)} lists {name}: {each.needed}."
         for name in settings.providers
         for each in plugins.own_settings(name)
         if each.needed and origins[each.variable].text is None

@@ -57,7 +57,7 @@ def provider_class(name: str) -> Any:
             sentence that begins with `DISPATCHER_PROVIDERS`, and includes the remedy.
     """
     if name in BUILT_IN:
-        return import_module(f"dispatcher.providers.{name}").PROVIDER
+        return import_module(f"dispatcher.providers.{name.replace('-', '_')}").PROVIDER
     verify_name(name)
     point, *others = installed()[name]
     if others:

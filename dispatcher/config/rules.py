@@ -31,7 +31,7 @@ def suspicious_settings(settings: Settings) -> tuple[str, ...]:
 
 def contradictions(settings: Settings) -> list[str]:
     """Mistakes in settings that contradict each other; one sentence each."""
-    mistakes = _alert_gaps(settings)
+    mistakes = _alert_gaps(settings) + _openid_gaps(settings)
     if settings.dlq in map(settings.queue_of, settings.lanes):
         mistakes.append("DISPATCHER_DLQ is a send queue of DISPATCHER_QUEUE. Dead letters need a queue of their own.")
     if 0 < settings.retain_emails_days < settings.retain_content_days:
@@ -54,6 +54,21 @@ def contradictions(settings: Settings) -> list[str]:
             "DISPATCHER_RETRY_BASE_SECONDS is above DISPATCHER_RETRY_CAP_SECONDS. Lower DISPATCHER_RETRY_BASE_SECONDS."
         )
     return mistakes + [mistake for own in settings.own.values() for mistake in own.mistakes(settings)]
+
+
+def _openid_gaps(settings: Settings) -> list[str]:
+    """A sentence if the sign-in with OpenID Connect is only partly configured."""
+    if settings.ops_oidc_issuer is None:
+        return []
+    needed = {
+        "DISPATCHER_OPS_URL": settings.ops_url,
+        "DISPATCHER_OPS_OIDC_CLIENT_ID": settings.ops_oidc_client_id,
+        "DISPATCHER_OPS_OIDC_CLIENT_SECRET": settings.ops_oidc_client_secret,
+        "DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ": settings.ops_oidc_operate or settings.ops_oidc_read,
+    }
+    return [
+        f"DISPATCHER_OPS_OIDC_ISSUER needs {name}, which is not set." for name, value in needed.items() if not value
+    ]
 
 
 def _alert_gaps(settings: Settings) -> list[str]:

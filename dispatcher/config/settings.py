@@ -14,6 +14,8 @@ from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.suppression import AUTOMATIC
 
 BUILT_IN: Final = values.built_in_providers()
+SMS_PROVIDERS: Final = ("sms-capture", "twilio")
+EMAIL_PROVIDERS: Final = tuple(name for name in BUILT_IN if name not in SMS_PROVIDERS)
 LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "json", "text")
 QUEUE_TYPES: Final = ("quorum", "classic")
@@ -110,9 +112,21 @@ class Settings:
     providers: tuple[str, ...] = setting(
         values.provider_names,
         None,
-        f"Providers to send with, comma-separated, in order of preference: {', '.join(BUILT_IN)}, or one from an "
-        "installed package. No default.",
+        f"Providers to send emails with, comma-separated, in order of preference: {', '.join(EMAIL_PROVIDERS)}, or one "
+        "from an installed package. No default.",
         empty=(),
+    )
+    sms_providers: tuple[str, ...] = setting(
+        values.provider_names,
+        None,
+        f"Providers to send SMS with, comma-separated, in order of preference: {', '.join(SMS_PROVIDERS)}. No default: "
+        "an SMS waits until a host has a provider for it.",
+        empty=(),
+    )
+    sms_max_segments: int = setting(
+        values.whole(1, 24),
+        "10",
+        "The most segments of an SMS. Networks transmit an SMS in segments, and providers charge for each.",
     )
     workers: int = setting(values.worker_count, "auto", "Worker processes on this host; auto: one per core.")
     prefetch: int = setting(
@@ -302,6 +316,44 @@ class Settings:
     )
     api_allowed_headers: tuple[str, ...] = setting(
         values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email from the API may set.", empty=()
+    )
+    ops: bool = setting(
+        values.switch, "off", "Whether `dispatcher api` serves the operators' page at /ops; see docs/ops-page.md."
+    )
+    ops_url: str | None = setting(
+        values.url("https", "http"),
+        None,
+        "The operators' page as browsers reach it through a proxy, such as https://ops.example.com/mail/ops; unset: "
+        "/ops at the API's address.",
+    )
+    ops_idle_seconds: float = setting(
+        values.seconds(60, 30 * 86_400), "3600", "An unused sign-in to the operators' page ends after this time."
+    )
+    ops_session_seconds: float = setting(
+        values.seconds(60, 30 * 86_400), "43200", "Every sign-in to the operators' page ends after this time."
+    )
+    ops_oidc_issuer: str | None = setting(
+        values.issuer,
+        None,
+        "The OpenID Connect issuer with which people sign in to the operators' page, such as "
+        "https://id.example.com/realms/ops; unset: they sign in with API keys only. See docs/ops-page.md.",
+    )
+    ops_oidc_client_id: str = setting(str, None, "The page's client id at the issuer.", empty="")
+    ops_oidc_client_secret: str = setting(str, None, "The page's client secret at the issuer.", secret=True, empty="")
+    ops_oidc_claim: str = setting(
+        str, "groups", "The claim of the ID token that decides what a visitor may do: a text or a list of texts."
+    )
+    ops_oidc_operate: tuple[str, ...] = setting(
+        values.texts, None, "Values of this claim that allow everything, comma-separated.", empty=()
+    )
+    ops_oidc_read: tuple[str, ...] = setting(
+        values.texts, None, "Values of this claim that allow reading, comma-separated.", empty=()
+    )
+    ops_oidc_tenant_claim: str | None = setting(
+        str,
+        None,
+        "The claim of the ID token that names the only tenant whose emails a visitor sees; its value may be * for all "
+        "tenants. Unset: all visitors see all tenants.",
     )
     bounce_maildir: Path | None = setting(
         values.path_of,

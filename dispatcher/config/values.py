@@ -20,6 +20,7 @@ from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dispatcher.domain.controls import LANE, NORMAL
+from dispatcher.errors import InvalidEmail
 
 LOOPBACKS: Final = ("127.0.0.1", "::1", "localhost")
 """Hosts to which secrets may be sent without TLS."""
@@ -241,6 +242,44 @@ def endpoint(text: str) -> str:
     return text
 
 
+def callback_url(text: str) -> str:
+    """A public URL without a query; https unless the host is this one."""
+    if urlsplit(url("https", "http")(text)).query:
+        raise ValueError("must have no ?query, because the dispatcher adds one")
+    return endpoint(text)
+
+
+def twilio_sid(prefix: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if not re.fullmatch(f"{prefix}[0-9a-f]{{32}}", text):
+            raise ValueError(f"must be {prefix} and 32 hexadecimal digits")
+        return text
+
+    return parse
+
+
+def sms_sender(text: str) -> str:
+    from dispatcher.domain.sms import Sms  # loaded late, because few commands need it
+
+    try:
+        return Sms.checked_sender(text)
+    except InvalidEmail as error:
+        raise ValueError(error.reason) from None
+
+
+def issuer(text: str) -> str:
+    parts = urlsplit(url("https", "http")(text))
+    if parts.scheme == "http" and parts.hostname not in LOOPBACKS:
+        raise ValueError("would send the client secret without encryption; use https://")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError("must have no user, password, ?query or #fragment")
+    return text
+
+
+def texts(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
 def webhook_url(text: str) -> str:
     parts = urlsplit(text)
     try:
@@ -313,7 +352,8 @@ def listener(text: str) -> Listener:
 def built_in_providers() -> tuple[str, ...]:
     """The names of the built-in providers: the modules and packages of dispatcher/providers that contain a provider."""
     found = pkgutil.iter_modules([str(Path(__file__).parent.parent / "providers")])
-    return tuple(sorted({module.name for module in found} - {"contract", "registry", "capabilities"}))
+    names = {module.name for module in found} - {"contract", "registry", "capabilities"}
+    return tuple(sorted(name.replace("_", "-") for name in names))
 
 
 def provider_names(text: str) -> tuple[str, ...]:
@@ -416,6 +456,11 @@ def header_names(text: str) -> tuple[str, ...]:
     if wrong := [name for name in found if is_reserved(name)]:
         raise ValueError(f"has {wrong[0]}, a header that an email may never set")
     return found
+
+
+def secrets(text: str) -> tuple[str, ...]:
+    """Secrets, separated by commas."""
+    return tuple(api_key(each.strip()) for each in text.split(",") if each.strip())
 
 
 def names(letters: str) -> Callable[[str], tuple[str, ...]]:

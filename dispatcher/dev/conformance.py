@@ -26,9 +26,11 @@ from typing import Any, ClassVar, Final, Protocol
 import pytest
 import pytest_asyncio
 
+from dispatcher.domain.capabilities import Requirement
 from dispatcher.domain.email_id import new_email_id
 from dispatcher.domain.outcome import Accepted, Outcome, Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.sms import SMS_CHANNEL
 from dispatcher.providers.contract import Attempt, Provider
 
 PATIENCE_SECONDS: Final = 120.0
@@ -79,6 +81,14 @@ class ContentPlace(Place, Protocol):
         ...
 
 
+class TextPlace(Place, Protocol):
+    """The environment of a test of texts: an adapter, and a test server that stores every text it receives."""
+
+    def texts(self) -> list[str]:
+        """The texts that arrived, in order."""
+        ...
+
+
 OpenPlace = Callable[[Path], AbstractAsyncContextManager[Place]]
 
 
@@ -113,6 +123,12 @@ def an_email(**changes: Any) -> OutgoingEmail:
     return OutgoingEmail(**{**plain, **changes})
 
 
+def a_text(**changes: Any) -> OutgoingEmail:
+    """An ordinary SMS with changed fields."""
+    plain = {"sender": "+4915799912345", "to": ("+4915112345678",), "subject": "", "text": "Your code is 1234."}
+    return an_email(**{**plain, "channel": SMS_CHANNEL, **changes})
+
+
 def parsed(content: bytes) -> email.message.EmailMessage:
     """A rendered email, parsed by the standard library and not by our code."""
     message = email.parser.BytesParser(policy=email.policy.default).parsebytes(content)
@@ -128,12 +144,14 @@ async def send(place: Place, outgoing: OutgoingEmail) -> tuple[Outcome, int]:
     return outcome, attempt.left
 
 
-class Conformance:
-    """The tests for every provider."""
+class ChannelConformance:
+    """The tests for every provider of any channel."""
 
     __test__ = False
     pytestmark = pytest.mark.asyncio
     open_place: ClassVar[OpenPlace]
+    message: ClassVar[Callable[..., OutgoingEmail]]
+    """Makes an ordinary message of the provider's channel, with changed fields."""
 
     def __init_subclass__(cls, place: OpenPlace | None = None) -> None:
         if place is not None:
@@ -147,7 +165,7 @@ class Conformance:
             yield opened
 
     async def test_an_accepted_email_arrives_once(self, place: Place) -> None:
-        email = an_email()
+        email = type(self).message()
 
         outcome, left = await send(place, email)
 
@@ -156,7 +174,7 @@ class Conformance:
         assert place.times() == {str(email.email_id): 1}
 
     async def test_an_email_that_is_sent_twice_arrives_twice_or_once_by_its_key(self, place: Place) -> None:
-        email = an_email()
+        email = type(self).message()
 
         first, _ = await send(place, email)
         second, _ = await send(place, email)
@@ -169,12 +187,53 @@ class Conformance:
             assert place.times() == {str(email.email_id): 1}
 
     async def test_many_concurrent_emails_arrive_once_each(self, place: Place) -> None:
-        emails = [an_email() for _ in range(200)]
+        emails = [type(self).message() for _ in range(200)]
 
         sendings = await asyncio.gather(*(send(place, email) for email in emails))
 
         assert all(isinstance(outcome, Accepted) for outcome, _ in sendings)
         assert place.times() == Counter(str(email.email_id) for email in emails)
+
+    async def test_close_is_idempotent(self, place: Place) -> None:
+        await send(place, type(self).message())
+
+        await place.provider.close()
+        await place.provider.close()
+
+
+class TextConformance(ChannelConformance):
+    """The tests for providers of SMS, and of other channels whose messages are one text for one recipient."""
+
+    message = staticmethod(a_text)
+
+    @pytest.mark.parametrize("changes", [{"text": "lone \ud800 surrogate"}, {"text": None}, {"to": ()}])
+    async def test_a_message_that_cannot_be_encoded_is_refused_before_the_first_byte(
+        self, place: Place, changes: dict[str, Any]
+    ) -> None:
+        outcome, left = await send(place, type(self).message(**changes))
+
+        assert isinstance(outcome, Rejected)
+        assert (outcome.code, left) == (None, 0)
+        assert not place.times()
+
+    async def test_a_text_in_every_script_arrives_unchanged(self, place: TextPlace) -> None:
+        text = 'Grüße, "1 & 2" = 100 %+; Кирилл 🎉\nhttps://example.org/?a=b&c=%20'
+
+        await send(place, type(self).message(text=text))
+
+        assert place.texts() == [text]
+
+    async def test_the_provider_takes_its_channel_and_no_emails(self, place: Place) -> None:
+        capabilities = place.provider.capabilities
+
+        assert capabilities.unmet_requirement(type(self).message()) is None
+        assert capabilities.unmet_requirement(an_email()) is Requirement.CHANNEL
+
+
+class Conformance(ChannelConformance):
+    """The tests for every provider of emails."""
+
+    message = staticmethod(an_email)
 
     @pytest.mark.parametrize(
         ("reason", "changes"),
@@ -235,12 +294,6 @@ class Conformance:
         await asyncio.gather(send(place, an_email(subject="\r")), send(place, good))
 
         assert place.times() == {str(good.email_id): 1}
-
-    async def test_close_is_idempotent(self, place: Place) -> None:
-        await send(place, an_email())
-
-        await place.provider.close()
-        await place.provider.close()
 
 
 class ContentConformance(Conformance):

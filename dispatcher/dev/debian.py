@@ -7,7 +7,7 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dispatcher.dev.command import run
@@ -15,11 +15,20 @@ from dispatcher.dev.command import run
 INSTALLED = Path("/var/lib/dpkg/status")
 
 
-def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progress: Callable[[str], None]) -> None:
+def fetch(
+    package: str,
+    into: Path,
+    *,
+    unless_installed: str,
+    remedy: str,
+    progress: Callable[[str], None],
+    also: Sequence[str] = (),
+) -> None:
     """Downloads and unpacks a package, with its dependencies that the system does not have.
 
     Args:
         package: The package's name.
+        also: The names of more packages.
         into: An existing folder, which becomes the root of the unpacked files.
         unless_installed: A regular expression. Packages whose names match are unpacked even if the system has them.
         remedy: The remedy in an error.
@@ -33,7 +42,7 @@ def fetch(package: str, into: Path, *, unless_installed: str, remedy: str, progr
         environment = {"APT_CONFIG": str(_configuration(work, unless_installed))}
         progress("reading Debian's package lists")
         run(["apt-get", "-q", "update"], purpose="read Debian's package lists", remedy=remedy, env=environment)
-        simulate = ["apt-get", "-q", "-s", "--no-install-recommends", "install", package]
+        simulate = ["apt-get", "-q", "-s", "--no-install-recommends", "install", package, *also]
         plan = run(simulate, purpose=f"find the packages that {package} needs", remedy=remedy, env=environment)
         names = to_install(plan)
         progress(f"downloading {len(names)} packages from Debian")

@@ -1,16 +1,19 @@
-"""The parts of SendGrid's, SES's and Resend's APIs that the HTTP double implements, from their public documentation.
+"""The parts of the APIs of SendGrid, SES, Resend and Twilio that the HTTP double implements, as documented publicly.
 
 Each API reads the email ids from a request, and builds the answers that accept, throttle or refuse it.
 """
 
 from __future__ import annotations
 
+import email.utils
 import math
+import re
 import secrets
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 from uuid import uuid4
 
 import orjson
@@ -255,6 +258,78 @@ class Resend:
         return resend_error(409, "invalid_idempotent_request", "The request body was modified.")
 
 
+class Twilio:
+    """`POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource. The body is a form."""
+
+    def read(self, document: dict[str, Any], octets: int) -> Request:
+        """See `Api.read`. The id is in the URL for status callbacks."""
+        if not (document["Body"] and (document.get("From") or document.get("MessagingServiceSid"))):
+            raise KeyError("From")
+        callback = parse_qs(urlsplit(document.get("StatusCallback", "")).query)
+        mail = Mail(callback.get("email_id", [""])[0], (document["To"],))
+        return Request((mail,), document, octets)
+
+    def refused(self, request: Request, culprits: Mapping[str, str], *, names: bool) -> Reply | None:  # noqa: ARG002
+        """400 for a refused number; the culprit's text is Twilio's number of the error."""
+        word = _word_for(request.mails[0], culprits)
+        return None if word is None else twilio_error(400, int(word), f"refused: {request.mails[0].addresses[0]}")
+
+    def taken(self, request: Request, culprits: Mapping[str, str]) -> Sequence[Mail]:  # noqa: ARG002
+        """The only SMS of the request."""
+        return request.mails
+
+    def accepted(self, request: Request, culprits: Mapping[str, str]) -> bytes:  # noqa: ARG002
+        """201 with the message."""
+        form = request.document
+        message = {
+            "sid": f"SM{secrets.token_hex(16)}",
+            "to": form["To"],
+            "from": form.get("From"),
+            "messaging_service_sid": form.get("MessagingServiceSid"),
+            "body": form["Body"],
+            "status": "queued",
+            "error_code": None,
+            "error_message": None,
+            "date_created": email.utils.formatdate(usegmt=True),
+        }
+        return _json(201, message)
+
+    def found(self, target: str, messages: Collection[Mapping[str, Any]]) -> Reply:
+        """The answer to `GET /Messages/SID.json`, and to `GET /Messages.json` for one number."""
+        url = urlsplit(target)
+        if one := _TWILIO_MESSAGE.search(url.path):
+            known = next((each for each in messages if each["sid"] == one[1]), None)
+            return Reply(200, known) if known else twilio_error(404, 20404, "The requested resource was not found")
+        asked = dict(parse_qsl(url.query))
+        size, day = int(asked.get("PageSize", "50")), asked.get("DateSent>", "")
+        listed = [
+            each
+            for each in messages
+            if each["to"] == asked.get("To", each["to"])
+            and email.utils.parsedate_to_datetime(each["date_created"]).date().isoformat() >= day
+        ]
+        more = "/2010-04-01/next" if len(listed) > size else None
+        return Reply(200, {"messages": listed[::-1][:size], "next_page_uri": more})
+
+    def throttled(self, until: float) -> Reply:  # noqa: ARG002
+        """429. Twilio's answer does not say when the limit ends."""
+        return twilio_error(429, 20429, "Too Many Requests")
+
+    def unauthorized(self) -> Reply:
+        """401, as Twilio answers."""
+        return twilio_error(401, 20003, "Authenticate")
+
+    def malformed(self) -> Reply:
+        """400, as Twilio answers."""
+        return twilio_error(400, 21604, "A 'To' phone number is required.")
+
+
+def twilio_error(status: int, code: int, message: str, headers: Mapping[str, str] | None = None) -> Reply:
+    """A refusal in the form that Twilio uses."""
+    more = f"https://www.twilio.com/docs/errors/{code}"
+    return Reply(status, {"code": code, "message": message, "more_info": more, "status": status}, headers or {})
+
+
 def resend_error(status: int, name: str, message: str, headers: Mapping[str, str] | None = None) -> Reply:
     """A refusal in the form that Resend uses."""
     return Reply(status, {"statusCode": status, "name": name, "message": message}, headers or {})
@@ -311,10 +386,25 @@ def _http_date() -> str:
 
 SENDGRID = SendGrid()
 RESEND = Resend()
+TWILIO = Twilio()
+_TWILIO_PATH: Final = re.compile(r"/2010-04-01/Accounts/AC[0-9a-f]{32}/Messages\.json")
+_TWILIO_MESSAGE: Final = re.compile(r"/Messages/([A-Z]{2}[0-9a-f]{32})\.json$")
 APIS: dict[str, Api] = {
     "/emails": RESEND,
     "/v3/mail/send": SENDGRID,
     "/v2/email/outbound-emails": Ses(),
     "/v2/email/outbound-bulk-emails": SesBulk(),
 }
-"""The endpoints by path."""
+"""The endpoints by path. Twilio's path contains the account."""
+
+
+def api_of(path: str) -> Api | None:
+    """The endpoint that a request is for; None if there is none."""
+    return TWILIO if _TWILIO_PATH.fullmatch(path) else APIS.get(path)
+
+
+def document_of(api: Api, body: bytes | bytearray) -> Any:
+    """The decoded body of a request."""
+    if api is TWILIO:
+        return dict(parse_qsl(body.decode(), strict_parsing=True, max_num_fields=20))
+    return orjson.loads(body)

@@ -76,7 +76,7 @@ class Behaviour:
         times: How many more requests get the fault; None for all.
         throttled_until: The server answers 429 until then, in seconds since 1970.
         latency_seconds: Delay before an answer.
-        key: The API key that SendGrid's and Resend's requests need; None if any key is accepted.
+        key: The API key that SendGrid's, Resend's and Twilio's requests need; None if any key is accepted.
         culprits: Refused addresses, each with the provider's error text (SES bulk: the entry's status).
         names_culprits: Whether SendGrid's answer to a bulk call identifies the refused email.
     """

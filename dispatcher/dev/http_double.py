@@ -22,7 +22,7 @@ import signal
 import ssl
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -49,6 +49,8 @@ class HttpDouble:
         requests: How often each email was posted in a completely read request, by email id.
         received: The bodies of the accepted requests, if `keeps` is set.
         answers: The body and the answer of each accepted request with an idempotency key.
+        messages: Twilio's latest messages, as Twilio shows them.
+        reads: Requests for Twilio's messages, by path.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class HttpDouble:
         self.requests: Counter[str] = Counter()
         self.received: list[dict[str, Any]] = []
         self.answers: dict[str, tuple[bytes, bytes]] = {}
+        self.messages: deque[dict[str, Any]] = deque(maxlen=1000)
+        self.reads: Counter[str] = Counter()
         self._accepted = 0
         self._folder = folder
         self._tls = tls

@@ -9,14 +9,15 @@ import asyncio
 import socket
 import struct
 import time
-from collections import Counter
+from base64 import b64decode
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 import orjson
 
-from dispatcher.dev.http_apis import APIS, RESEND, SENDGRID, Api, Mail, Request
+from dispatcher.dev.http_apis import RESEND, SENDGRID, TWILIO, Api, Mail, Request, api_of, document_of
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply, answer, octets_of
 
 DRIP_SECONDS: Final = 0.02
@@ -39,13 +40,16 @@ SES_ACCOUNT: Final = {
 class HttpRecords(Protocol):
     """The records and the behaviour that all sessions of a server share.
 
-    `answers` has the body and the answer of each accepted request with an idempotency key.
+    `answers` has the body and the answer of each accepted request with an idempotency key. `messages` has the latest
+    messages of Twilio, and `reads` counts the requests for them.
     """
 
     behaviour: Behaviour
     sessions: set[HttpSession]
     begun: Counter[str]
     answers: dict[str, tuple[bytes, bytes]]
+    messages: deque[dict[str, Any]]
+    reads: Counter[str]
 
     def accept(self, request: Request, mails: Sequence[Mail]) -> None:
         """Records the accepted emails of a request. Called before the answer is sent."""
@@ -112,7 +116,7 @@ class HttpSession(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Counts a request to send, and injects the faults that do not read the body."""
         self._method = self._parser.get_method().decode("ascii")
-        self._api: Api | None = APIS.get(self._path) if self._method == "POST" else None
+        self._api: Api | None = api_of(self._path) if self._method == "POST" else None
         if self._api is None:
             return
         self._records.begun[self._path] += 1
@@ -147,11 +151,16 @@ class HttpSession(asyncio.Protocol):
 
     def _is_unknown(self, behaviour: Behaviour) -> bool:
         """Whether the request has a wrong API key."""
-        return behaviour.key is not None and self._authorization != f"Bearer {behaviour.key}"
+        if behaviour.key is None:
+            return False
+        if (scheme := self._authorization.partition(" ")[0]) == "Basic":
+            user, _, secret = b64decode(self._authorization[6:]).decode().partition(":")
+            return secret != behaviour.key or not user
+        return scheme != "Bearer" or self._authorization[7:] != behaviour.key
 
     def _judge(self, api: Api, behaviour: Behaviour) -> None:
         try:
-            request = api.read(orjson.loads(self._body), len(self._body))
+            request = api.read(document_of(api, self._body), len(self._body))
         except _INVALID_DOCUMENT:
             self._send(octets_of(api.malformed()))
             return
@@ -187,6 +196,8 @@ class HttpSession(asyncio.Protocol):
         octets = api.accepted(request, behaviour.culprits)
         if key:
             self._records.answers[key] = body, octets
+        if api is TWILIO:
+            self._records.messages.append(orjson.loads(octets.partition(b"\r\n\r\n")[2]))
         return octets
 
     def _record_read(self, request: Request) -> None:
@@ -195,7 +206,7 @@ class HttpSession(asyncio.Protocol):
         self._records.record_event(self._number, "read", email_id=ids[0], **together)
 
     def _administer(self) -> bytes:
-        """The answer to other requests: SendGrid's scopes, SES's account, and the double's own controls."""
+        """The answer to other requests: SendGrid's scopes, accounts, Twilio's messages, the double's own controls."""
         behaviour = self._records.behaviour
         if self._path == "/double":
             return octets_of(self._ordered() if self._method == "PUT" else Reply(200, self._records.counts()))
@@ -203,6 +214,8 @@ class HttpSession(asyncio.Protocol):
             return octets_of(Reply(200, SES_ACCOUNT))
         if self._path == "/domains":
             return octets_of(RESEND.unauthorized() if self._is_unknown(behaviour) else Reply(200, {"data": []}))
+        if self._path.startswith("/2010-04-01/Accounts/AC"):
+            return octets_of(self._twilio_answer(behaviour))
         if self._path != "/v3/scopes":
             return octets_of(Reply(404, {"errors": [{"message": "not found", "field": None}]}))
         if self._is_unknown(behaviour):
@@ -210,6 +223,19 @@ class HttpSession(asyncio.Protocol):
         if isinstance(behaviour.fault, Reply):
             return octets_of(behaviour.fault)
         return octets_of(Reply(200, {"scopes": ["mail.send", "user.profile.read"]}))
+
+    def _twilio_answer(self, behaviour: Behaviour) -> Reply:
+        """The answer to a request for Twilio's account or messages."""
+        if self._is_unknown(behaviour):
+            return TWILIO.unauthorized()
+        if "/Messages" not in self._path:
+            return Reply(200, {"status": "active", "type": "Full"})
+        self._records.reads[self._path] += 1
+        if behaviour.throttled_until and time.time() < behaviour.throttled_until:
+            return TWILIO.throttled(behaviour.throttled_until)
+        if isinstance(behaviour.fault, Reply):
+            return behaviour.fault
+        return TWILIO.found(self._path, self._records.messages)
 
     def _ordered(self) -> Reply:
         try:
@@ -220,7 +246,7 @@ class HttpSession(asyncio.Protocol):
 
     def _misbehave(self, act: Fault, octets: bytes) -> None:
         """Injects a fault in place of the answer `octets`."""
-        half = len(octets) // 2
+        half = octets.index(b"\r\n\r\n") // 2
         faults: dict[Fault, Callable[[], None]] = {
             Fault.CLOSE: lambda: self._end(by_reset=False),
             Fault.RESET: lambda: self._end(by_reset=True),
@@ -241,7 +267,7 @@ class HttpSession(asyncio.Protocol):
         faults[act]()
 
     def _where(self) -> str:
-        return next(path for path, api in APIS.items() if api is self._api)
+        return self._path
 
     def _later(self, octets: bytes) -> None:
         if seconds := self._records.behaviour.latency_seconds:

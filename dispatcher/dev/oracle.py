@@ -334,7 +334,7 @@ def _cancellations(records: Records) -> dict[str, Iterable[object]]:
         '"cancelled", but it has another status': [
             i for i in records.cancelled_at if i in records.rows and records.rows[i].status not in may_end
         ],
-        "cancelled, and nobody asked": [
+        "cancelled without a request": [
             i for i, row in cancelled.items() if row.reason != "expired" and i not in records.cancelling
         ],
         "expired without an expiry": [

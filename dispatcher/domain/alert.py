@@ -41,7 +41,7 @@ class Kind(StrEnum):
     WEBHOOK_DISABLED = "webhook_disabled"
     """A webhook gets no events, because its receiver accepted nothing for a day, or is gone."""
     PAUSED = "paused"
-    """An operator's pause without an end has been in force for a long time: perhaps nobody remembers it."""
+    """An operator's pause without an end has been in force for a long time, and may have been forgotten."""
 
 
 _COMPONENTS: Final = {

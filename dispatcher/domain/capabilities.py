@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from dispatcher.domain.address import parse_address
-from dispatcher.domain.email import Email
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.message import Message
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
 
-AnyEmail = Email | OutgoingEmail
+AnyEmail = Message | OutgoingEmail
 
 
 class Requirement(Enum):
     """A capability that an email may require of its provider."""
 
+    CHANNEL = auto()
     TEMPLATES = auto()
     RECIPIENTS = auto()
     OCTETS = auto()
@@ -33,6 +34,7 @@ class Capabilities:
     If a limit is None, or a flag is True although it depends on the account, the adapter or the provider decides.
 
     Attributes:
+        channel: What the provider sends: `email`, `sms`, or a channel that a package adds.
         copies: Peak memory for reading and sending an attachment, as a multiple of the attachment's size. Measure it
             for each adapter: no default is safe.
         templates: The provider renders templates (`template_id`).
@@ -46,6 +48,7 @@ class Capabilities:
     """
 
     copies: int
+    channel: str = EMAIL_CHANNEL
     templates: bool = False
     smtputf8: bool = True
     max_recipients: int | None = None
@@ -55,6 +58,8 @@ class Capabilities:
 
     def unmet_requirement(self, email: AnyEmail) -> Requirement | None:
         """The first requirement of the email that the provider does not meet; None if it can send the email."""
+        if email.channel != self.channel:
+            return Requirement.CHANNEL
         if email.template_id is not None and not self.templates:
             return Requirement.TEMPLATES
         if self.max_recipients is not None and recipients_of(email) > self.max_recipients:

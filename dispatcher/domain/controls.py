@@ -16,6 +16,12 @@ NORMAL: Final = "normal"
 """The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
 DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
 """Most urgent first."""
+MIN_LIMIT: Final = 0.001
+MAX_LIMIT: Final = 1_000_000
+"""For weights and for ceilings per second. A smaller weight would be lost in the rounding of the turns' clocks.
+
+`list_lane_policies` and `list_tenant_limits` have the same numbers.
+"""
 
 
 def send_queue(queue: str, lane: str) -> str:
@@ -135,7 +141,7 @@ class Controls:
 
     @property
     def paused_tenants(self) -> tuple[str, ...]:
-        """The tenants of which nothing may be sent."""
+        """The tenants whose emails may not be sent."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
 
     @property

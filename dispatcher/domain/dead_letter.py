@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
 from dispatcher.domain.status import Status
 
 
@@ -33,3 +34,4 @@ class DeadLetter:
     provider: str | None
     created_at: datetime
     failed_at: datetime
+    channel: str = EMAIL_CHANNEL

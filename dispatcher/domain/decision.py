@@ -128,15 +128,16 @@ def decide(
     """Decides what to do after an attempt.
 
     Args:
-            attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
+        attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
             redelivery.
-            on_uncertain: The email's own policy if it has one, otherwise the host's policy.
+        on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
         key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
             earlier one under that key is uncertain; otherwise None.
         limits: The email's own limits; None if it has none and redelivery is off.
     """
-    policy = policy.limited(limits)
+    if limits is not None:
+        policy = policy.limited(limits)
     if key_seconds is not None and not isinstance(outcome, Accepted):
         return _decide_in_doubt(outcome, attempt_number, on_uncertain, policy, random, key_seconds, limits)
     match outcome:

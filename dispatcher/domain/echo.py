@@ -62,7 +62,7 @@ def _names_recipient_or_subject(folded: str, email: OutgoingEmail) -> bool:
         return True
     for addresses in (email.to, email.cc, email.bcc, email.reply_to):
         for address in addresses:
-            local = address[address.rfind("<") + 1 : address.rfind("@")]
+            local = address[address.rfind("<") + 1 :].partition("@")[0].lstrip("+")
             if local.casefold() in folded and len(local) >= NAME_CHARACTERS:
                 return True
     return False
@@ -82,7 +82,7 @@ def _names(email: OutgoingEmail) -> Iterator[str]:
     """Names of mailboxes and of their owners, and short fields that are compared as a whole."""
     for address in (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to):
         name, _, spec = address.rpartition("<")
-        yield spec.partition("@")[0]
+        yield spec.partition("@")[0].lstrip("+")
         yield name.strip(' "')
         if address is not email.sender:
             yield from _WORD.findall(name)

@@ -8,11 +8,11 @@ from datetime import datetime
 from functools import partial
 from hashlib import sha256
 from types import MappingProxyType
-from typing import Literal
+from typing import ClassVar, Literal
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document, instant_text
-from dispatcher.domain.outgoing import ERASE_TAG, Attachment
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.template_data import canonical_data, checked_data
 from dispatcher.errors import InvalidEmail
@@ -45,6 +45,9 @@ class Email:
         expires_at: From then on, no attempt begins, and the email is cancelled unless it was sent; None: never. In UTC.
         lane: The lane that the application asks for; None: by the API key or the sender, or `normal`.
     """
+
+    channel: ClassVar[str] = EMAIL_CHANNEL
+    warnings: ClassVar[tuple[str, ...]] = ()
 
     message_key: str
     sender: str = field(repr=False)
@@ -138,8 +141,7 @@ class Email:
         keep("ignore_suppression", rules.flag("ignore_suppression", ignore_suppression))
         keep("send_at", None if send_at is None else rules.instant("send_at", send_at))
         keep("expires_at", None if expires_at is None else rules.instant("expires_at", expires_at))
-        if self.send_at is not None and self.expires_at is not None and self.expires_at <= self.send_at:
-            raise InvalidEmail("expires_at", "must be later than send_at")
+        rules.period(self.send_at, self.expires_at)
         keep("lane", None if lane is None else rules.lane(lane))
 
     @classmethod

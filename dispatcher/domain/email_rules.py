@@ -54,6 +54,17 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
+def string(field: str, value: object) -> str:
+    """A string."""
+    return _text(field, value)
+
+
+def period(send_at: datetime | None, expires_at: datetime | None) -> None:
+    """Raises InvalidEmail if an email would expire before it may be sent."""
+    if send_at is not None and expires_at is not None and expires_at <= send_at:
+        raise InvalidEmail("expires_at", "must be later than send_at")
+
+
 def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
     """A text that is allowed in a header."""
     text = _text(field, value)

@@ -1,8 +1,30 @@
-"""Reads times that people and programs write."""
+"""Reads times, and lengths of time, that people and programs write."""
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
+from typing import Final
+
+_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_MAX_SECONDS: Final = 36_500 * 86_400
+"""A hundred years: PostgreSQL and Python can subtract it from any current time."""
+_LENGTH: Final = re.compile(r"(\d{1,12}(?:\.\d{1,12})?)([smhdw])", re.ASCII)
+
+
+def parse_length(text: str) -> float:
+    """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds.
+
+    Raises:
+        ValueError: The text is not such a length. The message is a predicate.
+    """
+    found = _LENGTH.fullmatch(text.strip())
+    if found is None:
+        raise ValueError("is not a length of time. Write for example 90s, 15m, 2h, 3d or 1w")
+    seconds = float(found[1]) * _UNITS[found[2]]
+    if seconds > _MAX_SECONDS:
+        raise ValueError("is more than 36,500 days")
+    return seconds
 
 
 def read_instant(text: str) -> datetime:

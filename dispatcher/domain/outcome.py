@@ -50,6 +50,9 @@ class Reason(StrEnum):
     """Workers crashed repeatedly while they rendered this email. Nothing was sent."""
     SUPPRESSED = "suppressed"
     """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
+    OPTED_OUT = "opted_out"
+    """The recipient has asked the provider for no more messages, such as by answering STOP. It is suppressed from now
+    on."""
     DROPPED_BY_PROVIDER = "dropped_by_provider"
     """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     EXPIRED = "expired"

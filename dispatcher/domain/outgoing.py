@@ -1,4 +1,4 @@
-"""The email that an adapter sends: read from our tables, and already validated at enqueue."""
+"""The email, SMS or other message that an adapter sends: read from our tables, and already validated at enqueue."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ MAX_FILENAME_CHARACTERS: Final = 255
 _MIME_NAME: Final = r"[A-Za-z0-9][A-Za-z0-9!#$&^_.+-]{0,126}"  # RFC 6838, section 4.2
 _CONTENT_TYPE: Final = re.compile(rf"{_MIME_NAME}/{_MIME_NAME}")
 
+EMAIL_CHANNEL: Final = "email"
+"""The channel of emails, as opposed to SMS."""
 ERASE_TAG: Final = "one_time_code"
 """Marks an email whose content is deleted after it is sent. The tag stays in the row; no provider receives it."""
 
@@ -70,6 +72,8 @@ class OutgoingEmail:
         template_id: The id of a provider's template that writes subject and body; None without a template. An
             adapter without templates rejects such an email.
         template_data: The values for the template; JSON values.
+        channel: `email`, `sms`, or a channel that a package adds. Routing selects only providers of this channel. If it
+            is not `email`, only `to`, `sender`, `text` and `tags` are set; `sender` may be empty.
     """
 
     email_id: UUID
@@ -87,6 +91,7 @@ class OutgoingEmail:
     headers: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     attachments: tuple[OutgoingAttachment, ...] = ()
     tags: tuple[str, ...] = ()
+    channel: str = EMAIL_CHANNEL
 
 
 def without_recipients(email: OutgoingEmail, positions: Container[int]) -> OutgoingEmail:

@@ -47,6 +47,8 @@ class ProviderEvent:
     Attributes:
         provider: The name of the provider that reported the event, such as `sendgrid`.
         happened_at: By the provider's clock, with a time zone.
+        is_dated: Whether the provider says when it happened. If not, `happened_at` is when we got to know it, and two
+            events that differ in nothing else are the same.
         recipient: The address in the clear. It is hashed before it is stored and must not be logged. None if the event
             does not say which recipient it concerns.
         bounce: Set if, and only if, the kind is BOUNCED.
@@ -65,12 +67,13 @@ class ProviderEvent:
     code: str | None = None
     detail: str | None = None
     distinction: str = ""
+    is_dated: bool = True
 
     def key(self, address_hash: bytes | None) -> bytes:
         """The event's identity within its email, 16 bytes. Providers repeat events, sometimes under a new event id.
 
         So the key is made of what the event says, and not of the provider's event id.
         """
-        instant = f"{self.happened_at.timestamp():.3f}"
+        instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
         parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)
         return sha256("\n".join(parts).encode()).digest()[:16]

@@ -1,4 +1,4 @@
-"""Suppressed recipients: addresses and domains that get no email of a tenant."""
+"""Suppressed recipients: addresses and domains that get no email of a tenant, and numbers that get no SMS."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from dispatcher.domain.phone import phone_number
 from dispatcher.errors import InvalidEmail
 
 
@@ -26,10 +27,10 @@ class SuppressionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """An address, or a whole domain, to be suppressed. Must not be logged.
+    """An address, a phone number, or a whole domain, to be suppressed. Must not be logged.
 
     Attributes:
-        text: The address without a display name, or the domain.
+        text: The address without a display name, the number in E.164, or the domain.
     """
 
     text: str
@@ -37,14 +38,16 @@ class Recipient:
 
     @classmethod
     def parse(cls, text: str) -> Recipient:
-        """Parses `ann@example.org`, `Ann <ann@example.org>`, `example.org` or `@example.org`.
+        """Parses `ann@example.org`, `Ann <ann@example.org>`, `example.org`, `@example.org` or `+49 151 12345678`.
 
         Raises:
-            InvalidEmail: The text is neither an address nor a domain. The error never repeats the text.
+            InvalidEmail: The text is neither an address nor a number nor a domain. The error never repeats the text.
         """
         from dispatcher.domain.address import parse_address  # the settings import this module, and no address
 
         text = text.strip()
+        if text.startswith("+") and "@" not in text:
+            return cls(phone_number("number", text), is_domain=False)
         is_domain = text.startswith("@") or "@" not in text
         if is_domain and "." not in text:
             raise InvalidEmail("domain", "has no dot; write an address, or a domain such as example.org")
@@ -56,7 +59,9 @@ class Recipient:
 
     @property
     def masked(self) -> str:
-        """What an operator recognises: `j•••@example.com`, or the domain."""
+        """What an operator recognises: `j•••@example.com`, `+49•••78`, or the domain."""
+        if self.text.startswith("+") and not self.is_domain and "@" not in self.text:
+            return f"{self.text[:3]}•••{self.text[-2:]}"
         local, at, domain = self.text.lower().rpartition("@")
         return f"{local[:1]}•••{at}{domain}" if at else domain
 

@@ -57,10 +57,12 @@ class Turns:
         order: list[str] = []
         while clocks and len(order) < turns:
             clock, at, name = clocks[0]
-            order.append(name)
-            left[name] -= 1
-            self._now = max(self._now, clock)
-            self._clocks[name] = later = clock + 1 / self._weight_of(name)
+            count = 1 if len(clocks) > 1 else min(left[name], turns - len(order))  # a name alone gets all turns
+            order += [name] * count
+            left[name] -= count
+            step = 1 / self._weight_of(name)
+            self._now = max(self._now, clock + (count - 1) * step)
+            self._clocks[name] = later = clock + count * step
             if left[name]:
                 heapreplace(clocks, (later, at, name))
             else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from contextlib import suppress
+from email.errors import MessageError
 from email.header import decode_header, make_header
 from email.message import Message
 from typing import Final
@@ -131,6 +132,6 @@ def field(message: Message, name: str) -> str:
     """The first field with this name, on one line and decoded; empty if there is none."""
     value = str(message.get(name, ""))
     if "=?" in value:
-        with suppress(ValueError, LookupError):
+        with suppress(ValueError, LookupError, MessageError):
             value = str(make_header(decode_header(value)))
     return " ".join(value.split())

@@ -29,9 +29,9 @@ MAX_PROCESSES: Final = 1024
 class _Field(IntEnum):
     """The cells of a row. The parent writes the cells of the first line below, the child all other cells."""
 
-    TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS = range(6)
-    IS_UP, BEATS, WANTS_SUCCESSOR = range(6, 9)
-    AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(9, 12)
+    TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS, STARTED, RESTARTS = range(8)
+    IS_UP, BEATS, WANTS_SUCCESSOR = range(8, 11)
+    AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(11, 14)
     """Times from `_now`. 0: never, or not waiting."""
 
 
@@ -59,6 +59,8 @@ class ProcessStatus:
         commit_wait_seconds: How long the process has waited for a commit; None if it is not waiting.
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
+        age_seconds: Seconds since the process was forked; None while it waits to be started.
+        restarts: How many times the process ended by itself since it was added to the table.
     """
 
     role: str
@@ -72,6 +74,8 @@ class ProcessStatus:
     commit_wait_seconds: float | None = None
     confirm_wait_seconds: float | None = None
     served_seconds: float | None = None
+    age_seconds: float | None = None
+    restarts: int = 0
 
 
 class ProcessTable:
@@ -120,6 +124,8 @@ class ProcessTable:
             commit_wait_seconds=_seconds_since(row[_Field.AWAITS_COMMIT]),
             confirm_wait_seconds=_seconds_since(row[_Field.AWAITS_CONFIRM]),
             served_seconds=_seconds_since(row[_Field.SERVED]),
+            age_seconds=_seconds_since(row[_Field.STARTED]) if row[_Field.PID] else None,
+            restarts=row[_Field.RESTARTS],
         )
 
 
@@ -207,6 +213,7 @@ class ProcessSlot:
     def note_process(self, pid: int | None) -> None:
         """Stores the pid of the process; None if it has exited."""
         self._cells[self._at + _Field.PID] = pid or 0
+        self._cells[self._at + _Field.STARTED] = _now()
         if pid is None:
             self._cells[self._at + _Field.IS_UP] = 0
             self.commit.end()
@@ -219,6 +226,10 @@ class ProcessSlot:
     def note_failed_boots(self, count: int) -> None:
         """Stores how many times in a row the process exited before it was up."""
         self._cells[self._at + _Field.FAILED_BOOTS] = count
+
+    def note_restart(self) -> None:
+        """Counts an end of the process that the parent did not cause."""
+        self._cells[self._at + _Field.RESTARTS] += 1
 
     def free(self) -> None:
         """Frees the row for another process."""

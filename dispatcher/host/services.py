@@ -54,6 +54,7 @@ class Periodic:
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
             seconds = await self.service.run_once()
+            self._is_failing = False
             self._due_at = time.monotonic() + (self.service.interval_seconds if seconds is None else seconds)
 
     async def run(self) -> None:
@@ -61,7 +62,6 @@ class Periodic:
         while True:
             try:
                 await self.run_if_due()
-                self._is_failing = False
             except StoreUnavailable as error:
                 if not self._is_failing:
                     seconds = self.service.interval_seconds

@@ -5,4 +5,6 @@ pruning       deletes old data
 alert_checks  checks the DLQ (dlq_depth), and whether emails are being sent; raises and resolves alerts
 alert_sender  sends the notices of alerts through one channel
 alert_state   remembers which notices each channel has sent
+message_polling  asks providers what became of messages whose events may be lost
+samples       writes figures per minute and the processes of each host, for the operators' page
 """

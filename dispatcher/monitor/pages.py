@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 from prometheus_client import CollectorRegistry, generate_latest
 
-from dispatcher.broker.topology import QueueWatch, Topology
+from dispatcher.broker.topology import FoundQueue, QueueWatch, Topology
 from dispatcher.config import Settings
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.services import Task
@@ -23,11 +23,20 @@ from dispatcher.store.migrations import verify_schema_async
 from dispatcher.telemetry.scrape import CONTENT_TYPE, ProcessCollector
 
 
-def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> list[Task]:
-    """The tasks that poll the servers and serve the pages; empty if DISPATCHER_METRICS_ADDRESS switches them off.
+def poll_of_queues(settings: Settings) -> Poll[dict[str, FoundQueue]]:
+    """The task that polls RabbitMQ for the counts of all queues."""
+    queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
+    return Poll(queues.look, close=queues.close)
+
+
+def pages_of(
+    settings: Settings, pool: Pool, process_table: ProcessTable, broker: Poll[dict[str, FoundQueue]]
+) -> list[Task]:
+    """The tasks that poll PostgreSQL and serve the pages; empty if DISPATCHER_METRICS_ADDRESS switches them off.
 
     Args:
         process_table: This host's process table.
+        broker: The counts of all queues. The caller runs this poll.
     """
     if not settings.metrics_address.host:
         return []
@@ -39,8 +48,7 @@ def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> lis
             await verify_schema_async(connection)
             return await count_for_monitor(connection)
 
-    queues = QueueWatch(settings.amqp_url, Topology.of(settings), name="dispatcher monitor", ca_file=settings.ca_file)
-    store, broker = Poll(ask_store), Poll(queues.look, close=queues.close)
+    store = Poll(ask_store)
     processes = ProcessCollector(settings.metrics_folder)
     health = Health(settings, store, broker, processes, process_table.unready, process_table.statuses)
     registry = CollectorRegistry()
@@ -64,7 +72,7 @@ def pages_of(settings: Settings, pool: Pool, process_table: ProcessTable) -> lis
         return _json({"status": "ok" if is_ready else "degraded", "checks": checks}, is_ok=is_ready)
 
     served = {"/metrics": metrics, "/healthz": healthz, "/readyz": readyz}
-    return [store, broker, WebServer(settings.metrics_address, served)]
+    return [store, WebServer(settings.metrics_address, served)]
 
 
 def _json(words: dict[str, Any], *, is_ok: bool) -> WebResponse:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from dispatcher.domain.lease_recovery import longest_recovery_seconds
 from dispatcher.domain.waiting import WaitExplanation, explain_wait
+from dispatcher.ops.email_timeline import Moment, timeline
 from dispatcher.store import emails
 from dispatcher.store.connections import AsyncSession
 
@@ -27,6 +28,7 @@ class EmailHistory:
         replays: The replays that included the email.
         waiting: Why the email is not sent yet; None unless the email is pending, waiting or sending.
         content: The content and recipients; None if the caller did not request them, or if they were deleted.
+        timeline: Every instant that is known, oldest first.
     """
 
     email: dict[str, Any]
@@ -36,6 +38,7 @@ class EmailHistory:
     replays: list[dict[str, Any]]
     waiting: WaitExplanation | None = None
     content: dict[str, Any] | None = None
+    timeline: list[Moment] = field(default_factory=list)
 
 
 async def find_history(
@@ -62,14 +65,19 @@ async def find_history(
 
         await audit(session, "reveal", actor=reveal.actor, reason=reveal.reason, email_id=email_id)
         content = await emails.reveal_content(session, email_id)
+    attempts = await emails.list_attempts(session, email_id)
+    events = await emails.list_events(session, email_id)
+    acts = await emails.list_acts(session, email_id)
+    replays = await emails.list_replays_of(session, email_id)
     return EmailHistory(
         email,
-        await emails.list_attempts(session, email_id),
-        await emails.list_events(session, email_id),
-        await emails.list_acts(session, email_id),
-        await emails.list_replays_of(session, email_id),
+        attempts,
+        events,
+        acts,
+        replays,
         await _why(session, email_id, providers, lease_seconds),
         content,
+        timeline(email, attempts=attempts, events=events, acts=acts, replays=replays),
     )
 
 

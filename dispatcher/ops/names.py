@@ -8,10 +8,12 @@ from uuid import UUID
 
 from dispatcher.errors import DispatcherError
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.emails import find_ids_by_key
+from dispatcher.store.emails import find_ids_by_key, find_tenants_of_key
 from dispatcher.store.failures import find_known_ids
 
 _NAMED: Final = 5
+MOST_TENANTS: Final = 5_000
+"""The most tenants in which `find_by_key` looks for a key. This takes some tens of milliseconds."""
 
 
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
@@ -33,6 +35,18 @@ async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) 
             remedy="Give the email's id, or its message key and its --tenant.",
         )
     return tuple(dict.fromkeys(by_key.get(name) or ids[name] for name in names))
+
+
+async def find_by_key(session: AsyncSession, message_key: str, *, tenant_id: str | None) -> dict[str, UUID]:
+    """The ids of the emails with this message key, by tenant.
+
+    Args:
+        tenant_id: Only this tenant's email; None: of all tenants, at most `MOST_TENANTS`.
+    """
+    if tenant_id is None:
+        return await find_tenants_of_key(session, message_key, most_tenants=MOST_TENANTS)
+    found = await find_ids_by_key(session, tenant_id, [message_key])
+    return {tenant_id: found[message_key]} if found else {}
 
 
 def _id(name: str) -> UUID | None:

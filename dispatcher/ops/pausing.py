@@ -5,16 +5,24 @@ All hosts follow within two seconds. Applications may enqueue meanwhile. Emails 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause, PauseScope, subject_of
-from dispatcher.errors import DispatcherError
+from dispatcher.domain.email_rules import tenant
+from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.ops.acts import Act
+from dispatcher.ops.cached import Cached
 from dispatcher.store import controls
 from dispatcher.store.connections import AsyncSession
 
 MAX_SECONDS: Final = 366 * 86_400
 """The longest time after which a pause ends by itself."""
+
+
+CURRENT_SECONDS: Final = 1.0
+"""How long pages show the pauses that one of them has read."""
 
 
 class NotPaused(DispatcherError):
@@ -44,3 +52,43 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
             remedy="`dispatcher pause list` lists what is paused.",
         )
     return ended
+
+
+def check_target(scope: PauseScope, name: str, settings: Settings) -> str:
+    """The name of what is to be paused; empty for everything.
+
+    Raises:
+        ValueError: There is no such lane or provider, or no tenant can have this name. The message is a sentence.
+    """
+    if scope is PauseScope.ALL:
+        if name:
+            raise ValueError("A pause of everything takes no name.")
+        return ""
+    if not name:
+        raise ValueError(f"Give the name of the {scope}.")
+    if scope is PauseScope.TENANT:
+        try:
+            return tenant(name)
+        except InvalidEmail as error:
+            raise ValueError(f"The tenant's name {error.reason}.") from None
+    known = settings.lanes if scope is PauseScope.LANE else settings.providers
+    if name not in known:
+        setting = "DISPATCHER_LANES" if scope is PauseScope.LANE else "DISPATCHER_PROVIDERS"
+        raise ValueError(f"There is no {scope} {name!r}. {setting} has: {', '.join(known)}.")
+    return name
+
+
+async def list_pauses(session: AsyncSession) -> list[Pause]:
+    """The pauses in force, in the order in which they began."""
+    return await controls.list_pauses(session)
+
+
+def current_pauses() -> Cached[list[Pause]]:
+    """All pauses in force up to a second ago, so that every page can show them without a query of its own."""
+    return Cached(list_pauses, CURRENT_SECONDS)
+
+
+def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
+    """The pauses that operators of one tenant see: only their tenant's. None: of all tenants."""
+    own = (PauseScope.TENANT, tenant_id)
+    return [each for each in pauses if tenant_id is None or (each.scope, each.name) == own]

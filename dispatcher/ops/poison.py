@@ -125,7 +125,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
             raise DispatcherError(
                 f"The repaired message points to email {each.email_id} with the message key {each.message_key!r}: "
                 "this database has no such email.",
-                remedy="Correct the id and the key; `dispatcher dlq show` prints the id and the key of an email.",
+                remedy="Correct the id and the key; `dispatcher show` prints the id and the key of an email.",
             )
     return Outgoing(queue, body, str(pointers[0].email_id))
 

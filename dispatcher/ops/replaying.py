@@ -49,6 +49,10 @@ class ReplayBusy(DispatcherError):
     """Another process is running this replay."""
 
 
+class SelectionGrown(DispatcherError):
+    """A filter now selects more emails than the operator was shown."""
+
+
 @dataclass(frozen=True, slots=True)
 class Preview:
     """What a replay would do now.
@@ -105,6 +109,7 @@ async def create(
     per_second: float | None = DEFAULT_PER_SECOND,
     source: str | None = None,
     force: bool = False,
+    at_most: int | None = None,
 ) -> Replay:
     """Creates a replay with its list of emails, audited. Changes no email.
 
@@ -115,8 +120,14 @@ async def create(
         source: How the emails were selected: `filter`, `ids` or `queue`. With `filter`, ids are the emails that the
             operator was shown and confirmed.
         force: Keep this replay's own pace even if a running replay includes some of the same emails.
+        at_most: The number of emails that the operator was shown; None if the operator was shown the emails themselves.
+
+    Raises:
+        SelectionGrown: the filter selects more than `at_most` emails. No replay was created.
     """
     ids = await _ids(session, selection)
+    if at_most is not None and len(ids) > at_most:
+        raise SelectionGrown(f"The filter now selects {len(ids):,} emails instead of {at_most:,}.")
     source = source or ("filter" if selection.email_ids is None else "ids")
     is_listed = source != "filter" and not selection.filters
     replay_id = await replays.create_replay(
@@ -142,6 +153,8 @@ async def _ids(session: AsyncSession, selection: Selection) -> Sequence[UUID]:
 
 async def overlaps(session: AsyncSession, selection: Selection) -> list[OverlappingReplay]:
     """The running replays that include some of the selected emails."""
+    if not await replays.has_running_replay(session):
+        return []
     return await replays.find_overlaps(session, email_ids=await _ids(session, selection))
 
 

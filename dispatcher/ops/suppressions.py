@@ -15,10 +15,12 @@ from dispatcher.domain.scrub import scrub
 from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import InvalidEmail
 from dispatcher.ops.acts import Act
-from dispatcher.store import suppressions
+from dispatcher.store import operators_lists, suppressions
 from dispatcher.store.address_hashes import HASH_OCTETS, AddressHasher
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.emails import find_recipients
+from dispatcher.store.operators_lists import Cursor, ListPage
+from dispatcher.store.statements import Source
 from dispatcher.store.suppressions import Entry, Suppression, hash_of
 
 BATCH: Final = 1000
@@ -97,11 +99,45 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
     return await suppressions.insert_unsubscribe(session, email_id, address_hash, masked)
 
 
+async def opt_out(source: Source, number: str, message_id: str) -> None:
+    """Suppresses a number that has answered STOP, for every tenant that has sent it an SMS. Idempotent by the message.
+
+    Args:
+        message_id: Identifies the recipient's SMS.
+    """
+    address_hash = (await AddressHasher.open(source)).hash(number)
+    await suppressions.opt_out(source, address_hash, Recipient(number, is_domain=False).masked, message_id)
+
+
+async def opt_in(source: Source, number: str, message_id: str) -> None:
+    """Ends the suppression of a number that has answered START. Entries for other reasons stay. Idempotent."""
+    await suppressions.opt_in(source, (await AddressHasher.open(source)).hash(number), message_id)
+
+
 async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
     """The entries that suppress an address, of the address and of its domain; for a domain, only its own."""
     hasher = await AddressHasher.open(session)
     hashes = [hash_of(recipient, hasher), hasher.hash_domain(recipient.text)]
     return await suppressions.list_suppressions(session, tenant_id, address_hashes=hashes, limit=len(hashes))
+
+
+async def list_entries(
+    session: AsyncSession,
+    tenant_id: str,
+    *,
+    reason: SuppressionReason | None = None,
+    since: datetime | None = None,
+    before: Cursor | None = None,
+    limit: int,
+) -> ListPage[Suppression]:
+    """A page of a tenant's entries, newest first. A page may be empty although `next` continues.
+
+    Raises:
+        ValueError: `before` is the cursor of another list. The message is a predicate.
+    """
+    return await operators_lists.list_suppressions(
+        session, tenant_id, reason=reason, since=since, before=before, limit=limit
+    )
 
 
 async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppression]:

@@ -23,7 +23,7 @@ from dispatcher.store import webhooks as store
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.failures import audit
 from dispatcher.store.statements import Source
-from dispatcher.store.webhooks import MAX_WEBHOOKS
+from dispatcher.store.webhooks import MAX_WEBHOOKS, Webhook
 from dispatcher.transport.destination import NoAnswer, is_public
 from dispatcher.transport.signed_post import SignedPoster, trusting_context
 
@@ -100,6 +100,16 @@ def _is_public(host: str) -> bool:
         return True  # a name
 
 
+async def list_webhooks(session: AsyncSession, tenant_id: str | None = None) -> list[Webhook]:
+    """The webhooks of one tenant, or of all tenants, oldest first."""
+    return await store.list_webhooks(session, tenant_id=tenant_id)
+
+
+async def find(session: AsyncSession, webhook_id: int, tenant_id: str | None) -> Webhook | None:
+    """The webhook with this number; None if there is none, or if it is not of this tenant (None: any tenant)."""
+    return next(iter(await store.list_webhooks(session, tenant_id=tenant_id, webhook_id=webhook_id)), None)
+
+
 async def add(
     session: AsyncSession,
     url: str,
@@ -162,6 +172,16 @@ async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
     await _audit(session, "webhook_enable", webhook_id, act)
 
 
+async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
+    """Posts nothing to a webhook until `enable`. Its events wait, as long as events are kept. Idempotent.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    _require(webhook_id, exists=await store.disable_webhook(session, webhook_id, f"disabled by {act.actor}"))
+    await _audit(session, "webhook_disable", webhook_id, act)
+
+
 async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: Act) -> None:
     """Delivers the events since an instant again, with the same ids.
 
@@ -172,6 +192,29 @@ async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: A
     await _audit(session, "webhook_replay", webhook_id, act)
 
 
+@dataclass(frozen=True, slots=True)
+class TestTarget:
+    """What a test of a webhook needs."""
+
+    __test__ = False
+
+    webhook_id: int
+    url: str = field(repr=False)
+    secrets: list[str] = field(repr=False)
+
+
+async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
+    """What `post_test` needs.
+
+    Raises:
+        UnknownWebhook: There is no such webhook.
+    """
+    target = await store.find_target(source, webhook_id)
+    _require(webhook_id, exists=target is not None)
+    assert target is not None
+    return TestTarget(webhook_id, *target)
+
+
 async def test(source: Source, webhook_id: int, settings: Settings) -> TestResult:
     """Posts a test event to a webhook, even if the webhook is disabled. Changes nothing.
 
@@ -179,18 +222,24 @@ async def test(source: Source, webhook_id: int, settings: Settings) -> TestResul
         UnknownWebhook: There is no such webhook.
         ConfigurationError: The CA file is not usable.
     """
-    target = await store.find_target(source, webhook_id)
-    _require(webhook_id, exists=target is not None)
-    assert target is not None
+    return await post_test(await find_test_target(source, webhook_id), settings)
+
+
+async def post_test(target: TestTarget, settings: Settings) -> TestResult:
+    """As `test`, without the database: the receiver may take several seconds.
+
+    Raises:
+        ConfigurationError: The CA file is not usable.
+    """
     poster = SignedPoster(
-        target[0],
+        target.url,
         private_setting=None if settings.webhooks_allow_private else PRIVATE_SETTING,
         context=trusting_context(settings.ca_file),
         total_seconds=POST_SECONDS,
     )
-    event = {"type": "webhook.test", "timestamp": datetime.now(UTC), "data": {"webhook": webhook_id}}
+    event = {"type": "webhook.test", "timestamp": datetime.now(UTC), "data": {"webhook": target.webhook_id}}
     try:
-        answer = await poster.post(str(uuid4()), target[1], orjson.dumps(event, option=orjson.OPT_UTC_Z))
+        answer = await poster.post(str(uuid4()), target.secrets, orjson.dumps(event, option=orjson.OPT_UTC_Z))
     except NoAnswer as error:
         return TestResult(is_accepted=False, detail=error.reason)
     return TestResult(answer.is_success, f"the receiver answered {answer.status}")

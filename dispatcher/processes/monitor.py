@@ -25,8 +25,12 @@ from dispatcher.maintenance.alert_checks import AlertChecks
 from dispatcher.maintenance.alert_sender import AlertSender
 from dispatcher.maintenance.alert_state import AlertState
 from dispatcher.maintenance.dlq_depth import depth_of_dlq
+from dispatcher.maintenance.message_polling import MessagePolling
 from dispatcher.maintenance.pruning import OneTimeCodePruning, PruningService
-from dispatcher.monitor.pages import pages_of
+from dispatcher.maintenance.samples import HostReporting, MinuteSampling
+from dispatcher.monitor.pages import pages_of, poll_of_queues
+from dispatcher.providers.contract import PollableProvider
+from dispatcher.providers.registry import class_of, open_provider
 from dispatcher.providers.smtp import SmtpSettings
 from dispatcher.store.alerts import AlertStore
 from dispatcher.store.connections import Pool, make_pool
@@ -53,11 +57,12 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
     # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
+    # The name is the same after a restart. It includes the run directory, because a host may have several.
+    holder = f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}"
     alert_store = AlertStore(
         settings.database_url,
         queue=settings.dlq,
-        # The name is the same after a restart. It includes the run directory, because a host may have several.
-        holder=f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}",
+        holder=holder,
         host=settings.host_name,
         retention=retention,
         idle_seconds=2 * settings.dlq_probe_seconds + IDLE_MARGIN_SECONDS,
@@ -74,8 +79,13 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
             context=trusting_context(settings.ca_file),
         )
         alerting = _alerting(settings, alert_store)
-        pages = pages_of(settings, pool, context.process_table)
-        tasks = [*alerting, *pruning, webhooks, *_event_sources(settings, pool), *pages]
+        queues, processes = poll_of_queues(settings), context.process_table
+        reporting = [
+            Periodic(MinuteSampling(pool, settings, lambda: queues.found)),
+            Periodic(HostReporting(pool, processes.statuses, holder=holder, host=settings.host_name)),
+        ]
+        pages = pages_of(settings, pool, processes, queues)
+        tasks = [*alerting, *pruning, webhooks, *_event_sources(settings, pool), queues, *reporting, *pages]
         await run_tasks(tasks, stop, process="monitor")
     finally:
         await alert_store.leave()
@@ -84,7 +94,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
 
 
 def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
-    """The tasks that fetch providers' events: from a queue and from the mailbox of bounces, if they are configured."""
+    """The tasks that fetch providers' events, if they are configured: from a queue, from the mailbox of bounces, and
+    from providers that can be polled."""
     if settings.ses_events_queue_url:
         from dispatcher.events.sqs import QueuePolling
 
@@ -93,6 +104,11 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
         mailbox = Maildir(settings.bounce_maildir, keeps=settings.bounce_keep)
         intake = EventIntake(pool, suppression_rules(settings))
         yield Periodic(BounceMailbox(mailbox, address, pool, intake))
+    for name in settings.providers:
+        if hasattr(class_of(name), "find_event"):
+            provider = open_provider(name, settings)
+            assert isinstance(provider, PollableProvider)
+            yield MessagePolling(settings.database_url, provider, EventIntake(pool, suppression_rules(settings)))
 
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:

@@ -16,6 +16,8 @@ from dispatcher.domain.capabilities import (
     smtputf8_field,
 )
 from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.domain.sms import SMS_CHANNEL
 from dispatcher.providers.registry import class_of
 
 
@@ -41,7 +43,7 @@ class CapabilityGap:
 
 def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
     """The features that no configured provider supports, as text such as `a template`."""
-    each = configured.values()
+    each = [one for one in configured.values() if one.channel == EMAIL_CHANNEL]
     limits = []
     if not any(one.templates for one in each):
         limits.append("a template")
@@ -83,6 +85,8 @@ def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> C
             return None
         if need not in needs:
             needs.append(need)
+    # If any provider has the email's channel, the other channels' providers say nothing.
+    needs = [need for need in needs if need is not Requirement.CHANNEL] or needs
     return _explained(email, needs, configured) if needs else None
 
 
@@ -98,9 +102,16 @@ def _explained(email: AnyEmail, needs: list[Requirement], configured: Mapping[st
     return CapabilityGap(
         field=lacking[0].field,
         message=f"{subjects} {verb} a provider with {features} {who}; configured: {', '.join(configured)}.",
-        remedy=f"Add one to DISPATCHER_PROVIDERS, or {remedy}." if able else f"{remedy.capitalize()}.",
+        remedy=_remedy(email, able, remedy),
         reason=lacking[0].reason,
     )
+
+
+def _remedy(email: AnyEmail, able: list[str], remedy: str) -> str:
+    if not able:
+        return f"{remedy.capitalize()}."
+    setting = "DISPATCHER_SMS_PROVIDERS" if email.channel == SMS_CHANNEL else "DISPATCHER_PROVIDERS"
+    return f"Add one to {setting}, or {remedy}."
 
 
 class _Shortage(NamedTuple):
@@ -115,6 +126,10 @@ class _Shortage(NamedTuple):
 
 def _shortage(need: Requirement, email: AnyEmail) -> _Shortage:
     match need:
+        case Requirement.CHANNEL:
+            return _Shortage(
+                "channel", f"channel {email.channel}", "this channel", "remove the message", Reason.INVALID_CONTENT
+            )
         case Requirement.TEMPLATES:
             return _Shortage("template_id", "template_id", "templates", "set text or html", Reason.INVALID_CONTENT)
         case Requirement.RECIPIENTS:

@@ -9,7 +9,7 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
@@ -41,7 +41,9 @@ class CaptureProvider:
 
     name = NAME
     capabilities = Capabilities(copies=4, delivers=False)  # the whole message is in memory
-    settings = CaptureSettings
+    settings: type[CaptureSettings] = CaptureSettings
+    _suffix = "eml"
+    _variable = "DISPATCHER_CAPTURE_DIR"
 
     def __init__(self, folder: Path) -> None:
         """Creates an adapter for one Maildir. The first email creates the Maildir."""
@@ -51,21 +53,21 @@ class CaptureProvider:
         self._is_created = False
 
     @classmethod
-    def open(cls, settings: Settings) -> CaptureProvider:
+    def open(cls, settings: Settings) -> Self:
         """See `contract.ProviderClass`."""
-        folder = settings.of(CaptureSettings).dir
+        folder: Path | None = settings.of(cls.settings).dir
         if folder is None:
-            raise ConfigurationError(["DISPATCHER_CAPTURE_DIR is not set: set it to a folder."])
+            raise ConfigurationError([f"{cls._variable} is not set: set it to a folder."])
         return cls(folder)
 
     async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
         """One attempt; see `contract.Provider.send`. Ignores the deadline, because it waits for nothing."""
         try:
             with attempt.rendering:
-                content = (await rendered(email)).content
+                content = await self._rendered(email)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.eml"
+        name = f"{email.email_id}.{time.time_ns()}.{os.getpid()}.{self._suffix}"
         try:
             self._create_maildir()
             self._write(name, content)
@@ -74,6 +76,10 @@ class CaptureProvider:
         except OSError as error:
             raise self._fault(error) from error
         return Accepted(name)
+
+    @staticmethod
+    async def _rendered(email: OutgoingEmail) -> bytes:
+        return (await rendered(email)).content
 
     async def check(self) -> str:
         """Reports for `dispatcher doctor` whether the Maildir is writable.
@@ -127,9 +133,9 @@ class CaptureProvider:
     def _fault(self, error: OSError) -> ProviderFault:
         self._is_created = False
         return ProviderFault(
-            NAME,
+            self.name,
             f"{self._folder} cannot be written: {error.strerror}.",
-            remedy="Free some disk space, or set DISPATCHER_CAPTURE_DIR to a writable folder.",
+            remedy=f"Free some disk space, or set {self._variable} to a writable folder.",
         )
 
 

@@ -13,9 +13,11 @@ from typing import Any, Protocol, runtime_checkable
 
 from dispatcher.config import ProviderSettings, Settings
 from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.open_message import OpenMessage
 from dispatcher.domain.outcome import Outcome
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.errors import ProviderFault, ServerUnavailable
 from dispatcher.transport import call
 
 NoFreeConnection = call.NoFreeConnection
@@ -57,6 +59,11 @@ class Attempt:
 
         Restarts the deadline. Raises an exception if the provider may no longer be tried; no email was sent yet.
         """
+
+    @property
+    def expires_in(self) -> float | None:
+        """In how many seconds the email expires: a provider that can should not deliver it later. None: never."""
+        return None
 
     @property
     def rendering(self) -> AbstractContextManager[None]:
@@ -206,5 +213,36 @@ class BulkProvider(Provider, Protocol):
 
         Raises:
             ProviderFault: None of the emails was sent.
+        """
+        ...
+
+
+class PollRefused(ServerUnavailable):
+    """The provider cannot be asked now: it does not answer, throttles the requests, or refuses the credentials.
+
+    Attributes:
+        retry_after: The seconds that the provider asks to wait for; None if it names none.
+        is_about_all: Whether a question for another message would fail, too.
+    """
+
+    def __init__(self, message: str, *, retry_after: float | None = None, is_about_all: bool = True) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+        self.is_about_all = is_about_all
+
+
+@runtime_checkable
+class PollableProvider(Provider, Protocol):
+    """An adapter that can ask what became of a message, because the provider's events are easily lost."""
+
+    async def find_event(self, message: OpenMessage) -> ProviderEvent | None:
+        """The event that the provider would report for the message's current state; None if there is none.
+
+        The event must have the same identity as the provider's own report of it (see `ProviderEvent.key`). For a
+        message without the provider's id, returns an event only if exactly one message of the provider can be this one:
+        the event is evidence, and settles the message. Returns within some seconds.
+
+        Raises:
+            PollRefused: The provider gave no answer.
         """
         ...

@@ -43,7 +43,7 @@ class LaneQueue:
     @property
     def wait_seconds(self) -> float:
         """How long to wait for more room."""
-        return self._credit.wait_seconds
+        return max(self._writer.wait_seconds, self._credit.wait_seconds)
 
     def take(self, emails: int) -> None:
         """Takes room. A negative number gives unused room back."""

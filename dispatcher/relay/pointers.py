@@ -238,12 +238,12 @@ class PointerPublisher:
 
     def _start_publishing(self, rows: list[DuePointer]) -> None:
         by_lane: dict[str, list[DuePointer]] = {}
+        latest: dict[Tenant, datetime] = {}  # each tenant's rows are in the order of their due times
         for row in rows:
             by_lane.setdefault(row.lane, []).append(row)
-            self._unconfirmed[row.email_id] = row.due_at
-            until = self._published_until.get(row.tenant)
-            if until is None or until < row.due_at:
-                self._published_until[row.tenant] = row.due_at
+            self._unconfirmed[row.email_id] = latest[row.tenant] = row.due_at
+        for tenant, due_at in latest.items():
+            self._published_until[tenant] = max(due_at, self._published_until.get(tenant, due_at))
         for batch in by_lane.values():
             self._calls.add(asyncio.create_task(self._publish_batch(batch)))
 
@@ -255,8 +255,9 @@ class PointerPublisher:
         finally:
             for row in rows:
                 # Forget the row, unless the email became due again and is being published a second time.
-                if self._unconfirmed.get(row.email_id) == row.due_at:
-                    del self._unconfirmed[row.email_id]
+                due_at = self._unconfirmed.pop(row.email_id, None)
+                if due_at is not None and due_at != row.due_at:
+                    self._unconfirmed[row.email_id] = due_at
             due = {row.email_id: row.due_at for row, is_confirmed in zip(rows, confirmed, strict=True) if is_confirmed}
             self._confirmed.add(due, time.monotonic())
             if not all(confirmed):
@@ -287,5 +288,8 @@ class PointerPublisher:
 
 def _in_turn(order: list[Tenant], found: Mapping[Tenant, Sequence[DuePointer]]) -> list[DuePointer]:
     """The found emails in the order of the turns."""
+    if len(found) == 1:
+        (alone,) = found.values()
+        return list(alone[: len(order)])
     rows = {tenant: iter(new) for tenant, new in found.items()}
     return [row for tenant in order if (row := next(rows[tenant], None)) is not None]

@@ -42,7 +42,12 @@ class QueueWriter:
     @property
     def is_open(self) -> bool:
         """Whether messages may be published to the queue now: no pause is running."""
-        return time.monotonic() >= self._opens_at
+        return not self.wait_seconds
+
+    @property
+    def wait_seconds(self) -> float:
+        """How long the running pause still lasts; 0 if none is running."""
+        return max(0.0, self._opens_at - time.monotonic())
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
         """Publishes messages; returns which messages were confirmed.

@@ -132,7 +132,8 @@ class Shares:
         order = turns.allot(waiting, most)
         for tenant_id, emails in Counter(order).items():
             self._take(lane, tenant_id, emails)
-        return [(lane, tenant_id) for tenant_id in order]
+        tenants = {tenant_id: (lane, tenant_id) for tenant_id in waiting}
+        return [tenants[tenant_id] for tenant_id in order]
 
     def _allowed(self, tenant_id: str, emails: int) -> int:
         """How many of a tenant's emails its pause and its ceiling allow."""

@@ -208,6 +208,10 @@ class Routes:
         """Why no provider could ever send the email; None if one could."""
         return capability_gap(email, {route.name: route.capabilities for route in self._routes})
 
+    def serve(self, channel: str) -> bool:
+        """Whether any provider has this channel."""
+        return any(route.capabilities.channel == channel for route in self._routes)
+
     def capable(self, email: OutgoingEmail, unable: Collection[str] = ()) -> list[Route]:
         """The routes that could send the email, now or later.
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Kind
+import orjson
+
+from dispatcher.domain.alert import MAX_CORRELATION_IDS, MAX_DUE_COUNT, Alert, Kind
 from dispatcher.domain.controls import Pause
 from dispatcher.domain.waiting import Facts, ProviderProblem
 from dispatcher.errors import DispatcherError
@@ -154,6 +156,21 @@ class AlertStore:
     async def delete_announced(self, kind: Kind, channel: str) -> None:
         """Records that a channel sent the notice that an alert is resolved. Idempotent."""
         await self._fetch("delete_announced_alert", {"kind": kind.value, "channel": channel})
+
+    async def save_check(self, host: str, depth: int | None, fault: str | None, alerts: Sequence[Alert]) -> None:
+        """Records what a check found, for the operators' page."""
+        shown = [
+            {
+                "kind": alert.kind,
+                "raised_at": alert.raised_at.isoformat(),
+                "count": alert.count,
+                "oldest_age_seconds": alert.oldest_age_seconds,
+                "reason": alert.reason,
+            }
+            for alert in alerts
+        ]
+        parameters = {"host": host, "depth": depth, "fault": fault, "alerts": orjson.dumps(shown).decode()}
+        await self._fetch("save_alert_check", parameters)
 
     async def find(self) -> TableFindings:
         """Reads the facts from which the monitor raises alerts."""

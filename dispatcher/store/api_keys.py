@@ -7,7 +7,7 @@ from datetime import date, datetime
 from typing import Any
 
 from dispatcher.store.connections import Pool, Session
-from dispatcher.store.statements import Row, fetch, fetch_sync
+from dispatcher.store.statements import Row, Source, fetch, fetch_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +16,7 @@ class ApiKey:
 
     Attributes:
         key_id: The public identifier; not a secret.
+        tenant_id: None if the key acts for every tenant.
         secret_hash: SHA-256 of the secret.
         scopes: A subset of `send`, `read` and `operate`.
         sender_domains: Domains that the key may send from. If `sender_addresses` is None, too, any address is allowed.
@@ -28,7 +29,7 @@ class ApiKey:
     """
 
     key_id: str
-    tenant_id: str
+    tenant_id: str | None
     name: str
     secret_hash: bytes = field(repr=False)
     scopes: frozenset[str]
@@ -67,9 +68,14 @@ def list_keys(connection: Session) -> list[ApiKey]:
     return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
 
 
-def revoke_key(connection: Session, key_id: str) -> bool:
-    """Revokes a key; False if it is unknown or already revoked."""
-    return bool(fetch_sync(connection, "revoke_api_key", {"key_id": key_id}))
+async def find_keys(source: Source) -> list[ApiKey]:
+    """As `list_keys`, on an asynchronous connection."""
+    return [_key(row) for row in await fetch(source, "list_api_keys")]
+
+
+async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool:
+    """Revokes a key, audited in the same commit; False if it is unknown or already revoked."""
+    return bool(await fetch(source, "revoke_api_key", {"key_id": key_id, "actor": actor, "reason": reason}))
 
 
 class KeyStore:
@@ -80,7 +86,7 @@ class KeyStore:
 
     async def list_keys(self) -> list[ApiKey]:
         """Every key, revoked ones included, oldest first."""
-        return [_key(row) for row in await fetch(self._pool, "list_api_keys")]
+        return await find_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:
         """Takes up to `wanted` recipients from the key's quota for today.

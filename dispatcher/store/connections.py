@@ -26,6 +26,7 @@ from dispatcher.errors import (
     StatementRefused,
     StoreBusy,
     StoreRefused,
+    StoreTooSlow,
     StoreUnavailable,
     ValueRefused,
 )
@@ -171,8 +172,8 @@ def translated() -> Iterator[None]:
     Raises:
         StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
             serialization failure). The same call may succeed later. The subclasses of StoreUnavailable: StoreBusy if
-            the statement waited too long for a lock, StoreRefused if the server refuses the login, AnswerTooLarge if
-            this process has not enough memory for the answer.
+            the statement waited too long for a lock, StoreTooSlow if it exceeded the statement timeout, StoreRefused if
+            the server refuses the login, AnswerTooLarge if this process has not enough memory for the answer.
         SchemaError: A schema, table or function is missing.
         ValueRefused: A value is out of range, or is a text that PostgreSQL cannot store.
         StatementRefused: The server refused the statement for a different reason: a damaged row, a trigger that raises.
@@ -186,8 +187,9 @@ def translated() -> Iterator[None]:
             f'The database does not have this release\'s tables in the schema "{schema()}".',
             remedy="Run `dispatcher init`, or set DISPATCHER_DATABASE_SCHEMA if they are in another schema.",
         ) from error
-    except pg.LockNotAvailable as error:
-        raise StoreBusy(f"PostgreSQL is not available: {_first_line(error)}.") from error
+    except (pg.LockNotAvailable, pg.QueryCanceled) as error:
+        kind = StoreBusy if isinstance(error, pg.LockNotAvailable) else StoreTooSlow
+        raise kind(f"PostgreSQL is not available: {_first_line(error)}.") from error
     except (pg.InsufficientPrivilege, pg.InvalidPassword, pg.InvalidCatalogName, pg.ReadOnlySqlTransaction) as error:
         remedy = _GRANTS if isinstance(error, pg.InsufficientPrivilege) else None
         raise StoreUnavailable(f"PostgreSQL refuses access: {_first_line(error)}.", remedy=remedy) from error
@@ -290,7 +292,13 @@ async def disable_statement_timeout(session: AsyncSession) -> None:
 
 
 def make_pool(
-    database_url: str, *, name: str, size: int, lock_seconds: float = LOCK_SECONDS, keeps_plans: bool = False
+    database_url: str,
+    *,
+    name: str,
+    size: int,
+    lock_seconds: float = LOCK_SECONDS,
+    statement_seconds: float = STATEMENT_SECONDS,
+    keeps_plans: bool = False,
 ) -> Pool:
     """A pool that is not open yet. Open it in the process that uses it, never before a fork.
 
@@ -298,6 +306,7 @@ def make_pool(
         name: The sessions' `application_name`. Recovery finds a dead worker's sessions by this name.
         size: Number of connections, all opened and kept open.
         lock_seconds: How long a statement may wait for another transaction's lock.
+        statement_seconds: How long a statement may take.
         keeps_plans: The sessions execute only a worker's statements. PostgreSQL may plan each of them only once (see
             `keep_plans`).
     """
@@ -313,7 +322,9 @@ def make_pool(
         min_size=size,
         max_size=size,
         open=False,
-        configure=partial(_configure, lock_seconds=lock_seconds, keeps_plans=keeps_plans),
+        configure=partial(
+            _configure, lock_seconds=lock_seconds, statement_seconds=statement_seconds, keeps_plans=keeps_plans
+        ),
         name=name,
         timeout=CONNECT_SECONDS,
         reconnect_timeout=CONNECT_SECONDS,
@@ -338,7 +349,9 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:
             cause = error.__cause__ if isinstance(error, StoreUnavailable) else error
-            if isinstance(cause, pg.LockNotAvailable) or not isinstance(cause, psycopg.OperationalError):
+            if isinstance(cause, (pg.LockNotAvailable, pg.QueryCanceled)) or not isinstance(
+                cause, psycopg.OperationalError
+            ):
                 raise
             # The pool's other sessions have probably lost their connection, too. Replace the broken sessions now,
             # before a statement fails in each. If the server did not answer, replace all of them without a check.
@@ -368,12 +381,14 @@ def _raise_if_cancelled() -> None:
         raise asyncio.CancelledError
 
 
-async def _configure(connection: AsyncSession, lock_seconds: float, *, keeps_plans: bool) -> None:
+async def _configure(
+    connection: AsyncSession, lock_seconds: float, *, statement_seconds: float = STATEMENT_SECONDS, keeps_plans: bool
+) -> None:
     """Sets what the protocol needs: a commit waits for the disk, because the worker sends an email after the commit."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(
-        query("configure_session"), {"statement_seconds": STATEMENT_SECONDS, "lock_seconds": lock_seconds}
+        query("configure_session"), {"statement_seconds": statement_seconds, "lock_seconds": lock_seconds}
     )
     if keeps_plans:
         await connection.execute(query("keep_plans"))

@@ -17,6 +17,9 @@ from dispatcher.store.webhooks import measure_lag
 _UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
 """Millions of emails may have these statuses. Counters count them when they get the status."""
 
+READ_PENDING: Final = 100_000
+"""How many pending and due emails are read to find the oldest that no operator paused."""
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -59,7 +62,7 @@ def count_emails(connection: Session) -> Counts:
         connection.execute(query("begin_snapshot"))
         unfinished: dict[str, int] = dict(fetch_sync(connection, "count_unfinished"))
         sent = fetch_sync(connection, "count_sent")
-        (oldest,) = fetch_sync(connection, "find_oldest_pending")
+        (oldest,) = fetch_sync(connection, "find_oldest_pending", {"limit": READ_PENDING})
     emails = {status: unfinished.get(status, 0) for status in Status}
     return Counts(emails | {Status.SENT: sent[0][0]}, *oldest)
 
@@ -67,7 +70,7 @@ def count_emails(connection: Session) -> Counts:
 async def count_for_monitor(session: AsyncSession) -> MonitorCounts:
     """The counts for the monitor. Each statement reads a separate snapshot."""
     found: dict[str, int] = dict(await fetch(session, "count_for_monitor"))
-    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending")
+    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": READ_PENDING})
     ((last_hour, last_day),) = await fetch(session, "count_sent_recently")
     emails: dict[Status, int] = {status: found.get(status, 0) for status in Status if status not in _UNCOUNTED}
     lag = await measure_lag(session)

@@ -22,15 +22,17 @@ from dispatcher.store.statements import Source, fetch, fetch_sync, from_rows, se
 
 Record = dict[str, Any]
 
-EXAMINED_ROWS: Final = 20_000
-"""The most rows that one page of a list reads. This takes some tens of milliseconds."""
 SAMPLE: Final = 1_000
 """The most emails that `sample_pending` reads. This takes some milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmailRow:
-    """An email's row without content, with the columns that its tenant may see."""
+    """An email's row without content, with the columns that its tenant may see.
+
+    Attributes:
+        settled_at: When the email became failed, held or cancelled; None: never, or an earlier release did it.
+    """
 
     email_id: UUID
     message_key: str
@@ -43,6 +45,13 @@ class EmailRow:
     provider_message_id: str | None
     created_at: datetime
     sent_at: datetime | None
+    lane: str
+    published_at: datetime | None
+    leased_at: datetime | None
+    settled_at: datetime | None
+    dead_lettered_at: datetime | None
+    dead_letter_discarded_at: datetime | None
+    channel: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +66,6 @@ class AttemptRow:
     error_type: str | None
     error: str | None
     provider_code: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class EmailFilter:
-    """Which emails to list; a field that is None does not filter."""
-
-    status: Status | None = None
-    error_type: str | None = None
-    provider: str | None = None
-    correlation_id: str | None = None
 
 
 class EmailStore:
@@ -99,31 +98,10 @@ class EmailStore:
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
 
-    async def list(
-        self, tenant_id: str, wanted: EmailFilter, *, below_id: UUID, from_id: UUID, limit: int
-    ) -> tuple[list[EmailRow], UUID | None]:
-        """Up to `limit` of a tenant's emails, newest first, with `from_id` <= id < `below_id`.
-
-        Returns the emails and the `below_id` of the next page, which is None if this is the last page. A page reads at
-        most `EXAMINED_ROWS` rows, so a page with few or no emails is not necessarily the last page.
-        """
-        parameters: dict[str, Any] = {
-            "tenant_id": tenant_id,
-            "below_id": below_id,
-            "from_id": from_id,
-            "limit": limit,
-            "examined": EXAMINED_ROWS,
-            "status": wanted.status,
-            "error_type": wanted.error_type,
-            "provider": wanted.provider,
-            "correlation_id": wanted.correlation_id,
-        }
-        if wanted.status in (None, Status.SENT):
-            rows = await fetch(self._pool, "list_tenant_emails", parameters)
-        else:
-            rows = await fetch(self._pool, "list_unfinished_tenant_emails", parameters)
-        emails = from_rows(EmailRow, [row[:-1] for row in rows if row[0] is not None])
-        return emails, emails[-1].email_id if len(emails) == limit else rows[0][-1]
+    async def list_decisions(self, email_id: UUID) -> tuple[list[Record], list[Record]]:
+        """The audited operator actions on the email, and the replays that included it."""
+        async with session(self._pool) as connection:
+            return await list_acts(connection, email_id), await list_replays_of(connection, email_id)
 
 
 async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
@@ -162,6 +140,15 @@ async def find_ids_by_key(session: AsyncSession, tenant_id: str, message_keys: C
     return dict(await fetch(session, "find_ids_by_key", parameters))
 
 
+async def find_tenants_of_key(session: AsyncSession, message_key: str, *, most_tenants: int) -> dict[str, UUID]:
+    """The ids of the emails that have this message key, by tenant.
+
+    Args:
+        most_tenants: Look at most in this many tenants, in the order of their ids.
+    """
+    return dict(await fetch(session, "find_tenants_of_key", {"message_key": message_key, "most_tenants": most_tenants}))
+
+
 async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
     """All columns of an email that are not private, by name; None if there is no such email."""
     rows = await _records(session, "find_email", {"email_id": email_id})
@@ -190,7 +177,7 @@ async def list_events(session: AsyncSession, email_id: UUID) -> list[Record]:
 async def _recipient_positions(session: AsyncSession, email_id: UUID) -> dict[bytes, int]:
     from dispatcher.store.address_hashes import AddressHasher
 
-    ((may_read,),) = await fetch(session, "may_read_recipients")
+    may_read = await may_read_recipients(session)
     rows = await fetch(session, "list_recipients", {"email_id": email_id}) if may_read else []
     hasher = await AddressHasher.open(session) if rows else None
     return {} if hasher is None else {hasher.hash(row[0]): at for at, row in reversed([*enumerate(rows, 1)])}
@@ -226,10 +213,15 @@ async def _records(session: AsyncSession, name: str, parameters: Mapping[str, An
 
 def sample_pending(connection: Session) -> list[OutgoingEmail]:
     """The oldest pending emails, without bodies and attachments, to check whether a provider can send them."""
-    from dispatcher.store.leases import outgoing_email  # loads modules that `dlq show` does not need
+    from dispatcher.store.leases import outgoing_email  # loads modules that `dispatcher show` does not need
 
     rows = fetch_sync(connection, "sample_pending", {"limit": SAMPLE})
     return [outgoing_email(row[0], row[1:]) for row in rows]
+
+
+async def may_read_recipients(source: Source) -> bool:
+    """Whether this role has the rights to read recipients and to compare them with hashes."""
+    return bool((await fetch(source, "may_read_recipients"))[0][0])
 
 
 async def find_recipients(source: Source, email_ids: Collection[UUID]) -> dict[UUID, list[str]]:

@@ -13,8 +13,10 @@ from uuid import UUID
 
 import orjson
 
-from dispatcher.domain.email import Email
 from dispatcher.domain.email_id import new_email_ids
+from dispatcher.domain.message import Message
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.store.address_hashes import normalised
 from dispatcher.store.comparable_address import comparable_address
 
 # W3C Trace Context, section 3.2: version, trace id, parent id, flags.
@@ -34,7 +36,7 @@ class Draft:
     """
 
     email_id: UUID
-    email: Email
+    email: Message
     payload_hash: bytes
     traceparent: str | None
     lane: str | None = None
@@ -45,7 +47,7 @@ class Draft:
         return (self.email.tenant_id, self.email.message_key)
 
 
-def draft(emails: Sequence[Email], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
+def draft(emails: Sequence[Message], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
     """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
     The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
@@ -79,7 +81,7 @@ def insert_parameters(
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
-    addresses = [comparable_address(email.sender) for email in emails]
+    addresses = [_comparable_sender(email) for email in emails]
     template_datas = [_json(dict(email.template_data)) for email in emails]
     return {
         "email_ids": [item.email_id for item in ordered],
@@ -98,15 +100,17 @@ def insert_parameters(
         "template_datas": template_datas,
         "headers": [_json(dict(email.headers)) for email in emails],
         "tags": [_json(email.stored_tags) for email in emails],
-        "attachment_counts": [len(email.attachments) for email in emails],
+        "attachment_counts": _array(len(email.attachments) for email in emails),
         "octets": list(map(_octets, emails, template_datas)),
-        "ignore_suppressions": [email.ignore_suppression for email in emails],
+        "ignore_suppressions": _array(email.ignore_suppression for email in emails),
         # As texts: psycopg cannot send a list without any instant as an array of instants.
         "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
         "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
+        "channels": [None if email.channel == EMAIL_CHANNEL else email.channel for email in emails],
         "lanes": [item.lane for item in ordered],
         "sender_addresses": addresses,
-        "sender_domains": [address[address.rindex("@") :] for address in addresses],
+        "sender_domains": [address[address.rindex("@") :] if "@" in address else None for address in addresses],
+        **_recipient_parameters(ordered),
         "publish_in_seconds": publish_in_seconds,
         "direct_lanes": list(direct_lanes),
         "relay_tenants": list(relay_tenants),
@@ -150,12 +154,34 @@ def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
     return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
 
 
-def _recipients(email: Email) -> dict[str, tuple[str, ...]]:
+def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
     lists = {"to": email.to, "cc": email.cc, "bcc": email.bcc, "reply_to": email.reply_to}
     return {name: addresses for name, addresses in lists.items() if addresses}
 
 
-def _octets(email: Email, template_data: str | None) -> int:
+def _comparable_sender(email: Message) -> str:
+    """The sender as lane rules have it."""
+    return comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
+
+
+def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
+    """Who gets the emails. PostgreSQL hashes the addresses, because an application does not have the key."""
+    numbers: list[int] = []
+    addresses: list[str] = []
+    for number, item in enumerate(drafts, 1):
+        email = item.email
+        for address in email.to + email.cc + email.bcc:
+            addresses.append(normalised(address))
+            numbers.append(number)
+    return {"recipient_email_numbers": _array(numbers), "recipient_addresses": addresses}
+
+
+def _array(values: Iterable[int]) -> str:
+    """The literal of an array of integers or booleans. psycopg needs several times as long for a list."""
+    return f"{{{','.join(map(str, values))}}}"
+
+
+def _octets(email: Message, template_data: str | None) -> int:
     """The approximate size of the content: each character of a non-ASCII text counts as four octets."""
     texts = [text for text in (email.text, email.html, template_data) if text]
     octets = sum(len(text) if text.isascii() else 4 * len(text) for text in texts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -15,8 +15,11 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch, from_rows
 
-GROUPS: Final = ("error_type", "provider", "tenant", "status", "error")
+GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error")
 """The properties that `count_dead` can group by."""
+CAUSES: Final = ("cause", "domain", "tenant")
+"""What `group_dead` can group by. A cause is an error type and a provider. An email counts once for each domain of its
+recipients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +33,7 @@ class Selection:
         newer_than_seconds: Enqueued less long ago than this.
         email_ids: Only these emails.
         discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
+        tag: One of the email's tags. Not found after the content was deleted.
     """
 
     status: Status | None = None
@@ -41,6 +45,7 @@ class Selection:
     newer_than_seconds: float | None = None
     email_ids: tuple[UUID, ...] | None = None
     discarded: bool | None = False
+    tag: str | None = None
 
     @property
     def filters(self) -> dict[str, Any]:
@@ -92,6 +97,63 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadGroup:
+    """Failed and held emails with the same cause, or with the same value of a property.
+
+    Attributes:
+        keys: For `cause` the error type and the provider; otherwise one value. A key is None if it is not known.
+        held: The number of held emails among them.
+        oldest_at: When the first of these emails was enqueued.
+        sample_id: The newest of these emails.
+        sample_error: Its last error.
+        emails_in_all: The number of emails that were grouped.
+    """
+
+    keys: Sequence[str | None]
+    emails: int
+    held: int
+    oldest_at: datetime
+    newest_at: datetime
+    sample_id: UUID
+    sample_error: str | None
+    emails_in_all: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeldEvidence:
+    """A held email with everything that may show whether it arrived, without private data.
+
+    Attributes:
+        error: Why the email is held.
+        discarded_at: When an operator discarded the email's dead letter; None if no operator did.
+        has_content: Whether the email can be sent again.
+        worker: The worker of the last attempt that was recorded. None if there is none: the worker or its host was lost
+            before it could record an attempt.
+        events: The kinds of events that providers reported about the email.
+    """
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    correlation_id: str | None
+    error_type: str | None
+    error: str | None
+    provider: str | None
+    attempt_count: int
+    created_at: datetime
+    discarded_at: datetime | None
+    provider_message_id: str | None
+    expires_at: datetime | None
+    has_content: bool
+    worker: str | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    outcome: str | None
+    provider_code: str | None
+    events: Sequence[str] | None
+
+
+@dataclass(frozen=True, slots=True)
 class HeldEmail:
     """A held email, whose outcome is unknown, without private data."""
 
@@ -131,6 +193,26 @@ async def list_dead(
 async def count_dead(session: AsyncSession, selection: Selection, by: str) -> list[Group]:
     """The selected emails grouped by one of `GROUPS`, largest group first."""
     return await fetch(session, "count_dead", {**selection.parameters, "by": by}, into=Group)
+
+
+async def list_dead_page(
+    session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
+) -> list[DeadEmail]:
+    """As `list_dead`, without the number of emails: fast for any number."""
+    parameters = {**selection.parameters, "before": before, "limit": limit}
+    return await fetch(session, "list_dead_page", parameters, into=DeadEmail)
+
+
+async def group_dead(
+    session: AsyncSession, selection: Selection, by: str, *, limit: int, groups: int
+) -> list[DeadGroup]:
+    """The newest `limit` selected emails, grouped by one of `CAUSES`: the largest groups, largest first.
+
+    Args:
+        groups: The most groups to return.
+    """
+    parameters = {**selection.parameters, "by": by, "limit": limit, "groups": groups}
+    return await fetch(session, "group_dead", parameters, into=DeadGroup)
 
 
 async def preview_dead(
@@ -175,6 +257,14 @@ async def list_held(
     parameters = {**selection.parameters, "after": after, "limit": limit}
     rows = await fetch(session, "list_held", parameters)
     return from_rows(HeldEmail, [row[:-1] for row in rows]), rows[0][-1] if rows else 0
+
+
+async def list_held_page(
+    session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
+) -> list[HeldEvidence]:
+    """A page of held emails with their evidence, oldest first. Fast for any number."""
+    parameters = {**selection.parameters, "after": after, "limit": limit}
+    return await fetch(session, "list_held_page", parameters, into=HeldEvidence)
 
 
 async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:

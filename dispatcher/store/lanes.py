@@ -59,3 +59,14 @@ async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], a
 async def unset_limit(source: Source, tenant_id: str, author: Author) -> bool:
     """Deletes what operators set for a tenant; False if nothing was set."""
     return bool(await fetch(source, "unset_tenant_limit", {"tenant_id": tenant_id, **author}))
+
+
+async def count_due(source: Source, *, pairs: int, most: int) -> list[tuple[str, str, int, float]]:
+    """The lanes and tenants that have due emails: lane, tenant, number of emails, and seconds since the oldest is due.
+
+    Args:
+        pairs: The most rows.
+        most: Each row counts at most this many emails.
+    """
+    rows = await fetch(source, "count_due", {"pairs": pairs, "most": most})
+    return [(lane, tenant_id, emails, seconds) for lane, tenant_id, emails, seconds in rows]

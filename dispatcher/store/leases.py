@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.controls import Controls
-from dispatcher.domain.outgoing import ERASE_TAG, OutgoingAttachment, OutgoingEmail
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, OutgoingAttachment, OutgoingEmail
 from dispatcher.domain.retry import RetryLimits
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.errors import StatementRefused
@@ -450,8 +450,8 @@ def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
 
 
 def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachment, ...] = ()) -> OutgoingEmail:
-    """An email from the columns `created_at` to `tags` of `email_log` and `email_content`."""
-    created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags = row
+    """An email from the columns `created_at` to `channel` of `email_log` and `email_content`."""
+    created_at, sender, recipients, subject, text, html, template_id, template_data, headers, tags, channel = row
     return OutgoingEmail(
         email_id=email_id,
         created_at=created_at,
@@ -468,4 +468,5 @@ def outgoing_email(email_id: UUID, row: Row, attachments: tuple[OutgoingAttachme
         headers=headers or _NO_HEADERS,
         attachments=attachments,
         tags=tuple([tag for tag in tags if tag != ERASE_TAG]) if tags else (),
+        channel=channel or EMAIL_CHANNEL,
     )

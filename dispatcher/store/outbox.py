@@ -69,7 +69,7 @@ class DueRange:
 class DueDeadLetter(DeadLetter):
     """A dead letter that must be published to the DLQ."""
 
-    traceparent: str | None
+    traceparent: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from uuid import UUID
 
 import orjson
 
+from dispatcher.domain.status import Status
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.statements import fetch
 
@@ -193,13 +194,37 @@ async def resume_replay(
 
 async def find_replay(session: AsyncSession, replay_id: int) -> Replay | None:
     """The current state of one replay; None if it does not exist."""
-    rows = await fetch(session, "list_replays", {"replay_id": replay_id, "limit": 1})
+    parameters = {"replay_id": replay_id, "before": None, "tenant_id": None, "limit": 1}
+    rows = await fetch(session, "list_replays", parameters)
     return _replay(rows[0]) if rows else None
 
 
-async def list_replays(session: AsyncSession, *, limit: int = 20) -> list[Replay]:
-    """The latest replays, newest first."""
-    return [_replay(row) for row in await fetch(session, "list_replays", {"replay_id": None, "limit": limit})]
+async def list_replays(
+    session: AsyncSession, *, limit: int = 20, before: int | None = None, tenant_id: str | None = None
+) -> list[Replay]:
+    """The latest replays, newest first.
+
+    Args:
+        before: Only replays with lower ids.
+        tenant_id: Only replays of this tenant's emails; None for all replays.
+    """
+    parameters = {"replay_id": None, "before": before, "tenant_id": tenant_id, "limit": limit}
+    return [_replay(row) for row in await fetch(session, "list_replays", parameters)]
+
+
+async def count_replayed_by_status(session: AsyncSession, replay_id: int, *, limit: int) -> dict[Status, int]:
+    """The statuses that the replayed emails of a replay have now, with the number of emails.
+
+    Args:
+        limit: The most emails to count.
+    """
+    rows = await fetch(session, "count_replayed_by_status", {"replay_id": replay_id, "limit": limit})
+    return {Status(status): count for status, count in rows}
+
+
+async def has_running_replay(session: AsyncSession) -> bool:
+    """Whether at least one replay is running or was interrupted."""
+    return bool(await fetch(session, "has_running_replay"))
 
 
 async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> list[tuple[UUID, ItemOutcome]]:

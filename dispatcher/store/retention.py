@@ -26,7 +26,7 @@ LOCK_NAME: Final = "prune"
 CODES_LOCK_NAME: Final = "forget one-time codes"
 """A separate named lock for one-time codes: a long check of a partition then does not delay their deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
-EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_event", "email_log")
+EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_event", "email_recipient", "email_log")
 """`email_log` is last, so that no other table has rows of an email that is no longer in `email_log`."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7

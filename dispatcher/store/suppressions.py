@@ -14,7 +14,7 @@ from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import AsyncSession, Pool
 from dispatcher.store.queries import ids_within
-from dispatcher.store.statements import Row, fetch
+from dispatcher.store.statements import Row, Source, fetch
 
 _LISTS: Final = ("to", "cc", "bcc")
 
@@ -86,6 +86,16 @@ class SuppressionReader:
         for email_id, position, reason in await fetch(self._pool, "find_suppressed", parameters):
             found.setdefault(email_id, {})[position] = SuppressionReason(reason)
         return found
+
+    async def opt_out(self, email_id: UUID, masked: Mapping[bytes, str]) -> None:
+        """Suppresses recipients of an email for its tenant, with the reason `unsubscribe`. Idempotent.
+
+        Args:
+            masked: By hash.
+        """
+        for address_hash, text in masked.items():
+            parameters = {"email_id": email_id, "address_hash": address_hash, "masked": text}
+            await fetch(self._pool, "insert_unsubscribe", parameters)
 
 
 def _read(rows: Sequence[Row]) -> SuppressionsRead:
@@ -189,6 +199,17 @@ async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash
     """
     parameters = {"email_id": email_id, "address_hash": address_hash, "masked": masked}
     return bool(await fetch(session, "insert_unsubscribe", parameters))
+
+
+async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None:
+    """Suppresses a number for every tenant that has sent it an SMS. Idempotent by the message."""
+    parameters = {"address_hash": address_hash, "masked": masked, "message_id": message_id}
+    await fetch(source, "opt_out", parameters)
+
+
+async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None:
+    """Removes a number's entries with the reason `unsubscribe`, for all tenants. Idempotent by the message."""
+    await fetch(source, "opt_in", {"address_hash": address_hash, "message_id": message_id})
 
 
 async def delete_suppressions(

@@ -22,6 +22,7 @@ class UnsentFilter:
         status: `pending` or `waiting`.
         older_than_seconds: Enqueued longer ago than this.
         newer_than_seconds: Enqueued less long ago than this.
+        tag: One of the email's tags.
         email_ids: Only these emails.
     """
 
@@ -32,6 +33,7 @@ class UnsentFilter:
     older_than_seconds: float | None = None
     newer_than_seconds: float | None = None
     email_ids: tuple[UUID, ...] | None = None
+    tag: str | None = None
 
     @property
     def filters(self) -> dict[str, Any]:

@@ -181,6 +181,15 @@ async def enable_webhook(source: Source, webhook_id: int) -> bool:
     return bool(await fetch(source, "enable_webhook", {"webhook_id": webhook_id}))
 
 
+async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool:
+    """Stops the deliveries to a webhook. Returns whether it exists.
+
+    Args:
+        error: Why, for lists of webhooks.
+    """
+    return bool(await fetch(source, "disable_webhook", {"webhook_id": webhook_id, "error": error}))
+
+
 async def rewind_webhook(source: Source, webhook_id: int, since: datetime) -> bool:
     """Delivers the events since an instant again. Returns whether the webhook exists."""
     return bool(await fetch(source, "rewind_webhook", {"webhook_id": webhook_id, "since": since}))

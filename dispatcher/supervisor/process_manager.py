@@ -194,6 +194,7 @@ class ProcessManager:
         error = {"error": process.process_slot.reason} if reason is Ending.COULD_NOT_BOOT else {}
         process.note_exit(now)
         if process.ending is None and not self._is_draining:
+            process.process_slot.note_restart()
             metrics.RESTARTS.add(1, process.role.name, reason)
             seconds = round((process.start_at or now) - now, 1)
             self._log.error(

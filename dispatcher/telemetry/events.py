@@ -57,8 +57,15 @@ EVENTS: Final = MappingProxyType(
         "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
         "reason, seconds.",
         "provider.resumed": "The provider can be used again. Field: provider.",
+        "broker.queue_missing": "The send queue of a lane does not exist. The worker consumes the others. It consumes "
+        "this lane as soon as its queue exists. Fields: queue, lane, remedy.",
         "controls.changed": "A worker applied a change of the operators' pauses. Fields: paused and resumed (what, "
         "separated by commas).",
+        "email.no_channel": "An SMS, or a message of another channel, reached a host without a provider for its "
+        "channel. It waits half a minute, and is then due for any host. Set DISPATCHER_SMS_PROVIDERS on all hosts. "
+        "Fields: email_id, channel.",
+        "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages. PostgreSQL could "
+        "not store that. The provider reports it again at the next message. Fields: email_id, reason.",
         "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "
         "per_second.",
         # processes
@@ -120,10 +127,12 @@ EVENTS: Final = MappingProxyType(
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
+        "ops.sign_in_failed": "A sign-in to the operators' page with OpenID Connect failed. Field: reason.",
         "events.skipped": "Some events in a provider's genuine request cannot be read, or have an unknown kind. They "
         "are not stored; all other events are. Fields: provider, counts (by reason).",
-        "events.source_unavailable": "A server of the provider is needed to verify, confirm or receive events, and is "
-        "unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (none if the provider retries).",
+        "events.source_unavailable": "A server of the provider is needed to verify, confirm, receive or poll events, "
+        "and is unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (none if the provider "
+        "retries).",
         "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
         "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "
         "topic.",

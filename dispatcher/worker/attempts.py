@@ -8,6 +8,7 @@ send the email. An email that its provider may have accepted under an idempotenc
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Collection, Mapping
 from typing import Final, NamedTuple
 
@@ -17,6 +18,7 @@ from dispatcher.domain.outcome import CONCERNS_PROVIDER, Accepted, Deferred, Out
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.domain.pin import Pin
 from dispatcher.domain.scrub import scrub
+from dispatcher.domain.sms import SMS_CHANNEL, too_long
 from dispatcher.errors import ProviderFault
 from dispatcher.host.clock import steady_clock
 from dispatcher.host.ledger import Ledger
@@ -33,6 +35,8 @@ from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEm
 
 NO_PROVIDER: Final = "none"
 """The provider of an attempt that made no request."""
+CHANNEL_SECONDS: Final = 30.0
+"""An SMS that reaches a host without a provider for SMS is due again after this time: another host may have one."""
 
 
 class NoRoute(Exception):
@@ -136,6 +140,12 @@ class LedgerAttempt(Attempt):
         self.deadline = asyncio.get_running_loop().time() + self._timeout_seconds
 
     @property
+    def expires_in(self) -> float | None:
+        """See `contract.Attempt.expires_in`."""
+        seconds = self.email.expires_at - steady_clock()
+        return seconds if seconds < math.inf else None
+
+    @property
     def rendering(self) -> LedgerAttempt:
         """See `contract.Attempt.rendering`."""
         return self
@@ -158,17 +168,25 @@ class Attempts:
     """Makes attempts. Writes the ledger, and nothing to the database."""
 
     def __init__(
-        self, routes: Routes, ledger: Ledger, *, timeout_seconds: float, allowed_headers: Collection[str] = ()
+        self,
+        routes: Routes,
+        ledger: Ledger,
+        *,
+        timeout_seconds: float,
+        allowed_headers: Collection[str] = (),
+        sms_segments: int = 10,
     ) -> None:
         """
         Args:
             timeout_seconds: The longest that a whole attempt may take.
             allowed_headers: Headers that control a provider and that the operator allows.
+            sms_segments: The most segments of an SMS.
         """
         self._routes = routes
         self._ledger = ledger
         self._timeout_seconds = timeout_seconds
         self._allowed_headers = allowed_headers
+        self._sms_segments = sms_segments
         self._log = get_log()
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
@@ -316,8 +334,10 @@ class Attempts:
     def _forbidden(self, content: OutgoingEmail) -> str | None:
         """Why no provider may get the email; None if a provider may.
 
-        Checks the headers a second time, because the enqueuing host may allow more headers than this host.
+        Checks the headers and the length of an SMS a second time, because the enqueuing host may allow more.
         """
+        if content.channel == SMS_CHANNEL and (why := too_long(content.text or "", self._sms_segments)):
+            return f"The text {why}."
         return headers_fault(content.headers, self._allowed_headers) if content.headers else None
 
     def _choose(self, email: InFlightEmail, content: OutgoingEmail) -> Route | None:
@@ -335,6 +355,9 @@ class Attempts:
             if seconds := self._routes.suspect_wait_seconds(able, content):
                 raise TryLater(seconds)
             raise NoRoute(self._routes.delay_seconds(able))
+        if route is None and not self._routes.serve(content.channel):
+            self._log.warning("email.no_channel", email_id=str(email.email_id), channel=content.channel)
+            raise NoRoute(CHANNEL_SECONDS)
         return route
 
     def _no_provider(self, email: InFlightEmail, content: OutgoingEmail) -> Rejected:

@@ -147,7 +147,7 @@ class LeaseStage:
             delivery = waiting.pop(lease.email_id).delivery
             email = InFlightEmail(lease, delivery, policy, confirmed_at=asked_at, leased_until=leased_until)
             self._window.emails[lease.email_id] = email
-            if lease.email_id in paused:
+            if paused and lease.email_id in paused:
                 self._leased.release(email)
             else:
                 self._leased.add(email)

@@ -17,7 +17,7 @@ from dataclasses import replace
 from dispatcher.config import Settings
 from dispatcher.domain.capabilities import recipients_of
 from dispatcher.domain.decision import RetryIn, decide
-from dispatcher.domain.outcome import Deferred, Outcome, Uncertain, with_suppressed
+from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, Uncertain, with_suppressed
 from dispatcher.domain.outgoing import without_recipients
 from dispatcher.domain.retry import RetryPolicy
 from dispatcher.host.batch_queue import BatchQueue
@@ -210,7 +210,10 @@ class SendStage:
             if found:
                 email.suppressed, email.content = found, without_recipients(content, found)
         self._add_headers(email)
-        return await self._attempts.make(email)
+        outcome = await self._attempts.make(email)
+        if isinstance(outcome, Rejected) and outcome.reason is Reason.OPTED_OUT and email.content is not None:
+            await self._suppressed.opt_out(email.content)
+        return outcome
 
     def _add_headers(self, email: InFlightEmail) -> None:
         hasher = self._suppressed.hasher

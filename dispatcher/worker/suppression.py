@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.domain.suppression import Recipient, SuppressionReason
 from dispatcher.errors import DispatcherError, StatementRefused
 from dispatcher.host.batch_queue import BatchQueue
 from dispatcher.host.lifecycle import raise_on_stray_cancel
@@ -34,7 +34,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 from dispatcher.worker.outage import StoreOutage
 
-REFRESH_SECONDS: Final = 1.5
+REFRESH_SECONDS: Final = 0.75
 REFRESH_SHARE: Final = 20
 """A worker spends at most a twentieth of its time with reading entries, even if a long transaction makes it read the
 same entries again."""
@@ -139,6 +139,18 @@ class SuppressedRecipients:
         found = await answer
         self._report(found)
         return found
+
+    async def opt_out(self, email: OutgoingEmail) -> None:
+        """Suppresses the recipients of an email, because its provider says that they want no more messages.
+
+        If PostgreSQL is unavailable, the provider says so again at the next message.
+        """
+        if (hasher := self._hasher) is not None:
+            entries = {hasher.hash(address): Recipient(address, is_domain=False).masked for address in email.to}
+            try:
+                await self._store.opt_out(email.email_id, entries)
+            except DispatcherError as error:
+                get_log().warning("recipients.opt_out_failed", email_id=str(email.email_id), reason=error.message)
 
     async def _answer(self, batch: list[Question]) -> None:
         """Answers questions about several emails with one query."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from dispatcher.domain.capabilities import recipients_of
-from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, OutgoingEmail
 from dispatcher.store.address_hashes import AddressHasher, normalised
 
 LIST_UNSUBSCRIBE: Final = "List-Unsubscribe"
@@ -28,6 +28,8 @@ class UnsubscribeHeaders:
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
         """The email with the headers, if it has exactly one recipient and no such header of its own."""
+        if email.channel != EMAIL_CHANNEL:
+            return email
         sender = normalised(email.sender)
         if sender not in self._senders and sender.rpartition("@")[2] not in self._senders:
             return email

@@ -13,6 +13,18 @@ set
     seen_at = excluded.seen_at
 returning holder;
 
+-- name: report_processes
+-- Records which processes run on this monitor's host, and that the host is running. Returns the host.
+insert into dispatcher.host_presence (holder, host, seen_at, version, processes)
+values (%(holder)s, %(host)s, clock_timestamp(), %(version)s, %(processes)s::jsonb)
+on conflict (holder) do update
+set
+    host = excluded.host,
+    seen_at = excluded.seen_at,
+    version = excluded.version,
+    processes = excluded.processes
+returning host;
+
 -- name: leave_presence
 -- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: it had not reported.
 delete from dispatcher.host_presence
@@ -79,6 +91,19 @@ left join lateral (
     where email_id = e.email_id
 ) as a on true
 order by 2 desc;
+
+-- name: save_alert_check
+-- Records what a check of a DLQ found, for the operators' page. Returns the queue.
+insert into dispatcher.alert_check (queue, host, checked_at, depth, fault, alerts)
+values (%(queue)s, %(host)s, clock_timestamp(), %(depth)s::bigint, %(fault)s::text, %(alerts)s::jsonb)
+on conflict (queue) do update
+set
+    host = excluded.host,
+    checked_at = excluded.checked_at,
+    depth = excluded.depth,
+    fault = excluded.fault,
+    alerts = excluded.alerts
+returning queue;
 
 -- name: list_presences
 -- Hosts whose monitors did not stop in an orderly way: when each last reported, and how many seconds ago that was.

@@ -19,12 +19,21 @@ from dispatcher.api_key
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- Revokes a key. No row: the key is unknown or already revoked.
-update dispatcher.api_key
-set revoked_at = clock_timestamp()
-where key_id = %(key_id)s
-    and revoked_at is null
-returning key_id;
+-- Revokes a key. Audited. No row: the key is unknown or already revoked.
+with revoked as (
+    update dispatcher.api_key
+    set revoked_at = clock_timestamp()
+    where key_id = %(key_id)s
+        and revoked_at is null
+    returning key_id, tenant_id
+),
+audited as (
+    insert into dispatcher.operator_audit (actor, action, reason, detail)
+    select %(actor)s, 'revoke_key', %(reason)s, jsonb_build_object('key_id', 'ed_' || key_id, 'tenant', tenant_id)
+    from revoked
+)
+select key_id
+from revoked;
 
 -- name: begin_recipient_day
 -- Creates a key's row for today, and deletes its rows that are older than a week. No rows.

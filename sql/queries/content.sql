@@ -5,7 +5,7 @@
 -- No row: the content was deleted.
 select
     coalesce(due_since, created_at), sender, recipients, subject, text_body, html_body, template_id, template_data,
-    headers, tags
+    headers, tags, channel
 from dispatcher.email_content
 join dispatcher.email_log using (email_id)
 where email_id = %(email_id)s;

@@ -7,14 +7,18 @@ where until_at is null
 order by began_at, scope, name;
 
 -- name: list_lane_policies
--- What operators set for lanes.
-select lane, weight, on_uncertain, max_attempts, redeliver_seconds
+-- What operators set for lanes. Earlier releases stored weights that no longer may be set, such as NaN: they count as 1.
+select
+    lane, case when weight between 0.001 and 1000000 then weight else 1 end as weight, on_uncertain, max_attempts,
+    redeliver_seconds
 from dispatcher.lane_policy
 order by lane;
 
 -- name: list_tenant_limits
--- What operators set for tenants.
-select tenant_id, weight, per_second
+-- What operators set for tenants. Weights as in list_lane_policies; a ceiling out of its range is the lowest.
+select
+    tenant_id, case when weight between 0.001 and 1000000 then weight else 1 end as weight,
+    case when per_second not between 0.001 and 1000000 then 0.001 else per_second end as per_second
 from dispatcher.tenant_limit
 order by tenant_id;
 

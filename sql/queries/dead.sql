@@ -5,7 +5,7 @@ select
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s
+    %(email_ids)s, %(discarded)s, %(tag)s
 )
 where %(before)s::uuid is null or email_id < %(before)s
 order by email_id desc
@@ -20,14 +20,19 @@ select
         when 'provider' then coalesce(provider, '-')
         when 'tenant' then tenant_id
         when 'error' then coalesce(last_error, '-')
+        when 'domain' then coalesce(domain, '-')
     end as value,
     count(*),
     min(created_at),
     max(created_at)
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s
-)
+    %(email_ids)s, %(discarded)s, %(tag)s
+) as e
+-- An email counts once for each domain of its recipients. A function, because not every role may read addresses.
+left join lateral unnest(
+    case when %(by)s = 'domain' then dispatcher.recipient_domains(e.email_id) end
+) as recipient (domain) on true
 group by value
 order by count(*) desc, value;
 
@@ -44,7 +49,7 @@ select
     (array_agg(e.email_id order by e.email_id))[1:%(sample)s]
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s
+    %(email_ids)s, %(discarded)s, %(tag)s
 ) as e
 left join dispatcher.email_content as c using (email_id)
 left join dispatcher.email_log as l using (email_id)
@@ -56,9 +61,61 @@ order by outcome;
 select email_id
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s
+    %(email_ids)s, %(discarded)s, %(tag)s
 )
 order by email_id;
+
+-- name: list_dead_page
+-- A page of failed and held emails, newest first: those with ids below a given id. Reads no other emails.
+select
+    e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error, e.attempt_count,
+    e.provider, e.created_at, e.dead_letter_due_at is not null, e.dead_letter_discarded_at
+from dispatcher.find_dead_emails(
+    %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+    %(email_ids)s, %(discarded)s, %(tag)s
+) as e
+where %(before)s::uuid is null or e.email_id < %(before)s
+order by e.email_id desc
+limit %(limit)s;
+
+-- name: group_dead
+-- Failed and held emails by cause (error type and provider) or by one property, largest group first: the newest emails
+-- only, at most a given number. `emails_in_all` is the number of all these emails.
+with selected as (
+    select e.email_id, e.tenant_id, e.status, e.error_type, e.provider, e.created_at
+    from dispatcher.find_dead_emails(
+        %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+        %(email_ids)s, %(discarded)s, %(tag)s
+    ) as e
+    order by e.email_id desc
+    limit %(limit)s
+),
+grouped as (
+    select
+        case %(by)s
+            when 'cause' then array[e.error_type, e.provider]
+            when 'tenant' then array[e.tenant_id]
+            when 'domain' then array[recipient.domain]
+        end as keys,
+        count(*) as emails,
+        count(*) filter (where e.status = 'held') as held,
+        min(e.created_at) as oldest_at,
+        max(e.created_at) as newest_at,
+        max(e.email_id::text)::uuid as sample_id
+    from selected as e
+    left join lateral unnest(
+        case when %(by)s = 'domain' then dispatcher.recipient_domains(e.email_id) end
+    ) as recipient (domain) on true
+    group by keys
+    order by emails desc, keys
+    limit %(groups)s
+)
+select
+    g.keys, g.emails, g.held, g.oldest_at, g.newest_at, g.sample_id, s.last_error,
+    (select count(*) from selected)
+from grouped as g
+left join dispatcher.email_log as s on s.email_id = g.sample_id
+order by g.emails desc, g.keys;
 
 -- name: find_known_ids
 -- Those of the given ids that exist in email_log, with any status.

@@ -16,9 +16,9 @@ where exists (select 1 from dispatcher.email_attempt_default);
 -- name: sample_pending
 -- The oldest pending emails, with the fields that decide whether a provider can send them; no bodies, no attachments.
 select
-    e.email_id, e.created_at, c.sender, c.recipients, '', null, null, c.template_id, null, c.headers, null
+    e.email_id, e.created_at, c.sender, c.recipients, '', null, null, c.template_id, null, c.headers, null, e.channel
 from (
-    select email_id, created_at
+    select email_id, created_at, channel
     from dispatcher.email_log
     where status = 'pending'
     order by email_id

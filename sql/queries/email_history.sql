@@ -1,9 +1,10 @@
 -- name: find_email
 -- All columns of one email that are not private; zero rows: it does not exist.
 select
-    email_id, tenant_id, message_key, status, lane, wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
-    correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at, published_at, sent_at,
-    publish_due_at, dead_letter_due_at, dead_letter_discarded_at
+    email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, lane, wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
+    correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
+    published_at, leased_at, sent_at, settled_at, publish_due_at, dead_letter_due_at, dead_lettered_at,
+    dead_letter_discarded_at
 from dispatcher.email_log
 where email_id = %(email_id)s;
 
@@ -13,6 +14,25 @@ select message_key, email_id
 from dispatcher.email_idempotency
 where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
+
+-- name: find_tenants_of_key
+-- The emails of all tenants that have a message key, with their tenants. The primary key begins with the tenant, so this
+-- steps from tenant to tenant in the index, and looks into each. Zero rows: no email has the key.
+with recursive tenant (tenant_id, position) as (
+    select min(tenant_id), 1
+    from dispatcher.email_idempotency
+    union all
+    select
+        (select min(k.tenant_id) from dispatcher.email_idempotency as k where k.tenant_id > t.tenant_id),
+        t.position + 1
+    from tenant as t
+    where t.tenant_id is not null
+        and t.position < %(most_tenants)s
+)
+select t.tenant_id, k.email_id
+from tenant as t
+join dispatcher.email_idempotency as k on k.tenant_id = t.tenant_id and k.message_key = %(message_key)s
+order by t.tenant_id;
 
 -- name: list_attempts
 -- The attempts of an email, in order.

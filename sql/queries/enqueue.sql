@@ -12,6 +12,7 @@
 -- repeat of an earlier enqueue still finds its own email.
 -- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
 -- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
+-- Lists of numbers and booleans need no escapes, and are sent as literals of arrays (%s).
 -- The statement runs with the search_path of the application's session. So each operator and function has exactly the
 -- argument types that pg_catalog declares: PostgreSQL finds no better match in another schema.
 with input as (
@@ -33,18 +34,19 @@ with input as (
         %(template_datas)b::text[],
         %(headers)b::text[],
         %(tags)b::text[],
-        %(attachment_counts)b::integer[],
+        %(attachment_counts)s::integer[],
         %(octets)b::integer[],
-        %(ignore_suppressions)b::boolean[],
+        %(ignore_suppressions)s::boolean[],
         %(send_ats)b::text[],
         %(expires_ats)b::text[],
+        %(channels)b::text[],
         %(lanes)b::text[],
         %(sender_addresses)b::text[],
         %(sender_domains)b::text[]
     ) as t (
         email_id, tenant_id, message_key, payload_hash, on_uncertain, correlation_id, traceparent,
         sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags, attachment_count,
-        octets, ignore_suppression, send_at, expires_at, lane, sender_address, sender_domain
+        octets, ignore_suppression, send_at, expires_at, channel, lane, sender_address, sender_domain
     )
 ),
 -- The lane of each email, and the lane's policy.
@@ -72,11 +74,11 @@ claimed as (
 ),
 logged as (
     insert into dispatcher.email_log (
-        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, lane, max_attempts,
-        redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
+        email_id, tenant_id, message_key, on_uncertain, correlation_id, traceparent, channel, lane,
+        max_attempts, redeliver_seconds, expires_at, status, wait_until, wait_reason, due_since, publish_due_at
     )
     select
-        email_id, tenant_id, message_key, laned.on_uncertain, correlation_id, traceparent, laned.lane,
+        email_id, tenant_id, message_key, laned.on_uncertain, correlation_id, traceparent, channel, laned.lane,
         max_attempts, redeliver_seconds, expires_at::timestamptz,
         case when is_later then 'waiting'::text else 'pending'::text end,
         case when is_later then send_at::timestamptz end,
@@ -105,6 +107,23 @@ stored as (
         email_id, sender, recipients::jsonb, subject, text_body, html_body, template_id, template_data::jsonb,
         headers::jsonb, tags::jsonb, attachment_count, octets, ignore_suppression
     from input
+    join claimed using (email_id)
+),
+-- Who gets them, without addresses: see email_recipient.
+listed as (
+    insert into dispatcher.email_recipient (email_id, address_hash, domain)
+    -- A phone number has no domain.
+    select
+        r.email_id, r.address_hash,
+        case when strpos(r.address, '@'::text) > 0 then split_part(r.address, '@'::text, -1) else ''::text end
+    from (
+        select (%(email_ids)b::uuid[])[n.email_number] as email_id, n.address, n.address_hash
+        from unnest(
+            %(recipient_email_numbers)s::smallint[],
+            %(recipient_addresses)b::text[],
+            dispatcher.hash_addresses(%(recipient_addresses)b::text[])
+        ) as n (email_number, address, address_hash)
+    ) as r
     join claimed using (email_id)
 )
 select

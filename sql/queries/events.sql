@@ -209,6 +209,7 @@ settled as (
         proven_by = case when not j.is_dropped then j.proven_by end,
         provider = case when not j.is_dropped or j.previous_status = 'held' then j.proven_by else e.provider end,
         sent_at = case when not j.is_dropped then clock_timestamp() end,
+        settled_at = case when j.is_dropped and j.previous_status = 'held' then clock_timestamp() else e.settled_at end,
         wait_until = case when j.is_dropped then e.wait_until end,
         rescued_token = null,
         error_type = case

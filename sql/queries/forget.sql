@@ -58,8 +58,8 @@ where e.email_id = any(%(email_ids)s)
 order by e.email_id;
 
 -- name: forget_emails
--- Erases a recipient from finished emails, in one commit: their content and attachments, the hash of the address in their
--- events, and all texts of providers, because these may quote the address. An event also loses its key, which is made of
+-- Erases a recipient from finished emails, in one commit: their content, attachments and recipients' hashes, the hash of
+-- the address in their events, and all texts of providers, because these may quote the address. An event also loses its key, which is made of
 -- the hash. The rows of email_log stay, as a proof that the emails existed. Each changed email is audited, without the
 -- address. Returns a row per email: whether it is finished (others are not changed), whether its row is locked by another
 -- transaction (the email is not changed), whether it had content, and its number of attachments and events.
@@ -83,6 +83,11 @@ attachment as (
     where email_id = any(array(select email_id from free))
         and email_id between %(lowest_id)s and %(highest_id)s
     returning email_id
+),
+recipient as (
+    delete from dispatcher.email_recipient
+    where email_id = any(array(select email_id from free))
+        and email_id between %(lowest_id)s and %(highest_id)s
 ),
 event as (
     update dispatcher.email_event

@@ -6,8 +6,10 @@
 -- An application that enqueues with the library: it inserts emails, and finds their ids by their keys. No rows.
 grant usage on schema dispatcher to {role};
 grant insert on
-    dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment
+    dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content, dispatcher.email_attachment,
+    dispatcher.email_recipient
     to {role};
+grant execute on function dispatcher.hash_addresses to {role};
 grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
 grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
 grant select on dispatcher.lane_policy, dispatcher.lane_rule to {role};
@@ -17,16 +19,19 @@ grant select on dispatcher.lane_policy, dispatcher.lane_rule to {role};
 grant usage on schema dispatcher to {role};
 grant select, insert, update on
     dispatcher.email_log, dispatcher.email_hourly, dispatcher.provider_rate, dispatcher.api_key,
-    dispatcher.relay_timeline
+    dispatcher.relay_timeline, dispatcher.alert_check
     to {role};
 grant select, update on dispatcher.outgoing_feed to {role};
 grant select, insert, update, delete on
     dispatcher.email_idempotency, dispatcher.email_replay, dispatcher.email_replay_item, dispatcher.api_key_day,
     dispatcher.provider_state, dispatcher.alert_told, dispatcher.host_presence, dispatcher.suppression,
     dispatcher.outgoing_event, dispatcher.webhook, dispatcher.webhook_retry, dispatcher.pause,
-    dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit
+    dispatcher.lane_policy, dispatcher.lane_rule, dispatcher.tenant_limit, dispatcher.ops_session,
+    dispatcher.minute_sample
     to {role};
-grant select, insert, delete on dispatcher.email_content, dispatcher.email_attachment to {role};
+grant select, insert, delete on
+    dispatcher.email_content, dispatcher.email_attachment, dispatcher.email_recipient, dispatcher.inbound_message
+    to {role};
 grant select, insert on dispatcher.email_attempt, dispatcher.email_event, dispatcher.operator_audit to {role};
 grant update (error) on dispatcher.email_attempt to {role};
 grant update (event_key, address_hash, detail) on dispatcher.email_event to {role};
@@ -35,7 +40,11 @@ grant select on
     dispatcher.email_content_default, dispatcher.email_attachment_default, dispatcher.email_attempt_default
     to {role};
 grant execute on function
-    dispatcher.email_id_lowest_at, dispatcher.find_dead_emails, dispatcher.email_partitions_ended,
+    dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
+    dispatcher.recipient_domains, dispatcher.find_recipients,
+    dispatcher.find_dead_emails(
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+    ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune
     to {role};
@@ -45,14 +54,20 @@ grant execute on function
 -- addresses, subjects, bodies or API keys. No rows.
 grant usage on schema dispatcher to {role};
 grant select on
-    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_hourly,
-    dispatcher.email_replay,
+    dispatcher.email_log, dispatcher.email_attempt, dispatcher.email_event, dispatcher.email_recipient,
+    dispatcher.email_hourly, dispatcher.email_replay,
     dispatcher.email_replay_item, dispatcher.operator_audit, dispatcher.provider_state, dispatcher.provider_rate,
-    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause
+    dispatcher.host_presence, dispatcher.outgoing_event, dispatcher.outgoing_feed, dispatcher.pause,
+    dispatcher.minute_sample, dispatcher.alert_check, dispatcher.lane_policy
     to {role};
-grant select (email_id) on dispatcher.email_content to {role};
+grant select (email_id, tags) on dispatcher.email_content to {role};
+grant select (recipients_since) on dispatcher.dispatcher_database to {role};
 grant select (tenant_id, message_key, email_id) on dispatcher.email_idempotency to {role};
 grant execute on function
-    dispatcher.email_id_lowest_at, dispatcher.find_dead_emails, dispatcher.email_partitions_ended,
+    dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
+    dispatcher.recipient_domains,
+    dispatcher.find_dead_emails(
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+    ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since
     to {role};

@@ -5,11 +5,47 @@ select
     count(*) over ()
 from dispatcher.find_dead_emails(
     'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s
+    %(email_ids)s, %(discarded)s, %(tag)s
 )
 where %(after)s::uuid is null or email_id > %(after)s
 order by email_id
 limit %(limit)s;
+
+-- name: list_held_page
+-- A page of held emails with what is known about each, oldest first: those with ids above a given id. Reads no others.
+with page as (
+    select
+        e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
+        e.created_at, e.dead_letter_discarded_at
+    from dispatcher.find_dead_emails(
+        'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
+        %(email_ids)s, %(discarded)s, %(tag)s
+    ) as e
+    where %(after)s::uuid is null or e.email_id > %(after)s
+    order by e.email_id
+    limit %(limit)s
+)
+select
+    p.email_id, p.tenant_id, p.message_key, p.correlation_id, p.error_type, p.last_error, p.provider, p.attempt_count,
+    p.created_at, p.dead_letter_discarded_at, l.provider_message_id, l.expires_at,
+    exists (select from dispatcher.email_content as c where c.email_id = p.email_id),
+    last.worker, last.started_at, last.finished_at, last.outcome, last.provider_code,
+    events.kinds
+from page as p
+left join dispatcher.email_log as l on l.email_id = p.email_id
+left join lateral (
+    select a.worker, a.started_at, a.finished_at, a.outcome, a.provider_code
+    from dispatcher.email_attempt as a
+    where a.email_id = p.email_id
+    order by a.attempt_number desc, a.finished_at desc
+    limit 1
+) as last on true
+left join lateral (
+    select array_agg(distinct v.kind) as kinds
+    from dispatcher.email_event as v
+    where v.email_id = p.email_id
+) as events on true
+order by p.email_id;
 
 -- name: confirm_held
 -- An operator confirms that a held email arrived: it becomes `sent`, its key is completed, and it is counted and

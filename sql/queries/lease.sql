@@ -29,6 +29,7 @@ with leased as (
         attempt_count = e.attempt_count + 1,
         locked_by = %(worker)s,
         locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
+        leased_at = clock_timestamp(),
         published_at = coalesce(e.published_at, clock_timestamp()),
         publish_due_at = null
     where e.email_id = any(%(email_ids)b)
@@ -46,7 +47,7 @@ with leased as (
     returning
         e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base, e.traceparent,
         coalesce(e.due_since, e.created_at) as due_since, e.provider, e.pinned_at, e.expires_at, e.tenant_id,
-        e.created_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count
+        e.created_at, e.max_attempts, e.redeliver_seconds, e.redelivery_count, e.channel
 )
 select
     e.email_id, e.lease_token, e.attempt_count, e.on_uncertain, e.correlation_id, e.attempt_base,
@@ -56,7 +57,7 @@ select
     case when c.octets_apart = 0 then c.html_body end,
     c.template_id,
     case when c.octets_apart = 0 then c.template_data end,
-    c.headers, c.tags, c.octets_apart,
+    c.headers, c.tags, e.channel, c.octets_apart,
     case when e.pinned_at is not null then e.provider end,
     extract(epoch from clock_timestamp() - e.pinned_at)::double precision,
     extract(epoch from e.expires_at - clock_timestamp())::double precision,
@@ -100,6 +101,7 @@ set
     attempt_count = e.attempt_count + 1,
     locked_by = %(worker)s,
     locked_until = clock_timestamp() + %(lease_seconds)s * interval '1 second',
+    leased_at = clock_timestamp(),
     published_at = coalesce(e.published_at, clock_timestamp()),
     publish_due_at = null
 where e.email_id = %(email_id)s

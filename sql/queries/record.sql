@@ -78,6 +78,11 @@ closed as (
         redelivery_count = e.redelivery_count + (r.status = 'waiting')::integer,
         rescued_token = null,
         sent_at = case r.status when 'sent' then clock_timestamp() end,
+        settled_at = case
+            when r.status in ('failed', 'held') and not (e.status = 'held' and r.outcome = 'uncertain')
+                then clock_timestamp()
+            else e.settled_at
+        end,
         publish_due_at = case
             when e.status = 'held' and r.outcome = 'uncertain' then null
             when r.status = 'pending' or (r.status = 'sending' and e.status = 'held') then clock_timestamp()

@@ -116,10 +116,55 @@ cross join lateral (
 where lanes.lane is not null
     and lanes.lane <> all(%(without_lanes)s::text[]);
 
+-- name: count_due
+-- As find_due_tenants, for at most `pairs` lanes and tenants: how many emails are due, counted up to `most`, and for how
+-- many seconds the longest due email has been due. Leaves out tenants whose marks are all ahead of the clock.
+with recursive pairs (lane, tenant_id, number) as (
+    (
+        select lane, tenant_id, 1
+        from dispatcher.email_log
+        where publish_due_at is not null
+        order by lane, tenant_id
+        limit 1
+    )
+    union all
+    select next.lane, next.tenant_id, pairs.number + 1
+    from pairs
+    cross join lateral (
+        select e.lane, e.tenant_id
+        from dispatcher.email_log as e
+        where e.publish_due_at is not null
+            and (e.lane, e.tenant_id) > (pairs.lane, pairs.tenant_id)
+        order by e.lane, e.tenant_id
+        limit 1
+    ) as next
+    where pairs.number < %(pairs)s
+)
+select
+    pairs.lane, pairs.tenant_id, due.emails::integer,
+    extract(epoch from clock_timestamp() - due.oldest)::double precision
+from pairs
+cross join lateral (
+    select count(*) as emails, min(first.publish_due_at) as oldest
+    from (
+        select e.publish_due_at
+        from dispatcher.email_log as e
+        where e.lane = pairs.lane
+            and e.tenant_id = pairs.tenant_id
+            and e.publish_due_at <= now()
+        order by e.publish_due_at
+        limit %(most)s
+    ) as first
+) as due
+where due.emails > 0
+order by due.emails desc, pairs.lane, pairs.tenant_id;
+
 -- name: find_due_of_tenants
 -- For each given lane and tenant, up to `most` due emails with a mark from `since` to `until`, longest due first, without
--- expired emails. As in find_publish_due, two ranges are read. All marks of the second range are later than those of the first, so it is read
--- only if the first has fewer emails than wanted.
+-- expired emails. As in find_publish_due, two ranges are read. All marks of the second range are later than those of the
+-- first, so it is read only if the first has fewer emails than wanted.
+-- Rows are compared and ordered by lane, tenant and mark together, so that only the index on these three columns gives
+-- the order. With `lane = …`, PostgreSQL could read the index on the marks alone: all due emails, once for each tenant.
 select due.*
 from unnest(
     %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
@@ -128,24 +173,23 @@ cross join lateral (
     (
         select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
         from dispatcher.email_log as e
-        where e.lane = t.lane
-            and e.tenant_id = t.tenant_id
-            and e.publish_due_at >= t.since
-            and e.publish_due_at <= least(t.until, now())
+        where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
+            and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, least(t.until, now()))
+            and e.publish_due_at is not null
             and (e.expires_at is null or e.expires_at > now())
-        order by e.publish_due_at
+        order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
     union all
     (
         select e.email_id, e.message_key, e.correlation_id, e.traceparent, e.publish_due_at, e.lane, e.tenant_id
         from dispatcher.email_log as e
-        where e.lane = t.lane
-            and e.tenant_id = t.tenant_id
-            and e.publish_due_at >= greatest(t.since, now() + %(ahead_seconds)s * interval '1 second')
-            and e.publish_due_at <= t.until
+        where (e.lane, e.tenant_id, e.publish_due_at)
+                >= (t.lane, t.tenant_id, greatest(t.since, now() + %(ahead_seconds)s * interval '1 second'))
+            and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
+            and e.publish_due_at is not null
             and (e.expires_at is null or e.expires_at > now())
-        order by e.publish_due_at
+        order by e.lane, e.tenant_id, e.publish_due_at
         limit t.most
     )
     limit t.most
@@ -160,13 +204,12 @@ from unnest(
 cross join lateral (
     select e.email_id
     from dispatcher.email_log as e
-    where e.lane = t.lane
-        and e.tenant_id = t.tenant_id
-        and e.publish_due_at >= t.since
-        and e.publish_due_at <= t.until
+    where (e.lane, e.tenant_id, e.publish_due_at) >= (t.lane, t.tenant_id, t.since)
+        and (e.lane, e.tenant_id, e.publish_due_at) <= (t.lane, t.tenant_id, t.until)
+        and e.publish_due_at is not null
         and (e.expires_at is null or e.expires_at > now())
         and e.publish_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
-    order by e.publish_due_at
+    order by e.lane, e.tenant_id, e.publish_due_at
     limit t.most
 ) as due;
 
@@ -215,7 +258,7 @@ where (select count(*) from marked) < cardinality(%(email_ids)s::uuid[])
 -- clock was set back, as in find_publish_due.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at, traceparent
+    created_at, dead_letter_due_at, coalesce(channel, 'email'), traceparent
 from dispatcher.email_log
 where dead_letter_due_at is not null
     and dead_letter_due_at not between now() and now() + %(ahead_seconds)s * interval '1 second'
@@ -246,7 +289,7 @@ order by dead_letter_due_at;
 -- As find_due_dead_letters for one email, without the optional columns, which may be damaged.
 select
     email_id, tenant_id, message_key, null, status, null, null, attempt_count, null,
-    created_at, dead_letter_due_at, null
+    created_at, dead_letter_due_at, 'email', null
 from dispatcher.email_log
 where email_id = %(email_id)s
     and dead_letter_due_at is not null;
@@ -255,7 +298,7 @@ where email_id = %(email_id)s
 -- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it equals the time
 -- in the dead letter: if an email has failed again since, a new dead letter is due.
 update dispatcher.email_log
-set dead_letter_due_at = null
+set dead_letter_due_at = null, dead_lettered_at = clock_timestamp()
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
     and (
@@ -303,6 +346,7 @@ rescued as (
         rescued_from = case x.policy when 'hold' then e.locked_by end,
         rescued_token = case x.policy when 'hold' then e.lease_token end,
         rescued_in_doubt = case x.policy when 'hold' then e.was_uncertain end,
+        settled_at = case x.policy when 'hold' then clock_timestamp() else e.settled_at end,
         error_type = 'outcome_unknown',
         last_error = case
             when e.locked_by ~ ' before the promotion$'
@@ -422,6 +466,7 @@ republished as (
         lease_token = e.lease_token + case v.policy when 'again' then 0 else 1 end,
         was_uncertain = e.was_uncertain or v.policy <> 'again',
         rescued_token = case v.policy when 'again' then e.rescued_token end,
+        settled_at = case v.policy when 'hold' then clock_timestamp() else e.settled_at end,
         error_type = case v.policy when 'again' then e.error_type else 'outcome_unknown' end,
         last_error = case v.policy
             when 'again' then e.last_error

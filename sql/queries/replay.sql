@@ -223,7 +223,8 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- The latest replays, or one replay: its emails by outcome, and whether a session is running the replay now.
+-- The latest replays, those of one tenant, or one replay: its emails by outcome, and whether a session is running the
+-- replay now. `before`: only replays with lower ids.
 select
     r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
     r.changed_at, coalesce(r.paced_with, array[]::bigint[]),
@@ -246,8 +247,9 @@ select
             and l.granted
     )
 from dispatcher.email_replay as r
-where %(replay_id)s::bigint is null
-    or r.replay_id = %(replay_id)s
+where (%(replay_id)s::bigint is null or r.replay_id = %(replay_id)s)
+    and (%(before)s::bigint is null or r.replay_id < %(before)s)
+    and (%(tenant_id)s::text is null or r.selection ->> 'tenant_id' = %(tenant_id)s)
 order by r.replay_id desc
 limit %(limit)s;
 
@@ -259,3 +261,25 @@ where replay_id = %(replay_id)s
     and outcome <> 'replayed'
 order by email_id
 limit %(limit)s;
+
+-- name: count_replayed_by_status
+-- The statuses that the emails of a replay have now, with the number of emails: of replayed emails only, at most a given
+-- number.
+select l.status, count(*)
+from (
+    select i.email_id
+    from dispatcher.email_replay_item as i
+    where i.replay_id = %(replay_id)s
+        and i.outcome = 'replayed'
+    limit %(limit)s
+) as i
+join dispatcher.email_log as l using (email_id)
+group by l.status
+order by count(*) desc, l.status;
+
+-- name: has_running_replay
+-- A row: at least one replay is running.
+select replay_id
+from dispatcher.email_replay
+where state = 'running'
+limit 1;

@@ -73,7 +73,8 @@ where email_id = any(array(select email_id from old))
 returning email_id;
 
 -- name: delete_one_time_codes
--- Deletes the content of up to `limit` sent or cancelled emails with `erase_after_sending`. Returns a row per email.
+-- Deletes the content of up to `limit` sent or cancelled emails with `erase_after_sending`, and the hashes of their
+-- recipients. Returns a row per email.
 with codes as (
     select c.email_id
     from dispatcher.email_content as c
@@ -85,6 +86,10 @@ with codes as (
 ),
 attachments as (
     delete from dispatcher.email_attachment
+    where email_id = any(array(select email_id from codes))
+),
+recipients as (
+    delete from dispatcher.email_recipient
     where email_id = any(array(select email_id from codes))
 )
 delete from dispatcher.email_content

@@ -118,6 +118,7 @@ crashed as (
         last_error = %(error)s,
         error_type = %(error_type)s,
         publish_due_at = case when e.crash_count + 1 < %(most_crashes)s then clock_timestamp() end,
+        settled_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() else e.settled_at end,
         dead_letter_due_at = case when e.crash_count + 1 >= %(most_crashes)s then clock_timestamp() end
     where e.email_id = any(array(select email_id from free))
         and e.email_id between %(lowest_id)s and %(highest_id)s

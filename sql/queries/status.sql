@@ -51,8 +51,8 @@ where outcome = 'accepted';
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
 -- been due, both in seconds. Leaves out what an operator paused, except by provider. Null if no email is pending or due,
--- or if the first 100,000 are paused. A scheduled email that has just become pending was enqueued long ago, so the first
--- emails by id are compared.
+-- or if the first `limit` are paused. A scheduled email that has just become pending was enqueued long ago, so the first
+-- emails by id are compared. `between`: see overview.sql.
 with paused as (
     select scope, name
     from dispatcher.pause
@@ -67,9 +67,9 @@ select
             from (
                 select due_since, created_at, lane, tenant_id
                 from dispatcher.email_log
-                where status = 'pending'
-                order by email_id
-                limit 100000
+                where status between 'pending' and 'pending'
+                order by status, email_id
+                limit %(limit)s
             ) as e
             where not exists (
                 select from paused as p
@@ -87,7 +87,7 @@ select
             from dispatcher.email_log
             where publish_due_at is not null
             order by publish_due_at
-            limit 100000
+            limit %(limit)s
         ) as e
         where not exists (
             select from paused as p

@@ -172,3 +172,60 @@ suppressed as (
 
 select true
 from email;
+
+-- name: opt_out
+-- Suppresses a number that has answered STOP, for every tenant that has sent it one of the last 1000 SMS, or for the
+-- tenant default if none is known. A message that was handled in the last 30 days changes nothing. No rows.
+with forgotten as (
+    delete from dispatcher.inbound_message
+    where received_at < now() - interval '30 days'
+),
+received as (
+    insert into dispatcher.inbound_message (message_id)
+    values (%(message_id)s)
+    on conflict do nothing
+    returning message_id
+),
+found as (
+    select distinct e.tenant_id
+    from dispatcher.find_recipients(
+        '', substring(%(address_hash)s::bytea from 1 for 6), 'ffffffff-ffff-ffff-ffff-ffffffffffff',
+        '00000000-0000-0000-0000-000000000000', 1000
+    ) as r (email_id)
+    join dispatcher.email_log as e using (email_id)
+    where e.channel is not null
+),
+senders as (
+    select tenant_id from found
+    union all
+    select 'default' where not exists (select from found)
+)
+insert into dispatcher.suppression as s (tenant_id, address_hash, is_domain, masked, reason)
+select tenant_id, %(address_hash)s, false, %(masked)s, 'unsubscribe'
+from senders
+where exists (select from received)
+on conflict (tenant_id, address_hash) do update
+set
+    masked = excluded.masked,
+    reason = excluded.reason,
+    source_email_id = null,
+    source_event_key = null,
+    note = null,
+    created_at = excluded.created_at,
+    expires_at = null,
+    changed_in = excluded.changed_in
+where s.expires_at is not null;
+
+-- name: opt_in
+-- Ends the suppression of a number that has answered START, unless it has another reason. A message that was handled
+-- before changes nothing. No rows.
+with received as (
+    insert into dispatcher.inbound_message (message_id)
+    values (%(message_id)s)
+    on conflict do nothing
+    returning message_id
+)
+delete from dispatcher.suppression
+where address_hash = %(address_hash)s
+    and reason = 'unsubscribe'
+    and exists (select from received);

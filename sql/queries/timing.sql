@@ -65,6 +65,7 @@ cancelled as (
         locked_by = null,
         locked_until = 'epoch',
         rescued_token = null,
+        settled_at = clock_timestamp(),
         error_type = 'expired',
         last_error = case
             when f.status = 'held' or e.was_uncertain

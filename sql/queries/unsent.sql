@@ -29,6 +29,7 @@ cancelled as (
     set
         status = 'cancelled',
         wait_until = null,
+        settled_at = clock_timestamp(),
         error_type = 'cancelled',
         last_error = null,
         locked_by = null,
@@ -124,6 +125,10 @@ from (
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
         and (%(lane)s::text is null or lane = %(lane)s)
         and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+        and (
+            %(tag)s::text is null
+            or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
+        )
         and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
         and (
             %(older_than_seconds)s::double precision is null
@@ -147,6 +152,10 @@ where status in ('pending', 'waiting')
     and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     and (%(lane)s::text is null or lane = %(lane)s)
     and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    and (
+        %(tag)s::text is null
+        or (select c.tags ? %(tag)s from dispatcher.email_content as c where c.email_id = email_log.email_id)
+    )
     and (%(email_ids)s::uuid[] is null or email_id = any(%(email_ids)s))
     and (
         %(older_than_seconds)s::double precision is null

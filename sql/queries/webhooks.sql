@@ -70,6 +70,13 @@ set state = 'active', failing_since = null, next_attempt_at = 'epoch', last_erro
 where webhook_id = %(webhook_id)s
 returning webhook_id;
 
+-- name: disable_webhook
+-- Stops the deliveries to a webhook, which keeps its place in the feed. No row: it does not exist.
+update dispatcher.webhook
+set state = 'disabled', failing_since = null, last_error = %(error)s, revision = revision + 1
+where webhook_id = %(webhook_id)s
+returning webhook_id;
+
 -- name: rewind_webhook
 -- Moves a webhook's cursor back to the events since an instant; they are delivered again. Its cursor never moves
 -- forward. No row: it does not exist.

@@ -62,6 +62,18 @@ class Double:
         """See `Recipient`."""
         return {"PROVIDERS": "sendgrid", "SENDGRID_HOST": self._url, "SENDGRID_API_KEY": "SG.test.key"}
 
+    @property
+    def sms_settings(self) -> Mapping[str, str]:
+        """The settings with which a dispatcher sends SMS to this double, which is then a local Twilio."""
+        return {
+            "SMS_PROVIDERS": "twilio",
+            "TWILIO_URL": self._url,
+            "TWILIO_ACCOUNT_SID": f"AC{'0' * 32}",
+            "TWILIO_AUTH_TOKEN": "test-token",
+            "TWILIO_SENDER": "Example",
+            "TWILIO_CALLBACK_URL": "https://mail.example.org/v1/events/twilio",
+        }
+
     def delivered(self) -> Counter[UUID]:
         """See `Recipient`."""
         return Counter({UUID(email_id): times for email_id, times in read_ledger(self._ledger).times.items()})

@@ -101,7 +101,9 @@ class Api:
         for name, value in (headers or {}).items():
             request = request.header(name, value)
         response = await request.build().send()
-        received = {name.lower(): value for name, value in response.headers.items()}
+        received: dict[str, str] = {}
+        for name, value in response.headers.items():  # a repeated header has one line per value
+            received[name.lower()] = f"{received[name.lower()]}\n{value}" if name.lower() in received else value
         return Answer(response.status, received, bytes(await response.bytes()))
 
     async def post(self, key: str | None = "k-1", body: object = None, **named: Any) -> Answer:
@@ -144,7 +146,7 @@ async def running(
     stop = asyncio.Event()
     work = serve(settings, listener, stop, lock_seconds=lock_seconds, shutdown_seconds=DEADLINE_SECONDS, fetch=fetch)
     serving = asyncio.create_task(work)
-    client = ClientBuilder().pool_max_idle_per_host(100).build()
+    client = ClientBuilder().pool_max_idle_per_host(100).follow_redirects(False).build()
     try:
         async with client:
             api = Api(port, settings, client, stop)

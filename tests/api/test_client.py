@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from dispatcher import Email
-from dispatcher.client import ApiProblem, AsyncClient, Client, NoResponse, Receipt, Refused
+from dispatcher.client import ApiProblem, AsyncClient, Client, EmailPage, NoResponse, Receipt, Refused
 from dispatcher.domain.status import Status
 from dispatcher.errors import DispatcherError
 from tests.api.running_api import Api, make_key
@@ -31,13 +31,18 @@ async def test_both_clients_return_the_same_results(api: Api, connection: psycop
                 client.send_many([email("k-2"), email(subject="Another")]),
                 client.get(first.id),
                 client.get_by_key(email().message_key),
+                client.find(recipient="Ann@example.org", sender="@example.com", status=Status.PENDING, limit=1),
             ]
 
-    sent, again, many, by_id, by_key = await asyncio.to_thread(use_every_method)
+    sent, again, many, by_id, by_key, page = await asyncio.to_thread(use_every_method)
     async with AsyncClient(api.url, key=key) as client:
         async_receipt = await client.send(email())
         assert await client.get(async_receipt.id) == by_id
         assert await client.get_by_key(email().message_key) == by_key
+        assert isinstance(page, EmailPage)
+        assert page.next is not None
+        rest = await client.find(recipient="ann@example.org", cursor=page.next)
+        assert [each.message_key for each in (*page.emails, *rest.emails)] == ["k-2", email().message_key]
         others = await client.send_many([email("k-2"), email("k-3")])
 
     assert isinstance(sent, Receipt)

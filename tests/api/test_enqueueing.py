@@ -16,6 +16,7 @@ from dispatcher.api.validation import KEY_PATTERN
 from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
+from tests.acceptance.rabbit import Rabbit
 from tests.api.running_api import EMAIL, Api, running, settings_of
 from tests.waiting import until, until_answer
 
@@ -252,6 +253,20 @@ async def test_an_enqueued_email_is_published_at_once_and_its_due_mark_cleared(
 
         await until_answer(is_published)
         await until(lambda: not due(connection))
+
+
+async def test_a_missing_queue_of_a_lane_does_not_delay_the_emails_of_other_lanes(
+    servers: Servers, database_url: str, topology: Topology
+) -> None:
+    rabbit = Rabbit(servers.amqp_url, servers.management_url)
+    rabbit.delete(topology.send_queues["bulk"])
+    async with running(settings_of(database_url, servers.amqp_url, topology)) as api:
+        for number in range(10):
+            for lane in ("bulk", "normal"):
+                assert (await api.post(f"{lane}-{number}", EMAIL | {"lane": lane})).status == 202
+
+        # No relay runs, so the API published these messages itself.
+        await until(lambda: rabbit.waiting(topology.queue) == 10)
 
 
 async def test_a_batch_is_published_in_full_bundles(

@@ -187,3 +187,55 @@ async def test_an_unexpected_error_is_logged_once_and_is_a_problem(
 
     assert (answer.status, answer.code) == (500, "internal-error")
     assert "".join(capsys.readouterr()).count("error.unexpected") == 1
+
+
+async def test_a_tenant_finds_its_own_emails_by_recipient_domain_sender_and_tag(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    ours, theirs = (make_key(connection, tenant_id=tenant) for tenant in ("ours", "theirs"))
+    document = EMAIL | {"from": "Shop <shop@example.com>", "to": ["Ann+1 <ann+1@example.org>"], "tags": ["receipt"]}
+    mine = (await api.post("k-1", document, token=ours)).json["id"]
+    await api.post("k-2", EMAIL | {"to": ["bob@example.net"]}, token=ours)
+    await api.post("k-1", document, token=theirs)
+
+    async def found(query: str) -> list[str]:
+        answer = await api.get(f"/v1/emails?{query}", token=ours)
+        assert answer.json["recipients_since"] is None
+        assert "ann@" not in answer.body.decode()
+        return [email["id"] for email in answer.json["emails"]]
+
+    for query in (
+        "recipient=ANN%2B1%40example.org",
+        "domain=example.org",
+        "tag=receipt",
+        "from=shop%40example.com&domain=example.org",
+        "from=%40example.com&tag=receipt&recipient=ann%2B1%40Example.org&status=pending",
+    ):
+        assert await found(query) == [mine], query
+    assert await found("recipient=ann%40example.org") == []
+    assert await found("tag=other") == []
+
+
+@pytest.mark.parametrize("name", ["recipient", "domain", "from"])
+async def test_an_invalid_address_is_refused_without_repeating_it(api: Api, name: str) -> None:
+    answer = await api.get(f"/v1/emails?{name}=secret%20secret@")
+
+    assert (answer.status, answer.code) == (400, "invalid-parameter")
+    assert answer.json["errors"][0]["parameter"] == name
+    assert "secret" not in answer.body.decode()
+
+
+async def test_the_timeline_has_no_operator_and_no_reason(api: Api, connection: psycopg.Connection) -> None:
+    email_id = (await api.post("k-1")).json["id"]
+    for action in ("reveal", "release"):
+        connection.execute(
+            "insert into operator_audit (actor, action, reason, email_id) values ('carol@ops', %s, 'secret', %s)",
+            (action, email_id),
+        )
+
+    document = (await api.get(f"/v1/emails/{email_id}")).json
+
+    what = [moment["what"] for moment in document["timeline"]]
+    assert (what[0], what[-1]) == ("enqueued", "release")
+    for private in ("carol", "secret", "reveal"):
+        assert private not in str(document)

@@ -91,6 +91,21 @@ async def test_a_key_that_sends_changes_single_emails_of_its_tenant_only(
     assert column(connection, "status") == {"other": "pending", "k-1": "cancelled", "k-2": "cancelled"}
 
 
+@pytest.mark.parametrize("path", ["cancel", "reschedule"])
+async def test_a_change_of_every_email_must_be_intended(api: Api, connection: psycopg.Connection, path: str) -> None:
+    await api.post("k-1")
+    body = REASON if path == "cancel" else {**REASON, **LATER}
+
+    refused = await api.call("POST", f"/v1/emails/{path}", body=body)
+    dry = await api.call("POST", f"/v1/emails/{path}", body={**body, "dry_run": True})
+    assert (refused.status, refused.pointers, dry.json["selected"]) == (422, ["#"], {"pending": 1})
+    assert column(connection, "status") == {"k-1": "pending"}
+
+    changed = await api.call("POST", f"/v1/emails/{path}", body={**body, "all": True})
+    assert changed.json["selected"] == {"pending": 1}
+    assert column(connection, "status") == {"k-1": "cancelled" if path == "cancel" else "waiting"}
+
+
 async def test_a_filter_counts_with_dry_run_and_changes_without(api: Api, connection: psycopg.Connection) -> None:
     for number in range(3):
         await api.post(f"k-{number}")

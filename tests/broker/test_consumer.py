@@ -303,22 +303,6 @@ async def test_the_consumer_survives_a_forced_close_and_old_deliveries_are_void(
     assert worker.losses == 1
 
 
-async def test_the_consumer_waits_for_a_deleted_queue(
-    make_worker: MakeWorker, amqp_url: str, topology: Topology, rabbit: Rabbit
-) -> None:
-    worker = make_worker()
-    await publish(rabbit, topology, "a")
-    await worker.got(1)
-
-    await rabbit.delete_queue(topology.queue)
-    await eventually(lambda: worker.losses == 1, "the loss")
-    assert worker.consumer.outstanding == 0
-    await declare(amqp_url, topology)
-    await publish(rabbit, topology, "b")
-
-    assert bodies(await worker.got(1)) == ["b"]
-
-
 async def test_the_consumer_waits_for_a_missing_queue(
     amqp_url: str, undeclared: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
 ) -> None:

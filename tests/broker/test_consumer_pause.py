@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from dispatcher.broker.consumer import Consumer, Delivery
-from dispatcher.broker.topology import Topology, depths
+from dispatcher.broker.topology import Topology, declare, depths
 from dispatcher.domain.backoff import Backoff
 from tests.broker.proxy import Proxy
 from tests.broker.rabbit import Rabbit, eventually
@@ -229,6 +229,54 @@ async def test_a_paused_lane_is_not_consumed_until_it_is_resumed_and_the_other_l
         await consumer.resume_lane("bulk")
         await eventually(lambda: len(deliveries) == 6, "the delivery of the resumed lane")
         assert deliveries[-1].lane == "bulk"
+    finally:
+        await consumer.close()
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_deleted_queue_of_a_lane_stops_only_that_lane_until_the_queue_exists_again(
+    amqp_url: str, topology: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deliveries: list[Delivery] = []
+    losses: list[str] = []
+    consumer = Consumer(amqp_url, topology.send_queues, prefetch=2, name="lanes")
+    task = asyncio.create_task(consumer.run(deliveries.append, lambda: losses.append("lost")))
+    queues = topology.send_queues
+    try:
+        await rabbit.publish(queues["bulk"], b"of the deleted queue")
+        await eventually(lambda: deliveries, "the delivery of the lane")
+
+        await rabbit.delete_queue(queues["bulk"])
+        await eventually(lambda: "broker.queue_missing" in capsys.readouterr().out, "the report of the missing queue")
+        consumer.ack(deliveries)
+        for number in range(6):
+            await rabbit.publish(queues["urgent"], str(number).encode())
+            await eventually(lambda number=number: len(deliveries) == 2 + number, "an urgent delivery")  # type: ignore[misc]
+            consumer.ack(deliveries)
+        assert (losses, consumer.outstanding) == ([], 0)
+
+        await declare(amqp_url, topology)
+        await rabbit.publish(queues["bulk"], b"of the new queue")
+        await eventually(lambda: deliveries[-1].body == b"of the new queue", "the delivery of the new queue")
+        assert losses == []
+    finally:
+        await consumer.close()
+        await asyncio.wait_for(task, 10)
+
+
+async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(
+    amqp_url: str, topology: Topology, rabbit: Rabbit
+) -> None:
+    await rabbit.delete_queue(topology.queue)
+    deliveries: list[Delivery] = []
+    consumer = Consumer(amqp_url, topology.send_queues, prefetch=2, name="lanes")
+    task = asyncio.create_task(consumer.run(deliveries.append, deliveries.clear))
+    try:
+        await rabbit.publish(topology.send_queues["bulk"], b"bulk")
+        await eventually(lambda: [each.lane for each in deliveries] == ["bulk"], "the delivery of the other lane")
+        await declare(amqp_url, topology)
+        await rabbit.publish(topology.queue, b"normal")
+        await eventually(lambda: len(deliveries) == 2, "the delivery of the declared queue")
     finally:
         await consumer.close()
         await asyncio.wait_for(task, 10)

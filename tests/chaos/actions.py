@@ -50,7 +50,7 @@ from tests.chaos.timing_actions import cancel, pause, reschedule
 def provider(*, sendgrid: Mapping[str, object], smtp: Mapping[str, object]) -> Action:
     """An action that sets the provider's behaviour for a while; see `dispatcher.dev.http_behaviour` and
     `smtp_behaviour`."""
-    behaviours = {"sendgrid": sendgrid, "smtp": smtp}
+    behaviours = {"sendgrid": sendgrid, "twilio": sendgrid, "smtp": smtp}
 
     def misbehave(stage: StormStage, random: Random) -> bool:
         stage.behave(**behaviours[stage.provider_name])

@@ -61,6 +61,9 @@ NOT_JUDGED: Final = 75
 @click.option("--provider", type=click.Choice(["sendgrid", "smtp"]), default="sendgrid", show_default=True, help=(
     "The provider that the double imitates."
 ))  # fmt: skip
+@click.option("--channel", type=click.Choice(["email", "sms", "both"]), default="email", show_default=True, help=(
+    "What is enqueued. SMS go to a local Twilio."
+))  # fmt: skip
 @click.option("--bundle", type=click.IntRange(1, MAX_BUNDLE_EMAILS), default=1, show_default=True, help=(
     "The most emails per message (DISPATCHER_BUNDLE_EMAILS)."
 ))  # fmt: skip
@@ -86,6 +89,7 @@ def command(
     hosts: int | None,
     workers: int,
     provider: str,
+    channel: str,
     bundle: int,
     events: bool,
     cluster: bool,
@@ -108,6 +112,7 @@ def command(
       ./run chaos --policy resend --provider smtp
       ./run chaos --bundle 16 --rate 500
       ./run chaos --events --minutes 2
+      ./run chaos --channel both
       ./run chaos --cluster --minutes 5 --rate 50
       ./run chaos --mutant ledger-off; test $? = 1
 
@@ -127,6 +132,7 @@ def command(
         hosts=hosts or (1 if cluster else 2),
         workers=workers,
         provider=provider,
+        channel=channel,
         bundle=bundle,
         events=events,
     )

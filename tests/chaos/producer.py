@@ -14,6 +14,7 @@ import os
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -25,7 +26,7 @@ from typing import Any, Final
 import orjson
 import psycopg
 
-from dispatcher import Attachment, Email, enqueue_many
+from dispatcher import Attachment, Email, Sms, enqueue_many
 
 SHARED: Final = "shared"
 """The name of the group of keys that all producers use."""
@@ -97,15 +98,24 @@ def _document(line: bytes) -> dict[str, Any]:
     return document
 
 
-def email_of(key: str, asker: str, due_at: float = 0.0) -> Email:
+def email_of(key: str, asker: str, due_at: float = 0.0, channel: str = "email") -> Email | Sms:
     """The email of a key. Every producer makes the same email, unless the key is one with different payloads.
 
     Args:
+        channel: `email`, `sms`, or `both` in turn.
         due_at: When the email should be enqueued, in Unix seconds; 0 for an email without a schedule and an expiry.
     """
     family, _, digits = key.rpartition("-")
     number = int(digits)
     is_impostor = family == SHARED and number % IMPOSTOR_EVERY == 0
+    if channel == "sms" or (channel == "both" and number % 2):
+        return Sms(
+            message_key=key,
+            to=f"+4915{zlib.crc32(key.encode()):010}"[:14],
+            text=f"Your code is {number}{f', says {asker}' if is_impostor else ''}.",
+            correlation_id=key,
+            **(_times(number, due_at) if due_at else {}),
+        )
     return Email(
         message_key=key,
         sender="Shop <shop@example.com>",
@@ -144,13 +154,15 @@ class Producer:
     """Repeats each call until it has an answer."""
 
     def __init__(
-        self, name: str, file: Path, database_url: str, *, rates: Mapping[str, float], began_at: float
+        self, name: str, file: Path, database_url: str, *, rates: Mapping[str, float], began_at: float, channel: str
     ) -> None:
         """
         Args:
+            channel: See `email_of`.
             rates: Emails per second, for each group of keys.
         """
         self._rates = rates
+        self._channel = channel
         self._began_at = began_at
         notes = read_notes(file)
         self._name = name
@@ -179,7 +191,7 @@ class Producer:
 
     def _ask(self, keys: list[str]) -> None:
         try:
-            answers = self._enqueue([email_of(key, self._name, self._due_at(key)) for key in keys])
+            answers = self._enqueue([email_of(key, self._name, self._due_at(key), self._channel) for key in keys])
         except psycopg.Error as error:
             # The producer does not know whether the commit succeeded, so it repeats the call with the same key.
             print(f"{type(error).__name__}: {error}".splitlines()[0], file=sys.stderr, flush=True)
@@ -193,7 +205,7 @@ class Producer:
         family, _, number = key.rpartition("-")
         return self._began_at + int(number) / self._rates[family]
 
-    def _enqueue(self, emails: list[Email]) -> list[tuple[str, str, str]]:
+    def _enqueue(self, emails: list[Email | Sms]) -> list[tuple[str, str, str]]:
         if self._connection is None:
             self._connection = psycopg.connect(self._database_url, connect_timeout=3, application_name="producer")
         with self._connection.transaction():
@@ -226,10 +238,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--until", type=float, required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--shared-rate", type=float, required=True)
+    parser.add_argument("--channel", default="email")
     options = parser.parse_args(arguments)
     rates = {options.name: options.rate, SHARED: options.shared_rate}
     url = os.environ["DISPATCHER_DATABASE_URL"]
-    Producer(options.name, options.file, url, rates=rates, began_at=options.began_at).run(options.until)
+    producer = Producer(
+        options.name, options.file, url, rates=rates, began_at=options.began_at, channel=options.channel
+    )
+    producer.run(options.until)
 
 
 if __name__ == "__main__":

@@ -24,11 +24,14 @@ SHARED_FRACTION: Final = 0.1
 class Producers:
     """The producers of a storm."""
 
-    def __init__(self, folder: Path, database_url: str, diary: Diary, *, rate: float, seconds: float) -> None:
+    def __init__(
+        self, folder: Path, database_url: str, diary: Diary, *, rate: float, seconds: float, channel: str = "email"
+    ) -> None:
         """Start the producers.
 
         Args:
             rate: Emails per second of all producers together.
+            channel: See `StormPlan`.
         """
         self._folder = folder
         self._env = {"PATH": os.defpath, "DISPATCHER_DATABASE_URL": database_url}
@@ -37,6 +40,7 @@ class Producers:
         self._words = (
             "--began-at", str(began_at), "--until", str(began_at + seconds),
             "--rate", str(rate * (1 - SHARED_FRACTION) / PRODUCERS), "--shared-rate", str(rate * SHARED_FRACTION),
+            "--channel", channel,
         )  # fmt: skip
         self._starts = 0
         self._programs = {name: self._start(name) for name in (f"p{number}" for number in range(PRODUCERS))}

@@ -20,6 +20,7 @@ def to_json(plan: StormPlan, outcome: StormOutcome) -> dict[str, Any]:
         "seed": plan.seed,
         "policy": plan.policy,
         "provider": plan.provider,
+        "channel": plan.channel,
         "hosts": plan.hosts,
         "bundle": plan.bundle,
         "minutes": round(plan.seconds / 60, 2),

@@ -68,7 +68,7 @@ class StormStage:
 
     Attributes:
         hosts: The hosts. Each is a `dispatcher run` with a name, a run directory, and optionally its own network.
-        provider_name: The provider that the double simulates: `sendgrid` or `smtp`.
+        provider_name: The provider that the double simulates: `sendgrid`, `twilio` or `smtp`.
         clock: PostgreSQL's clock.
         lease_seconds: The length of a lease; freezes last longer.
         latency_ms: The provider's latency, unless the adversary makes it slower.

@@ -67,7 +67,8 @@ class StormPlan:
         hosts: The number of hosts. Every host except the first reaches the servers through proxies, unless the servers
             are a cluster.
         workers: Workers per host.
-        provider: `sendgrid` or `smtp`.
+        provider: The provider of emails: `sendgrid` or `smtp`.
+        channel: What is enqueued: `email`, `sms` (by Twilio), or `both` in turn.
         latency_ms: The provider's latency.
         connections: The maximum number of concurrent requests per worker; the worker's other leased emails wait.
         bundle: The maximum number of emails per message on the send queue.
@@ -87,6 +88,7 @@ class StormPlan:
     hosts: int = 2
     workers: int = 2
     provider: str = "sendgrid"
+    channel: str = "email"
     pause_seconds: tuple[float, float] = (0.1, 1.2)
     patience_seconds: float = 3.0
     lease_seconds: float = 3.0
@@ -185,19 +187,19 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
     try:
         clock = SteeredClock(ground.database_url)
         direct = {**ground.urls, POSTGRES: clock.url}
-        env = _environment(plan, ground, folder, "init", direct, provider.settings)
+        env = _environment(plan, ground, folder, "init", direct, _provider_settings(plan, provider))
         init = Program([*COMMAND[:-1], "init"], folder, "init", env=env)
         assert init.await_exit() == 0, init.words
         for number in range(plan.hosts):
             network = Network(direct) if number and ground.outages is None else None
             urls = network.urls if network else direct
-            env = _environment(plan, ground, folder, f"host{number}", urls, provider.settings)
+            env = _environment(plan, ground, folder, f"host{number}", urls, _provider_settings(plan, provider))
             hosts.append(Subject(folder, env, diary, plan.command, network))
         for host in hosts:
             host.program.await_events("broker.connected", plan.workers)
-        producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds)
+        producers = Producers(folder, clock.url, diary, rate=plan.rate, seconds=plan.seconds, channel=plan.channel)
         if plan.events:
-            env = _environment(plan, ground, folder, "api", direct, provider.settings)
+            env = _environment(plan, ground, folder, "api", direct, _provider_settings(plan, provider))
             is_sendgrid = plan.provider == "sendgrid"
             source = WebhookSource(folder, env, diary) if is_sendgrid else DirectSource(ground.database_url)
             reporter = Reporter(source, plan.provider, plan.seed)
@@ -212,7 +214,7 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
             hosts=hosts,
             producers=producers,
             provider=provider,
-            provider_name=plan.provider,
+            provider_name="twilio" if plan.channel == "sms" else plan.provider,
             rabbit=Rabbit(patient, servers.management_url),
             outages=ground.outages or Outages(ground.stoppable, ground.removable_names),
             clock=clock,
@@ -235,6 +237,15 @@ def _stage(plan: StormPlan, ground: Ground, folder: Path) -> Iterator[StormStage
 def _provider(plan: StormPlan, folder: Path) -> ProviderDouble:
     double = Sink if plan.provider == "smtp" else Double
     return double(folder / "double", "--wire")
+
+
+def _provider_settings(plan: StormPlan, provider: ProviderDouble) -> dict[str, str]:
+    """The settings with which hosts send to the double: of emails, SMS, or both."""
+    settings = {} if plan.channel == "sms" else dict(provider.settings)
+    if plan.channel != "email":
+        assert isinstance(provider, Double), "the SMTP double takes no SMS"
+        settings |= provider.sms_settings
+    return settings
 
 
 def _environment(

@@ -30,7 +30,7 @@ _RECENT: Final = b"""
 
 
 def cancel(stage: StormStage, random: Random) -> bool:
-    """Cancel some emails, most of which are not sent yet, and record each answer. If the command fails, there is no
+    """Cancel some emails and record each answer. Most of them are not sent yet. If the command fails, there is no
     answer."""
     chosen = _chosen(stage, random)
     if not chosen:
@@ -59,7 +59,7 @@ def reschedule(stage: StormStage, random: Random) -> bool:
 
 
 def pause(stage: StormStage, random: Random) -> bool:
-    """Pause sending, and resume it soon. Some pauses would end by themselves."""
+    """Pause sending, and resume it soon. Some pauses end by themselves before that."""
     scope = random.choice([("all",), ("lane", "normal"), ("tenant", "default"), ("provider", stage.provider_name)])
     lasting = random.choice([(), ("--for", "2s")])
     if stage.outages.is_away(POSTGRES):
@@ -85,13 +85,16 @@ def _chosen(stage: StormStage, random: Random) -> list[UUID]:
 
 
 def _run(stage: StormStage, *words: str) -> str | None:
-    """What the command printed; None if it failed, because a server is away."""
-    settings = {"DISPATCHER_DATABASE_URL": stage.clock.url, "DISPATCHER_PROVIDERS": stage.provider_name}
+    """What the command printed; None if it failed, because a server is away. A pause that has ended is an answer."""
+    providers = "DISPATCHER_SMS_PROVIDERS" if stage.provider_name == "twilio" else "DISPATCHER_PROVIDERS"
+    settings = {"DISPATCHER_DATABASE_URL": stage.clock.url, providers: stage.provider_name}
     command = [sys.executable, "-m", "dispatcher.cli.main", *words]
     env = {"PATH": os.defpath, **settings}
     with suppress(subprocess.TimeoutExpired):
         ended = subprocess.run(command, env=env, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=False)
-        is_answered = ended.returncode == 0 or (ended.returncode in (1, 3) and ended.stdout.startswith("{"))
+        is_answered = ended.returncode == 0 or (
+            ended.returncode in (1, 3) and (ended.stdout.startswith("{") or "No pause of" in ended.stderr)
+        )
         stage.diary.note_event("command", words=words, code=ended.returncode, printed=ended.stderr[-300:])
         return ended.stdout if is_answered else None
     return None

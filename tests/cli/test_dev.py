@@ -39,8 +39,11 @@ def test_shell_has_every_setting_after_eval(named: CommandLine, servers: Servers
         **servers.environment(),
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),
+        "DISPATCHER_SMS_PROVIDERS": "sms-capture",
+        "DISPATCHER_SMS_CAPTURE_DIR": str(folder / "sms"),
         "DISPATCHER_RUN_DIR": str(folder / "run"),
         "DISPATCHER_API_ALLOW_ANONYMOUS": "on",
+        "DISPATCHER_OPS": "on",
         "DISPATCHER_DEV_DIR": str(folder),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 
+from dispatcher import Sms, enqueue
 from tests.cli.commandline import CommandLine
 from tests.store.books import Books
 
@@ -50,6 +51,19 @@ def test_it_erases_finished_emails_and_exits_3_while_others_are_left(prepared: C
     assert (audited[0], len(audited)) == (("bob", "forget", "request 4711"), 2)
 
 
-@pytest.mark.parametrize("address", ["not an address", "example.org", "ann@"])
+@pytest.mark.parametrize("address", ["not an address", "example.org", "ann@", "+0"])
 def test_a_text_that_is_no_address_is_wrong_usage(prepared: CommandLine, address: str) -> None:
     assert prepared("forget", address, *WHY, "--yes").code == 2
+
+
+def test_a_number_is_forgotten_with_its_sms(prepared: CommandLine, tables: Books) -> None:
+    sms = Sms(message_key="login-1", to="+4915112345678", text="1234 is your code.")
+    email_id = enqueue(tables.connection, sms).email_id
+    tables.change(email_id, status="sent", publish_due_at=None)
+
+    done = prepared("forget", "+49 151 12345678", *WHY, "--yes", "--json")
+    wrong = prepared("forget", "+1", *WHY, "--yes")
+
+    assert (done.code, done.json["contents"]) == (0, 1)
+    assert tables.select("select from email_content") == []
+    assert (wrong.code, "The number must be a phone number" in wrong.stderr) == (2, True)

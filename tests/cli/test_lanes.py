@@ -86,6 +86,8 @@ def test_a_lane_s_policy_is_copied_into_the_row_unless_the_email_has_its_own(
         (("set", "bulk", "--from", "a@example.com", "--weight", "1"), "--from cannot be combined"),
         (("set", "bulk", "--from", "nothing"), "--from 'nothing'"),
         (("unset",), "Give a lane or --from SENDER."),
+        (("set", "bulk", "--weight", "nan"), "'nan' is not a number"),
+        (("set", "bulk", "--weight", "1e-320"), "is not in the range"),
     ],
 )
 def test_a_wrong_lane_is_refused(storing: CommandLine, arguments: tuple[str, ...], words: str) -> None:
@@ -93,6 +95,35 @@ def test_a_wrong_lane_is_refused(storing: CommandLine, arguments: tuple[str, ...
 
     assert ended.code == 2
     assert words in " ".join(ended.stderr.split())
+
+
+def test_unset_of_an_empty_name_says_that_nothing_is_set(storing: CommandLine) -> None:
+    assert "Nothing is set for" in storing("lanes", "unset", "").stderr
+
+
+@pytest.mark.parametrize("option", ["--per-second", "--weight"])
+@pytest.mark.parametrize("value", ["nan", "inf", "0", "1e-300"])
+def test_a_tenant_s_limit_that_is_no_usable_number_is_refused(storing: CommandLine, option: str, value: str) -> None:
+    assert storing("tenants", "set", "acme", option, value).code == 2
+
+
+def test_limits_that_an_earlier_release_stored_count_as_usable_numbers(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    connection.execute(
+        "insert into tenant_limit values ('nan', 'nan', 'nan'), ('tiny', 1e-300, 1e-300), ('no', 2, null)"
+    )
+    connection.execute("insert into lane_policy (lane, weight) values ('bulk', 'nan')")
+    connection.commit()
+
+    limits = {each.pop("tenant_id"): each for each in storing("tenants", "list", "--json").json}
+    assert limits == {
+        "nan": {"weight": 1.0, "per_second": 0.001},
+        "tiny": {"weight": 1.0, "per_second": 0.001},
+        "no": {"weight": 2.0, "per_second": None},
+    }
+    lanes = {each["lane"]: each["weight"] for each in storing("lanes", "list", "--json").json["lanes"]}
+    assert lanes["bulk"] == 1.0
 
 
 def test_an_email_in_an_unknown_lane_is_refused_with_the_lanes(storing: CommandLine) -> None:

@@ -55,6 +55,10 @@ def test_everything_is_paused_until_it_is_resumed(storing: CommandLine) -> None:
         (("pause", "list", "acme"), "takes no name"),
         (("pause", "host", "a", "--reason", "x"), "'host' is not one of"),
         (("resume", "tenant"), "Give the name of the tenant."),
+        (("resume", "tenant", ""), "Give the name of the tenant."),
+        (("pause", "tenant", "", "--reason", "x"), "Give the name of the tenant."),
+        (("pause", "all", "", "--reason", "x"), "`all` takes no name."),
+        (("cancel", "--older-than", "99999999d", "--dry-run"), "is more than 36,500 days"),
     ],
 )
 def test_a_wrong_pause_is_refused(monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], words: str) -> None:

@@ -262,3 +262,46 @@ def test_watch_redraws_the_terminal_and_restores_the_cursor(settled: CommandLine
     assert code == 130
     assert screen.count(b"\x1b[?25l") == screen.count(b"\x1b[?25h") == 1
     assert b"Traceback" not in screen
+
+
+def test_the_history_has_hours_up_to_two_days_and_otherwise_days_by_provider_and_outcome(
+    storing: CommandLine, connection: psycopg.Connection
+) -> None:
+    storing = storing.without_process
+    empty = storing("status", "--history", "7d").stdout
+    at = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0) - timedelta(days=1)
+    for begins_at, provider, outcome, slot, count in (
+        (at, "smtp", "accepted", "a", 1200),
+        (at, "smtp", "accepted", "b", 34),
+        (at, "smtp", "rejected", "a", 1),
+        (at - timedelta(hours=2), "ses", "deferred", "a", 5),
+        (at - timedelta(days=3), "ses", "accepted", "a", 7),
+    ):
+        row = [begins_at, provider, outcome, slot, count]
+        connection.execute("insert into email_hourly values (%s, %s, %s, %s, %s)", row)
+
+    days = storing("status", "--history", "7d").stdout
+    hours = storing("status", "--history", "2d").stdout
+    history = storing("status", "--history", "7d", "--json").json
+
+    assert empty == "No attempt ended in this time.\n"
+    lines = [line.split() for line in days.splitlines()]
+    assert lines[0][:3] == ["day", "(UTC)", "provider"]
+    assert [f"{at - timedelta(days=3):%Y-%m-%d}", "ses", "7", "0", "0", "0", "100.0", "%"] in lines
+    assert [f"{at:%Y-%m-%d}", "ses", "0", "5", "0", "0", "0.0", "%"] in lines
+    assert ["smtp", "1,234", "0", "1", "0", "99.9", "%"] in lines
+    assert ["total", "ses", "7", "5", "0", "0", "58.3", "%"] in lines
+    assert [f"{at:%Y-%m-%d}", "12:00", "smtp", "1,234", "0", "1", "0", "99.9", "%"] in map(
+        str.split, hours.splitlines()
+    )
+    assert {"begins_at": f"{at:%Y-%m-%dT12:00:00Z}", "provider": "smtp", "outcome": "accepted", "attempts": 1234} in (
+        history["hours"]
+    )
+    assert len(history["days"]) == 4
+
+
+@pytest.mark.parametrize("given", [("--history", "0s"), ("--history", "401d"), ("--history", "7d", "--watch")])
+def test_a_history_of_no_time_or_of_a_moment_that_is_watched_is_refused(
+    storing: CommandLine, given: tuple[str, ...]
+) -> None:
+    assert storing.without_process("status", *given).code == 2

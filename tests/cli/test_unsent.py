@@ -149,3 +149,11 @@ def test_show_says_until_when_and_because_of_what_an_email_waits(prepared: Comma
     until = tables.row(UUID(email_id))["wait_until"].astimezone().isoformat(sep=" ", timespec="milliseconds")
     assert line.split(maxsplit=1)[1] == f"until {until} because it is scheduled"
     assert "reschedule" in shown.stdout.partition("operator actions")[2]
+
+
+def test_an_argument_that_is_not_utf_8_is_refused(prepared: CommandLine) -> None:
+    for arguments in (("cancel", "\udcff", *WHY), ("cancel", "--correlation-id", "\udcff", "--dry-run")):
+        ended = prepared(*arguments)
+
+        assert ended.code == 2
+        assert "is not valid UTF-8" in ended.stderr

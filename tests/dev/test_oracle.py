@@ -50,7 +50,7 @@ BAD: dict[str, Records] = {
     'sent after "cancelled"': replace(GOOD, cancelled_at={SENT: 100.0}),
     '"cancelled", but it has another status': replace(GOOD, cancelled_at={FAILED: 1000.0}),
     '"too late" that was never on its way': replace(GOOD, too_late=frozenset({FAILED})),
-    "cancelled, and nobody asked": with_row(STRANGER, CANCELLED),
+    "cancelled without a request": with_row(STRANGER, CANCELLED),
     "expired without an expiry": with_row(STRANGER, replace(CANCELLED, reason="expired")),
     "failed and accepted": replace(GOOD, accepted={**GOOD.accepted, FAILED: 1}),
     "accepted and never enqueued": replace(GOOD, accepted={**GOOD.accepted, STRANGER: 1}),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from email.message import Message
+
 import pytest
 
 from dispatcher.domain.provider_event import Bounce
 from dispatcher.events.bounce_class import ENHANCED, classify
+from dispatcher.events.bounce_text import field
 
 
 @pytest.mark.parametrize(
@@ -45,3 +48,10 @@ def test_an_unknown_user_after_the_content_is_no_hard_bounce() -> None:
 @pytest.mark.parametrize("words", ["5.1.1.7", "15.1.1", "host 192.5.1.1", "Exchange 5.1.2600", "8.12.3"])
 def test_addresses_and_versions_are_no_status_codes(words: str) -> None:
     assert ENHANCED.findall(words) == []
+
+
+def test_a_field_whose_encoding_is_damaged_keeps_its_text() -> None:
+    message = Message()
+    message["Subject"] = "=?utf-8?b?a?="
+
+    assert field(message, "Subject") == "=?utf-8?b?a?="

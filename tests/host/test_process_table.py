@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from dispatcher.host.process_table import REASON_OCTETS, ProcessStatus, ProcessTable
 from tests.waiting import wait_until
@@ -22,9 +23,12 @@ def test_other_processes_read_what_a_forked_child_writes() -> None:
     os.waitpid(pid, 0)
     process_slot.note_process(pid)
 
-    assert process_table.statuses() == [
-        ProcessStatus(role="relay", number=0, pid=pid, is_up=True, is_ending=False, failed_boots=0, beats=2)
-    ]
+    (status,) = process_table.statuses()
+    assert replace(status, age_seconds=None) == ProcessStatus(
+        role="relay", number=0, pid=pid, is_up=True, is_ending=False, failed_boots=0, beats=2
+    )
+    assert status.age_seconds is not None
+    assert status.age_seconds < 60
     assert process_slot.is_up
     assert not process_slot.wants_successor
 
@@ -118,3 +122,20 @@ def test_a_wait_is_measured_from_its_first_begin_until_its_end() -> None:
     process_slot.confirm.begin()
     process_slot.note_process(None)  # the process died while it waited
     assert process_slot.confirm.seconds is None
+
+
+def test_restarts_are_counted_and_a_process_that_waits_for_its_start_has_no_age() -> None:
+    process_table = ProcessTable(["worker"])
+    process_slot = process_table.take_slot("worker", 0)
+    process_slot.begin()
+    process_slot.note_process(100)
+    process_slot.note_process(None)
+    process_slot.note_restart()
+    waiting = process_table.statuses()[0]
+    process_slot.begin()
+    process_slot.note_process(101)
+    running = process_table.statuses()[0]
+
+    assert (waiting.restarts, waiting.age_seconds) == (1, None)
+    assert running.restarts == 1
+    assert running.age_seconds is not None

@@ -49,7 +49,7 @@ async def test_a_failed_part_is_logged_and_retried_and_the_others_are_done(books
     assert (told["what"], told["retry_in_seconds"]) == ("email_content", PRUNE_SECONDS)
     (done,) = [line for line in logs if line["event"] == "emails.pruned"]
     assert done["act_count"] == 1
-    dropped = ("email_attachment", "email_attempt", "email_event")
+    dropped = ("email_attachment", "email_attempt", "email_event", "email_recipient")
     assert done["partitions"] == [old_partition_name(stuck, table) for table in dropped]
 
 

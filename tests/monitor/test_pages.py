@@ -20,7 +20,7 @@ from dispatcher.config.values import Listener
 from dispatcher.dev.servers import Servers
 from dispatcher.host.process_table import ProcessTable
 from dispatcher.host.web_server import WebServer
-from dispatcher.monitor.pages import pages_of
+from dispatcher.monitor.pages import pages_of, poll_of_queues
 from dispatcher.store.connections import make_pool
 from dispatcher.store.counts import count_for_monitor
 from dispatcher.telemetry import metric_files
@@ -80,7 +80,8 @@ def settings(servers: Servers, tables_url: str, topology: Topology, tmp_path: Pa
 async def monitoring(settings: Settings) -> AsyncIterator[Monitor]:
     pool = make_pool(settings.database_url, name="monitor", size=1)
     await pool.open()
-    tasks = pages_of(settings, pool, ProcessTable([]))
+    queues = poll_of_queues(settings)
+    tasks = [queues, *pages_of(settings, pool, ProcessTable([]), queues)]
     running = [asyncio.create_task(task.run()) for task in tasks]
     try:
         yield Monitor(next(task for task in tasks if isinstance(task, WebServer)))
@@ -161,7 +162,9 @@ async def test_metrics_are_served_although_files_are_broken(settings: Settings) 
 def test_without_an_address_nothing_is_polled_or_served(settings: Settings) -> None:
     pool = make_pool(settings.database_url, name="monitor", size=1)
 
-    assert pages_of(replace(settings, metrics_address=Listener("", 0)), pool, ProcessTable([])) == []
+    silent = replace(settings, metrics_address=Listener("", 0))
+
+    assert pages_of(silent, pool, ProcessTable([]), poll_of_queues(silent)) == []
 
 
 async def test_a_partly_covered_hour_counts_by_that_part(settings: Settings, tables_url: str) -> None:

@@ -72,7 +72,10 @@ async def forget(session: AsyncSession, address: str = ANN, **options: bool) -> 
 def texts_of(books: Books) -> str:
     """Everything in the tables that may contain an address, as text."""
     words = ""
-    for table in ("email_log", "email_content", "email_attempt", "email_event", "operator_audit", "suppression"):
+    for table in (
+        *("email_log", "email_content", "email_attempt", "email_event", "email_recipient", "operator_audit"),
+        "suppression",
+    ):
         statement = sql.SQL("select t::text from {} as t").format(sql.Identifier(table))
         words += str(books.connection.execute(statement).fetchall())
     return words

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -19,6 +18,7 @@ from dispatcher.store.emails import find_facts
 from dispatcher.store.queries import query
 from tests.store.books import Books
 from tests.store.pausing import pause
+from tests.waiting import until_answer
 
 ACT = Act("ann@ops-1", "maintenance")
 
@@ -61,9 +61,11 @@ async def test_a_second_pause_changes_the_end_and_the_reason_of_the_first(sessio
 
 async def test_a_pause_that_has_ended_by_itself_is_no_longer_in_force(session: AsyncSession, books: Books) -> None:
     pause(books.connection, "tenant", "acme", seconds=0.05)
-    await asyncio.sleep(0.1)
 
-    assert await list_pauses(session) == []
+    async def has_ended() -> bool:
+        return await list_pauses(session) == []
+
+    await until_answer(has_ended)
     with pytest.raises(pausing.NotPaused, match="No pause of tenant acme is in force"):
         await pausing.resume(session, PauseScope.TENANT, "acme", ACT)
     assert books.count("operator_audit") == 0

@@ -46,7 +46,9 @@ async def test_the_dry_run_changes_nothing_and_reports_what_would_be_skipped(
 async def test_each_email_becomes_pending_with_all_attempts_and_its_dead_letter_is_removed(
     session: AsyncSession, dlq: DeadLetterQueue, dead_emails: DeadEmails
 ) -> None:
-    chosen, others = dead_emails.create(3), dead_emails.create(2, error_type="server_error")
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    chosen = dead_emails.create(3, due_since=long_ago, redelivery_count=4)
+    others = dead_emails.create(2, error_type="server_error")
     await dead_emails.publish_dead_letters([others[0], *chosen, others[1]])
     replay = await create(session, REJECTED, ACT, per_second=None)
 
@@ -56,6 +58,7 @@ async def test_each_email_becomes_pending_with_all_attempts_and_its_dead_letter_
     for email_id in chosen:
         row = dead_emails.books.row(email_id)
         assert (row["status"], row["attempt_count"], row["attempt_base"]) == ("pending", 3, 3)
+        assert (row["redelivery_count"], row["due_since"] > long_ago) == (0, True)
         assert (row["dead_letter_due_at"], row["published_at"]) == (None, None)
         assert row["publish_due_at"] is not None
     left = await dead_emails.rabbit.take_all(dead_emails.topology.dlq, 2)

@@ -16,6 +16,7 @@ from dispatcher.dev.conformance import NO_QUIRKS, ProviderQuirks
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour
 from dispatcher.dev.smtp_sink import SmtpSink, running_sink
 from dispatcher.providers.capture import CaptureProvider
+from dispatcher.providers.sms_capture import SmsCaptureProvider
 from dispatcher.providers.smtp import SmtpProvider, SmtpSettings
 
 
@@ -93,3 +94,17 @@ async def sink_process(folder: Path, *arguments: str) -> AsyncIterator[int]:
 async def capture_place(folder: Path) -> AsyncIterator[CapturePlace]:
     """Create the capture adapter, with a Maildir that does not exist yet."""
     yield CapturePlace(CaptureProvider(folder / "maildir"), folder / "maildir")
+
+
+@dataclass(frozen=True, slots=True)
+class SmsCapturePlace(CapturePlace):
+    """The sms-capture adapter and the Maildir into which it writes."""
+
+    def texts(self) -> list[str]:
+        return [json.loads(content)["text"] for content in self.contents()]
+
+
+@asynccontextmanager
+async def sms_capture_place(folder: Path) -> AsyncIterator[SmsCapturePlace]:
+    """Run the sms-capture adapter on a Maildir in `folder`."""
+    yield SmsCapturePlace(SmsCaptureProvider(folder / "sms"), folder / "sms")

@@ -12,6 +12,7 @@ from dispatcher.broker.credit import EMPTY_EMAILS
 from dispatcher.broker.publisher import Publisher
 from dispatcher.config import Settings
 from dispatcher.recovery.lost_message import LostMessages
+from dispatcher.relay.pointers import BATCH
 from dispatcher.store.connections import connect_async
 from dispatcher.store.outbox import Outbox
 from tests.broker.rabbit import Rabbit
@@ -48,8 +49,8 @@ async def test_a_queue_without_workers_gets_no_more_than_its_target(
     await until(lambda: due(books, "default") <= 2 * EMPTY_EMAILS)
     await next_round(books)
 
-    # RabbitMQ may count a message a moment after it has confirmed it.
-    assert EMPTY_EMAILS <= 3 * EMPTY_EMAILS - due(books, "default") <= 1.05 * EMPTY_EMAILS
+    # RabbitMQ may count messages after it has confirmed them: then the relay publishes one batch more.
+    assert EMPTY_EMAILS <= 3 * EMPTY_EMAILS - due(books, "default") <= EMPTY_EMAILS + BATCH
 
 
 async def test_a_quiet_tenant_is_published_before_the_backlog_of_a_noisy_one(

@@ -15,6 +15,7 @@ from dispatcher.errors import (
     SchemaError,
     StatementRefused,
     StoreRefused,
+    StoreTooSlow,
     StoreUnavailable,
     ValueRefused,
 )
@@ -137,7 +138,7 @@ async def test_a_pool_whose_login_is_refused_raises_the_cause_and_a_remedy(table
     [
         ("select * from no_such_table", SchemaError),
         ("select no_such_function()", SchemaError),
-        ("set statement_timeout = 1; select pg_sleep(5)", StoreUnavailable),
+        ("set statement_timeout = 1; select pg_sleep(5)", StoreTooSlow),
         ("select pg_terminate_backend(pg_backend_pid())", StoreUnavailable),
         ("do $$ begin raise sqlstate '40P01'; end $$", StoreUnavailable),
         ("do $$ begin raise sqlstate '40001'; end $$", StoreUnavailable),

@@ -75,7 +75,7 @@ def rows_read(plan: dict[str, Any]) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
-        ("find_oldest_pending", {}),
+        ("find_oldest_pending", {"limit": 100_000}),
         ("find_flow", {"limit": 100}),
         ("find_lost_messages", {"age_seconds": 60, "ahead_seconds": 90}),
         ("find_oldest_dead_letters", {"limit": 100}),

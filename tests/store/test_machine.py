@@ -153,7 +153,11 @@ MUTANTS: Final = {
     "state_with_another_workers_recovery": Mutant("find_unleased", " and rescued_from = %(worker)s"),
     "record_that_completes_failures": Mutant("record", "c.status = 'sent'", "true"),
     "record_that_loses_doubt": Mutant("record", "e.was_uncertain or r.outcome", "r.outcome"),
-    "record_without_dead_letters_of_held": Mutant("record", "r.status in ('failed', 'held')", "r.status = 'failed'"),
+    "record_without_dead_letters_of_held": Mutant(
+        "record",
+        "r.status in ('failed', 'held') then clock_timestamp()",
+        "r.status = 'failed' then clock_timestamp()",
+    ),
     "record_with_a_dead_letter_of_a_suppressed_email": Mutant(
         "record", "            when r.error_type = 'suppressed' then null\n"
     ),

@@ -9,12 +9,14 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 import pytest
 
+from dispatcher import Email, enqueue
 from dispatcher.dev.servers import Servers
 from dispatcher.errors import SchemaError
 from dispatcher.store.connections import connected
 from dispatcher.store.migrations import WEEKS_AHEAD, all_migrations, migrate, verify_schema
+from dispatcher.store.queries import query
 
-PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt", "email_event")
+PARTITIONED = ("email_log", "email_content", "email_attachment", "email_attempt", "email_event", "email_recipient")
 
 
 def tables(connection: psycopg.Connection) -> set[str]:
@@ -116,3 +118,44 @@ def test_a_database_with_another_encoding_than_utf8_is_refused(servers: Servers)
                 migrate(connection)
         finally:
             administration.execute(f"drop database {name} with (force)".encode())
+
+
+def test_an_application_enqueues_after_an_upgrade_with_the_rights_of_the_release_before(
+    empty_database_url: str,
+) -> None:
+    role = f"app_{secrets.token_hex(4)}"
+    rights = f"""
+        create role {role};
+        grant usage on schema dispatcher to {role};
+        grant insert on dispatcher.email_idempotency, dispatcher.email_log, dispatcher.email_content to {role};
+        grant select (tenant_id, message_key, email_id, payload_hash) on dispatcher.email_idempotency to {role};
+        grant select (email_id, publish_due_at) on dispatcher.email_log to {role};
+        grant select on dispatcher.lane_policy, dispatcher.lane_rule to {role};
+    """
+    with psycopg.connect(empty_database_url, autocommit=True) as connection:
+        connection.execute("create schema dispatcher")
+        connection.execute("set search_path = dispatcher, pg_temp")
+        connection.execute(query("create_migration_table"))
+        for migration in (each for each in all_migrations() if each.number < 33):
+            connection.execute(migration.text.encode())
+            row = {"number": migration.number, "name": migration.name, "checksum": migration.checksum}
+            connection.execute(query("record_migration"), row)
+        connection.execute(rights.encode())
+        try:
+            with connected(empty_database_url) as owner:
+                migrate(owner)
+            connection.execute(f"set role {role}".encode())
+
+            enqueue(
+                connection,
+                Email(message_key="k-1", sender="a@example.com", to="b@example.org", subject="Hello", text="Hello."),
+            )
+
+            for private in ("address_key from dispatcher.dispatcher_database", "* from dispatcher.email_recipient"):
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    connection.execute(f"select {private}".encode())
+            connection.execute("reset role")
+            assert connection.execute("select count(*) from dispatcher.email_recipient").fetchone() == (1,)
+        finally:
+            connection.execute("reset role")
+            connection.execute(f"drop owned by {role}; drop role {role}".encode())

@@ -25,6 +25,7 @@ INSERTS = {
     "email_attempt": """(email_id, attempt_number, worker, provider, started_at, finished_at, outcome)
         values (%s, 1, 'w', 'smtp', now(), now(), 'accepted')""",
     "email_event": "(email_id, event_key, provider, kind, happened_at) values (%s, '\\x00', 'ses', 'delivered', now())",
+    "email_recipient": "(email_id, address_hash, domain) values (%s, '\\x00', 'b.example')",
 }
 
 

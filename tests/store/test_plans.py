@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -22,11 +22,26 @@ from dispatcher.domain.provider_event import EventKind, ProviderEvent
 from dispatcher.domain.status import OnUncertain, Status
 from dispatcher.domain.suppression import SuppressionRules
 from dispatcher.store.address_hashes import AddressHasher
-from dispatcher.store.connections import connect_async, make_pool
+from dispatcher.store.connections import AsyncSession, connect_async, make_pool
 from dispatcher.store.events import EventRow, settle_proven, store_events
 from dispatcher.store.leases import Lease, LeaseStore
-from dispatcher.store.outbox import Outbox
+from dispatcher.store.outbox import THE_END, THE_START, DueRange, Outbox
+from dispatcher.store.overview import (
+    READ_FOR_LATENCY,
+    count_for_overview,
+    count_for_overview_of_tenant,
+    count_paused,
+    find_alert_check,
+    find_oldest,
+    list_host_reports,
+    list_rates,
+    list_workers,
+    measure_recent_latency,
+    one_snapshot,
+)
+from dispatcher.store.polling import find_held_message, find_polled
 from dispatcher.store.queries import all_queries
+from dispatcher.store.samples import list_samples, sum_attempts
 from dispatcher.store.settlement import FoundLease
 from tests.store.books import Books
 from tests.store.results import result
@@ -191,6 +206,34 @@ async def test_event_statements_planned_for_small_tables_scan_no_large_ones(
     assert await reads_few_rows(database_url, work(), session.close)
 
 
+@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+async def test_polling_statements_planned_for_small_tables_scan_no_large_ones(
+    database_url: str, prepare: Callable[[Books], None]
+) -> None:
+    async def work(held_id: UUID | None = None) -> int:
+        found = await find_polled(session, "twilio", after=None, youngest_seconds=600.0, oldest_seconds=3600.0)
+        await find_held_message(session, held_id or new_email_ids(1)[0])
+        return len(found)
+
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        prepare(books)
+        session = await connect_async(database_url, name="planned", keeps_plans=True)
+        for _ in range(RUNS):
+            await work()
+
+        email_ids = books.enqueue(EMAILS)
+        connection.execute("update email_log set status = 'sent', sent_at = now() - interval '20 minutes'")
+        sms = "update email_log set channel = 'sms', provider = 'twilio', sent_at = %s where email_id = any(%s)"
+        connection.execute(sms, [datetime.now(UTC) - timedelta(days=2), email_ids[::2]])
+        connection.execute(sms, [datetime.now(UTC) - timedelta(minutes=20), email_ids[: 2 * BATCH : 2]])
+        held_id = books.enqueue_one(to="bob@example.org")
+        books.change(held_id, channel="sms", status="held", settled_at=datetime.now(UTC), leased_at=datetime.now(UTC))
+        connection.execute("vacuum email_log")
+
+    assert await reads_few_rows(database_url, work(held_id), session.close)
+
+
 async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(database_url: str) -> None:
     with psycopg.connect(database_url, autocommit=True) as connection:
         books = Books(connection)
@@ -204,6 +247,99 @@ async def test_a_search_for_due_emails_does_not_read_those_that_are_due_later(da
         return len(await Outbox(session).find_publish_due(EMAILS))
 
     assert await reads_few_rows(database_url, look(), session.close)
+
+
+async def test_a_search_for_the_due_emails_of_small_tenants_does_not_read_those_of_a_large_one(
+    database_url: str,
+) -> None:
+    tenants = [f"small-{number}" for number in range(BATCH)]
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        books.enqueue(EMAILS, tenant_id="large")
+        books.enqueue(EMAILS // 10, tenant_id="medium")
+        connection.execute("vacuum analyze")  # PostgreSQL now expects every tenant to have many emails
+        for tenant_id in tenants:
+            books.enqueue(tenant_id=tenant_id)
+        session = await connect_async(database_url, name="planned", keeps_plans=True)
+
+    async def look() -> int:
+        ranges = [DueRange(("normal", tenant_id), THE_START, THE_END, 10) for tenant_id in tenants]
+        return len(await Outbox(session).find_due_of_tenants(ranges))
+
+    for _ in range(RUNS):
+        await look()
+
+    assert await reads_few_rows(database_url, look(), session.close)
+
+
+async def rows_read_for_overview(session: AsyncSession) -> dict[str, int]:
+    """Executes every statement of the Overview in one transaction. Returns the rows that scans read, by statement."""
+    steps: list[Callable[[], Awaitable[object]]] = [
+        lambda: count_for_overview(session),
+        lambda: count_for_overview_of_tenant(session, "acme"),
+        lambda: count_paused(session),
+        lambda: find_oldest(session),
+        lambda: measure_recent_latency(session),
+        lambda: list_workers(session),
+        lambda: sum_attempts(session, "hour", 86_400.0),
+        lambda: list_samples(session, 60),
+        lambda: list_host_reports(session),
+        lambda: list_rates(session),
+        lambda: find_alert_check(session, "dlq"),
+    ]
+    names = [
+        *("counts", "counts of a tenant", "paused", "oldest", "latency"),
+        *("workers", "hours", "samples", "hosts", "rates", "check"),
+    ]
+
+    async def count() -> int:
+        cursor = await session.execute(
+            "select coalesce(sum(pg_stat_get_xact_tuples_returned(oid)), 0)::bigint from pg_class"
+            " where relnamespace = 'dispatcher'::regnamespace"
+        )
+        ((rows,),) = await cursor.fetchall()
+        return int(rows)
+
+    found = {}
+    async with one_snapshot(session):
+        for name, step in zip(names, steps, strict=True):
+            before = await count()
+            await step()
+            found[name] = await count() - before
+    return found
+
+
+@pytest.mark.parametrize("status", ["sent", "suppressed"])
+@pytest.mark.parametrize("prepare", [nothing, found_empty, found_small])
+async def test_the_overview_planned_for_small_tables_scans_no_large_ones(
+    database_url: str, prepare: Callable[[Books], None], status: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        books = Books(connection)
+        prepare(books)
+        async with await connect_async(database_url, name="planned") as session:
+            for _ in range(RUNS):
+                await rows_read_for_overview(session)
+
+            email_ids = books.enqueue(EMAILS)
+            error_type = None if status == "sent" else "suppressed"
+            connection.execute(
+                "update email_log set status = %s, error_type = %s, publish_due_at = null, sent_at = null",
+                [status if status == "sent" else "failed", error_type],
+            )
+            books.change(email_ids[0], status="held", error_type=None)
+            connection.execute(
+                "insert into email_hourly select date_trunc('hour', now() - n * interval '1 hour', 'UTC'), 'smtp',"
+                " 'accepted', 's', 1 from generate_series(30, %s) as n",
+                [30 + EMAILS],
+            )
+            connection.execute("vacuum email_log, email_hourly")
+
+            rows = await rows_read_for_overview(session)
+
+    # The latency is of the newest emails.
+    assert rows.pop("latency") <= READ_FOR_LATENCY + BATCH
+    assert {name: read for name, read in rows.items() if read > BATCH} == {}
 
 
 @pytest.mark.parametrize("weeks", [0, 8, 60])

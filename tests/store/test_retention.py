@@ -305,7 +305,7 @@ async def test_a_partition_that_cannot_be_dropped_delays_only_its_own_rows(books
     steps = await prune(Retention(30, 60, 90, 90))
 
     assert failed(steps) == {"email_attachment": StatementRefused}
-    assert dropped(steps) == [f"email_{name}_{OLD_WEEK}" for name in ("content", "attempt", "event")]
+    assert dropped(steps) == [f"email_{name}_{OLD_WEEK}" for name in ("content", "attempt", "event", "recipient")]
     assert [step for step in steps if isinstance(step, PrunedStep) and not step.name] == [
         PrunedStep("replayed", 1),
         PrunedStep("replay", 1),
@@ -343,7 +343,7 @@ async def test_partitions_and_audit_records_are_left_to_the_owner_of_the_tables(
         await session.execute(f"set role {stranger}".encode())
         steps = [step async for step in Pruner(session, Retention(30, 60, 90, 90)).prune()]
 
-    weeks = ("email_attachment", "email_content", "email_attempt", "email_event")
+    weeks = ("email_attachment", "email_content", "email_attempt", "email_event", "email_recipient")
     assert failed(steps) == dict.fromkeys((*weeks, "act"), StoreUnavailable)
     assert PrunedStep("replay", 1) in steps
     assert has(books, "email_content", email_id)

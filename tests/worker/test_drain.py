@@ -65,7 +65,7 @@ async def test_a_drain_waits_for_emails_on_the_wire_and_records_them(bench: Benc
     bench.provider.always = accept_when_let_go
     worker = await bench.start()
     await bench.enqueue(5)
-    await until(lambda: len(bench.provider.waiting) == 5)
+    await until(lambda: len(bench.provider.waiting) == 5 and worker.process_slot.is_up)
 
     worker.begin_to_stop()
     await bench.enqueue(3)
@@ -111,7 +111,7 @@ async def test_delivered_unleased_messages_stay_with_the_broker(bench: Bench) ->
     bench.provider.always = accept_when_let_go
     worker = await bench.start(PREFETCH="2")
     email_ids = await bench.enqueue(6)
-    await until(lambda: len(bench.provider.waiting) == 2)
+    await until(lambda: len(bench.provider.waiting) == 2 and worker.process_slot.is_up)
 
     worker.begin_to_stop()
     bench.provider.let_go()
@@ -184,7 +184,7 @@ async def test_an_email_that_a_provider_refuses_for_its_own_reasons_during_the_d
     bench.provider.always = throttle_when_let_go
     worker = await bench.start(ceiling=1000.0)
     (email_id,) = await bench.enqueue()
-    await until(lambda: bench.provider.waiting)
+    await until(lambda: bench.provider.waiting and worker.process_slot.is_up)
 
     worker.begin_to_stop()
     bench.provider.let_go()

@@ -176,10 +176,12 @@ async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench
     bench.books.change(email_id, proven_by="sendgrid")
 
     await until(lambda: bench.books.status(neighbour) == "sent")
-    await until(lambda: worker.in_flight == 0)
+    # The worker renews the lease for the second attempt, and then releases the email.
+    await until(lambda: bench.books.status(email_id) == "pending")
+    assert worker.in_flight == 0
     assert bench.provider.accepted == {neighbour: 1}
     row = bench.books.row(email_id)
-    assert (row["status"], row["attempt_count"], row["proven_by"]) == ("pending", 1, "sendgrid")
+    assert (row["attempt_count"], row["proven_by"]) == (1, "sendgrid")
 
 
 async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_using_an_attempt(bench: Bench) -> None:

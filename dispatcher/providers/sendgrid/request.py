@@ -75,8 +75,9 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
-        files = [(_described(file), file.content) for file in email.attachments]
-        return with_attachments(body, files) if files else body
+        if not email.attachments:
+            return body
+        return with_attachments(body, [(_described(file), file.content) for file in email.attachments])
     except orjson.JSONEncodeError as error:
         # The email contains a lone surrogate, or template data that is not JSON. orjson's text contains only types, no
         # values.

@@ -1,4 +1,4 @@
-"""`dispatcher dlq show`: shows the full history of one email, or the bytes of one poison message."""
+"""`dispatcher show`: shows the full history of one email, or the bytes of one poison message."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _HEX_WIDTH: Final = 16
     help="Write a poison message's bytes to a new file.",
 )
 @json_option()
-def show(
+def command(
     name: str,
     tenant_id: str,
     no_queue: bool,
@@ -66,14 +66,15 @@ def show(
 
     \b
     Examples:
-      dispatcher dlq show 0198c2f4-…
-      dispatcher dlq show order-17-receipt --tenant shop
-      dispatcher dlq show order-17-receipt --reveal --reason "ticket 4711"
-      dispatcher dlq show p-3fa9c1d2e0b4 --export message.bin
+      dispatcher show 0198c2f4-…
+      dispatcher show order-17-receipt --tenant shop
+      dispatcher show order-17-receipt --reveal --reason "ticket 4711"
+      dispatcher show p-3fa9c1d2e0b4 --export message.bin
 
-    Give the email's id or its message key. The output has the email's status, the reason why an email is not sent yet,
-    every attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ
-    with its x-death header.
+    Give the email's id or its message key; `dispatcher find` finds emails by their recipient. The output has the
+    email's status, the reason why an email is not sent yet, a timeline of everything that happened to it, every
+    attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ with its x-death
+    header.
 
     Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.
     """
@@ -98,12 +99,12 @@ def show(
         try:
             from dispatcher.ops.messages import find_messages
 
-            async with open_dlq(settings, "dlq") as dlq:
+            async with open_dlq(settings, "show") as dlq:
                 return story, await find_messages(session, dlq, email_id), None
         except DispatcherError as error:
             return story, None, str(error)
 
-    story, messages, fault = run_with_session("dlq", find, settings)
+    story, messages, fault = run_with_session("show", find, settings)
     if as_json:
         known = {name: value for name, value in asdict(story).items() if name != "content" or value is not None}
         print_json({**known, "dlq": None if messages is None else [asdict(message) for message in messages]})
@@ -119,7 +120,7 @@ def _show_poison(name: str, *, as_hex: bool, export: Path | None, as_json: bool)
     from dispatcher.ops.poison import find_poison
     from dispatcher.ops.safe_text import safe_text
 
-    poison = run_with_dlq("dlq", lambda session, dlq: find_poison(session, dlq, name))
+    poison = run_with_dlq("show", lambda session, dlq: find_poison(session, dlq, name))
     if export:
         _write(export, poison.body)
         say(f"Wrote {counted(len(poison.body), 'byte')} to {export}.")

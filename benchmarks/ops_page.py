@@ -1,0 +1,224 @@
+"""Measures the Overview of the operators' page: `python benchmarks/ops_page.py --emails 1000000`.
+
+Fills the tables with finished emails by SQL, adds a backlog, dead letters, held emails and a month of hourly counts,
+and starts a real `dispatcher api`. Then it measures:
+
+- how long the server takes for the page if each request reads all figures again (requests are more than a second
+  apart), and if several viewers share an answer;
+- the CPU time that open pages cost, each refreshing every five seconds: of the API and of PostgreSQL, as a share of
+  all cores. Sending that uses all cores loses at most this share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import psycopg
+from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # for `python benchmarks/ops_page.py`
+
+from benchmarks.capacity import server_pids
+from benchmarks.cpu import read_cpu
+from benchmarks.machine import machine
+from benchmarks.preload import preload
+from benchmarks.rig import Case, Stage, bare_stage, database
+from dispatcher.dev.servers import private_servers
+from dispatcher.domain.api_key import Secret
+from dispatcher.store.api_keys import insert_key
+
+REFRESH_SECONDS: Final = 5.0
+_FILL: Final = (
+    """
+    insert into dispatcher.email_log (email_id, tenant_id, message_key, status, created_at, publish_due_at, error_type)
+    select
+        (lpad(to_hex((extract(epoch from now() - n * interval '1 millisecond') * 1000)::bigint), 12, '0')
+            || '7' || substr(md5(random()::text), 1, 3) || 'a' || substr(md5(random()::text), 1, 15))::uuid,
+        'tenant-' || n % 50, 'unsent-' || n,
+        case when n <= 40000 then 'pending' when n <= 41000 then 'failed' else 'held' end, now(),
+        case when n <= 40000 then now() end,
+        case when n > 40000 then 'rejected_recipient' end
+    from generate_series(1, 41500) as n
+    """,
+    """
+    insert into dispatcher.email_hourly
+    select date_trunc('hour', now() - hour * interval '1 hour', 'UTC'), provider, outcome, 'host-1:w' || slot, 1000
+    from generate_series(0, 31 * 24) as hour,
+        unnest(array['sendgrid', 'ses']) as provider,
+        unnest(array['accepted', 'deferred', 'rejected']) as outcome,
+        generate_series(1, 8) as slot
+    """,
+    """
+    insert into dispatcher.minute_sample
+    select
+        date_trunc('minute', now() - n * interval '1 minute'), now(), '{"pending": 40000}', 1, 1,
+        '{"normal": {"messages": 1000, "workers": 8}}', '{"accepted": 1000}', now(), '{}'
+    from generate_series(0, 60) as n
+    """,
+    "vacuum (analyze) dispatcher.email_log",
+    "vacuum (analyze) dispatcher.email_hourly",
+)
+
+
+def main() -> None:
+    """The command line."""
+    options = _options()
+    console = Console(stderr=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="dispatcher-bench-") as name,
+        private_servers(Path(name) / "servers", progress=console.log) as servers,
+        database(servers) as database_url,
+        bare_stage(servers, Case("capture", 1, 0), Path(name) / "stage", database_url) as scene,
+    ):
+        console.log(f"inserting {options.emails:,} emails")
+        preload(database_url, options.emails)
+        key = _fill(database_url)
+        with _api(scene) as (port, api_pid):
+            cookie = _sign_in(port, key)
+            alone = [_seconds(port, cookie, after=1.2) for _ in range(options.requests)]
+            shared = [_seconds(port, cookie, after=0.0) for _ in range(options.requests)]
+            roots = {**server_pids(servers), "api": api_pid}
+            idle = asyncio.run(_cpu_with_viewers(port, cookie, 0, options.seconds, roots))
+            busy = asyncio.run(_cpu_with_viewers(port, cookie, options.viewers, options.seconds, roots))
+    result = {
+        "emails": options.emails,
+        "read_p50_ms": 1000 * statistics.median(alone),
+        "read_longest_ms": 1000 * max(alone),
+        "shared_p50_ms": 1000 * statistics.median(shared),
+        "viewers": options.viewers,
+        "viewers_share_of_cores_percent": {
+            name: round(100 * (busy[name] - idle[name]) / options.seconds / int(str(machine()["cores"])), 2)
+            for name in ("api", "postgresql")
+        },
+        **machine(),
+    }
+    sys.stdout.write(f"{json.dumps(result)}\n")
+
+
+def _fill(database_url: str) -> str:
+    """Adds unsent emails, hourly counts, samples, and an operator's key; returns the key."""
+    secret = Secret.new()
+    columns = dict.fromkeys(("sender_domains", "sender_addresses", "requests_per_second", "recipients_per_day", "lane"))
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        for statement in _FILL:
+            connection.execute(statement.encode())
+        insert_key(
+            connection,
+            {
+                **columns,
+                "key_id": secret.key_id,
+                "secret_hash": secret.hashed(),
+                "tenant_id": None,
+                "name": "benchmark",
+                "scopes": ["read"],
+                "allowed_lanes": [],
+            },
+        )
+    return secret.text()
+
+
+@contextmanager
+def _api(scene: Stage) -> Iterator[tuple[int, int]]:
+    """Runs the API with the operators' page; yields its port and its process id."""
+    more = {
+        "DISPATCHER_API_ADDRESS": "127.0.0.1:0",
+        "DISPATCHER_OPS": "on",
+        "DISPATCHER_RUN_DIR": str(scene.folder / "api"),
+        "DISPATCHER_LOG_LEVEL": "info",
+    }
+    command = [sys.executable, "-m", "dispatcher.cli.main", "api"]
+    with subprocess.Popen(command, env={**scene.environment, **more}, stdout=subprocess.PIPE) as api:
+        assert api.stdout is not None
+        try:
+            yield int(json.loads(api.stdout.readline())["listener"].rpartition(":")[2]), api.pid
+        finally:
+            api.terminate()
+            api.stdout.read()
+
+
+def _sign_in(port: int, key: str) -> str:
+    """Signs in; returns the cookie."""
+    connection = HTTPConnection("127.0.0.1", port)
+    connection.request("GET", "/ops/sign-in")
+    page = connection.getresponse()
+    cookie = (page.getheader("set-cookie") or "").partition(";")[0]
+    fields = dict(re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)"', page.read().decode()))
+    headers = {
+        "Cookie": cookie,
+        "Content-Type": "application/x-www-form-urlencoded",
+        "Sec-Fetch-Site": "same-origin",
+    }
+    connection.request("POST", "/ops/sign-in", urlencode({**fields, "key": key}), headers)
+    answer = connection.getresponse()
+    answer.read()
+    if answer.status != 303:
+        sys.exit(f"Signing in failed with status {answer.status}.")
+    return (answer.getheader("set-cookie") or cookie).partition(";")[0]
+
+
+def _seconds(port: int, cookie: str, *, after: float) -> float:
+    time.sleep(after)
+    connection = HTTPConnection("127.0.0.1", port)
+    began_at = time.perf_counter()
+    connection.request("GET", "/ops/", headers={"Cookie": cookie})
+    answer = connection.getresponse()
+    body = answer.read()
+    seconds = time.perf_counter() - began_at
+    if answer.status != 200 or b"1,000" not in body:
+        sys.exit(f"The page answers with status {answer.status}.")
+    return seconds
+
+
+async def _cpu_with_viewers(
+    port: int, cookie: str, viewers: int, seconds: float, roots: dict[str, int]
+) -> dict[str, float]:
+    """The CPU seconds of the API and of the servers while pages are open."""
+    before = read_cpu(roots)
+    tasks = [asyncio.create_task(_view(port, cookie, number * REFRESH_SECONDS / viewers)) for number in range(viewers)]
+    await asyncio.sleep(seconds)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    after = read_cpu(roots)
+    return {name: after[name] - before[name] for name in after}
+
+
+async def _view(port: int, cookie: str, after: float) -> None:
+    """An open page: refreshes itself as htmx does."""
+    request = f"GET /ops/ HTTP/1.1\r\nHost: 127.0.0.1\r\nCookie: {cookie}\r\nHX-Request: true\r\n\r\n".encode()
+    await asyncio.sleep(after)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while True:
+        writer.write(request)
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        assert length is not None
+        await reader.readexactly(int(length[1]))
+        await asyncio.sleep(REFRESH_SECONDS)
+
+
+def _options(arguments: Sequence[str] | None = None) -> Any:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--emails", type=int, default=1_000_000, help="finished emails in the tables")
+    parser.add_argument("--requests", type=int, default=20, help="timed requests of each kind")
+    parser.add_argument("--viewers", type=int, default=50, help="open pages")
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long the pages are open")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    main()

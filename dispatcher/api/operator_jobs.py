@@ -1,0 +1,174 @@
+"""Runs operators' work in the background of an API process: replays, and the removal of dead letters from the DLQ."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from dispatcher.broker.connection import open_connection
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.config import Settings
+from dispatcher.errors import BrokerUnavailable, DispatcherError
+from dispatcher.ops import replaying
+from dispatcher.ops.acts import Act
+from dispatcher.ops.dead_letters import sweep
+from dispatcher.store.connections import connect_async, disable_statement_timeout
+from dispatcher.store.failures import Selection
+from dispatcher.store.replays import Replay
+from dispatcher.telemetry.log import get_log
+
+CONCURRENT_REPLAYS: Final = 2
+"""The most concurrent replays per tenant and process. Further replays wait until one of these ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorJobs:
+    """The background work of one API process.
+
+    A replay runs in the process that created or resumed it. If that process exits, any other process can resume the
+    replay. If PostgreSQL or RabbitMQ is unreachable while dead letters are removed from the DLQ, they stay until an
+    operator runs `dispatcher dlq reconcile --fix`.
+    """
+
+    settings: Settings
+    _running: dict[str, asyncio.Task[Any]] = field(default_factory=dict)
+    _settled: set[UUID] = field(default_factory=set)
+    _replay_slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
+
+    def start_replay(self, replay: Replay) -> None:
+        """Runs a replay, unless this process runs it already. Replays of one tenant, or of all tenants, take turns."""
+        work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
+        self._start(_replay_name(replay.replay_id), work)
+
+    async def create_replay(
+        self,
+        selection: Selection,
+        act: Act,
+        *,
+        at_most: int,
+        include_held: bool,
+        per_second: float,
+        within_seconds: float,
+    ) -> Replay | None:
+        """Creates a replay of any size over a connection without a statement timeout, and runs it.
+
+        Returns:
+            The replay; None if its creation takes longer than `within_seconds`. It goes on, and its errors are logged.
+
+        Raises:
+            SelectionGrown: see `replaying.create`.
+        """
+        task = asyncio.create_task(self._create_replay(selection, act, at_most, include_held, per_second))
+        name = f"creation {id(task)}"
+        self._running[name] = task
+        task.add_done_callback(partial(self._forget, name))
+        done, _ = await asyncio.wait({task}, timeout=within_seconds)
+        if not done:
+            task.add_done_callback(_log_failure)
+            return None
+        return task.result()
+
+    async def _create_replay(
+        self, selection: Selection, act: Act, at_most: int, include_held: bool, per_second: float
+    ) -> Replay:
+        name = "dispatcher api replay"
+        async with await connect_async(self.settings.database_url, name=name) as connection:
+            await disable_statement_timeout(connection)
+            replay = await replaying.create(
+                connection, selection, act, include_held=include_held, per_second=per_second, at_most=at_most
+            )
+        self.start_replay(replay)
+        return replay
+
+    def has_replay(self, replay_id: int) -> bool:
+        """Whether this process runs the replay, or will run it as soon as another replay ends."""
+        return _replay_name(replay_id) in self._running
+
+    def remove_dead_letters(self, email_ids: Collection[UUID]) -> None:
+        """Removes the stale dead letters of these emails from the DLQ, as soon as possible."""
+        if email_ids:
+            self._settled.update(email_ids)
+            self._start("sweep", self._clean_dlq)
+
+    async def stop(self) -> None:
+        """Cancels all work. Replays can be resumed."""
+        running = list(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    @asynccontextmanager
+    async def open_dlq(self, purpose: str) -> AsyncIterator[DeadLetterQueue]:
+        """The DLQ, over a connection that is closed at the end of the block.
+
+        Raises:
+            BrokerUnavailable: RabbitMQ is unreachable.
+        """
+        url, ca_file = self.settings.amqp_url, self.settings.ca_file
+        async with await open_connection(url, name=f"dispatcher api {purpose}", ca_file=ca_file) as broker:
+            yield DeadLetterQueue(broker, self.settings.dlq)
+
+    def _start(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Starts a background task, unless a task with this name is running."""
+        running = self._running.get(name)
+        if running is None or running.done():
+            task = self._running[name] = asyncio.create_task(work())
+            task.add_done_callback(partial(self._forget, name))
+
+    def _forget(self, name: str, task: asyncio.Task[Any]) -> None:
+        if self._running.get(name) is task:  # unless a new task with this name has started
+            del self._running[name]
+
+    async def _run_replay(self, replay_id: int, tenant: str) -> None:
+        slots = self._replay_slots.setdefault(tenant, asyncio.Semaphore(CONCURRENT_REPLAYS))
+        try:
+            async with slots, AsyncExitStack() as opened:
+                name = "dispatcher api replay"
+                connection = await connect_async(self.settings.database_url, name=name)
+                await opened.enter_async_context(connection)
+                dlq = await self._open_dlq_or_none(opened)
+                ended = await replaying.run(connection, dlq, replay_id)
+            if ended.locked:
+                text = f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. Resume it."
+                get_log().error("error.unexpected", where="replay", error=text)
+        except replaying.ReplayBusy:
+            return  # another process runs this replay
+        except DispatcherError as error:
+            get_log().error("error.unexpected", where="replay", error=error.message)
+
+    async def _clean_dlq(self) -> None:
+        """Removes the dead letters of all settled emails from the DLQ, in one pass."""
+        while self._settled:
+            email_ids = frozenset(self._settled)
+            self._settled.clear()
+            try:
+                async with (
+                    await connect_async(self.settings.database_url, name="dispatcher api sweep") as connection,
+                    self.open_dlq("sweep") as dlq,
+                ):
+                    await sweep(connection, dlq, email_ids)
+            except DispatcherError as error:
+                get_log().error("error.unexpected", where="sweep", error=error.message)
+
+    async def _open_dlq_or_none(self, opened: AsyncExitStack) -> DeadLetterQueue | None:
+        """The DLQ; None if RabbitMQ is unreachable. Dead letters then stay on the DLQ until `dlq reconcile --fix`."""
+        try:
+            return await opened.enter_async_context(self.open_dlq("replay"))
+        except BrokerUnavailable:
+            return None
+
+
+def _log_failure(task: asyncio.Task[Replay]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        text = error.message if isinstance(error, DispatcherError) else type(error).__name__
+        get_log().error("error.unexpected", where="replay", error=text)
+
+
+def _replay_name(replay_id: int) -> str:
+    return f"replay {replay_id}"

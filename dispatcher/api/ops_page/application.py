@@ -1,0 +1,96 @@
+"""The page as an ASGI application, which the API mounts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page import (
+    audit,
+    captured,
+    dead_letters,
+    emails,
+    keys,
+    lanes,
+    openid_sign_in,
+    overview,
+    pauses,
+    poison,
+    replays,
+    reported_events,
+    sign_in,
+    suppressions,
+    webhooks,
+)
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.site import PATH, Site, with_security_headers
+from dispatcher.api.ops_page.static_files import serve_static
+
+SUBJECTS: Final[Sequence[Callable[[Site], list[Route]]]] = (
+    sign_in.routes,
+    openid_sign_in.routes,
+    overview.routes,
+    emails.routes,
+    dead_letters.routes,
+    poison.routes,
+    replays.routes,
+    suppressions.routes,
+    reported_events.routes,
+    webhooks.routes,
+    lanes.routes,
+    pauses.routes,
+    keys.routes,
+    audit.routes,
+    captured.routes,
+)
+"""One entry per module with pages."""
+
+
+def make_ops_app(site: Site, subjects: Sequence[Callable[[Site], list[Route]]] = SUBJECTS) -> Starlette:
+    """Builds the application from the routes of all subjects."""
+
+    async def on_http_error(request: Request, error: Any) -> Response:
+        status = error.status_code
+        message = (
+            "There is no page at this address." if status == 404 else "This address does not support this request."
+        )
+        remedy = "Use the navigation." if status == 404 else "Go back, and use the form there."
+        response = await site.error_page(request, PageError(status, message, remedy))
+        return with_security_headers(response)
+
+    routes = [route for subject in subjects for route in subject(site)]
+    static = Route("/static/{digest}/{name}", serve_static, methods=["GET"])
+    return Starlette(routes=[static, *routes], exception_handlers={HTTPException: on_http_error})
+
+
+@dataclass(frozen=True, slots=True)
+class OpsMount:
+    """The application, and the paths at which the API mounts it.
+
+    Attributes:
+        paths: A proxy may pass requests on with the path that the browser uses, or with /ops instead.
+    """
+
+    app: Starlette
+    site: Site
+
+    @property
+    def paths(self) -> list[str]:
+        """Where the API mounts the application."""
+        return sorted({PATH, self.site.path} - {""})
+
+    @property
+    def static_paths(self) -> tuple[bytes, ...]:
+        """The beginnings of the paths of static files."""
+        return tuple(f"{path}/static/".encode() for path in self.paths)
+
+    async def redirect(self, _request: Request) -> Response:
+        """Leads from /ops to /ops/."""
+        return with_security_headers(RedirectResponse(f"{self.site.path}/", 307))

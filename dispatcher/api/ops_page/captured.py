@@ -1,0 +1,161 @@
+"""The captured emails: what the provider `capture` has written instead of delivering it. For development."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page.page_errors import PageError, not_found
+from dispatcher.api.ops_page.site import SECURITY_HEADERS, Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.config import Settings
+from dispatcher.ops.captured import CapturedEmail, CapturedName, list_captured, parse_name, read_captured
+from dispatcher.providers.capture import NAME as CAPTURE
+from dispatcher.providers.capture import CaptureSettings
+from dispatcher.providers.sms_capture import NAME as SMS_CAPTURE
+from dispatcher.providers.sms_capture import SmsCaptureSettings
+
+T = TypeVar("T")
+
+CAPTURING: Final = frozenset({CAPTURE, SMS_CAPTURE})
+"""The providers whose messages the page shows."""
+ROWS: Final = 50
+VIEWS: Final = ("html", "text", "source")
+MAX_TEXT_CHARACTERS: Final = 256 * 1024
+FRAMING: Final = {
+    "Content-Security-Policy": SECURITY_HEADERS["Content-Security-Policy"] + "; frame-src 'self'",
+}
+"""The page around the HTML may contain a frame, and the frame may show nothing but this site."""
+IN_FRAME: Final = {
+    "Content-Security-Policy": (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'self'"
+    ),
+    "X-Frame-Options": "SAMEORIGIN",
+    "Referrer-Policy": "no-referrer",
+}
+"""An email's HTML runs no script, loads nothing, sends no form, and has an origin of its own."""
+AS_FILE: Final = {
+    "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
+}
+
+
+def routes(site: Site) -> list[Route]:
+    """The list, one email, its HTML for the frame, and its files."""
+
+    async def show_list(request: Request, visitor: Visitor) -> Response:
+        _check_allowed(site, visitor)
+        folders = captured_folders(site.settings)
+        before = _before(request)
+        found = await _in_thread(partial(list_captured, folders, limit=ROWS + 1, before_ns=before))
+        rows = found[:ROWS]
+        cursor = rows[-1].name.captured_ns if len(found) > ROWS else None
+        return await site.page(
+            request, visitor, "captured.html", rows=rows, cursor=cursor, is_first=before is None, folders=folders
+        )
+
+    async def show_email(request: Request, visitor: Visitor) -> Response:
+        email = await _email(site, request, visitor)
+        views = [view for view in VIEWS if getattr(email, view) is not None]
+        view = request.query_params.get("view", "")
+        shown = view if view in views else views[0]
+        text = email.text if shown == "text" else email.source.decode("utf-8", "replace")
+        response = await site.page(
+            request,
+            visitor,
+            "captured_email.html",
+            email=email,
+            views=views,
+            view=shown,
+            text=(text or "")[:MAX_TEXT_CHARACTERS],
+            characters_left=max(0, len(text or "") - MAX_TEXT_CHARACTERS),
+        )
+        response.headers.update(FRAMING)
+        return response
+
+    async def show_html(request: Request, visitor: Visitor) -> Response:
+        email = await _email(site, request, visitor)
+        if email.html is None:
+            raise not_found("HTML")
+        return Response(email.html.encode("utf-8", "replace"), headers=IN_FRAME, media_type="text/html; charset=utf-8")
+
+    async def download_source(request: Request, visitor: Visitor) -> Response:
+        email = await _email(site, request, visitor)
+        return _file(email.source, f"{email.name.email_id}.{'json' if email.name.is_sms else 'eml'}")
+
+    async def download_attachment(request: Request, visitor: Visitor) -> Response:
+        email = await _email(site, request, visitor)
+        number: int = request.path_params["number"]
+        found = next((each for each in email.attachments if each.number == number), None)
+        if found is None:
+            raise not_found("attachment")
+        return _file(found.content, found.filename)
+
+    return [
+        site.get("/captured", show_list),
+        site.get("/captured/{name}", show_email),
+        site.get("/captured/{name}/html", show_html),
+        site.get("/captured/{name}/source.eml", download_source),
+        site.get("/captured/{name}/attachments/{number:int}", download_attachment),
+    ]
+
+
+def captured_folders(settings: Settings) -> list[Path]:
+    """The Maildirs of the configured capture providers."""
+    found = {CAPTURE: settings.of(CaptureSettings).dir, SMS_CAPTURE: settings.of(SmsCaptureSettings).dir}
+    return [folder for name, folder in found.items() if name in settings.providers and folder is not None]
+
+
+def _check_allowed(site: Site, visitor: Visitor) -> None:
+    """Captured emails of all tenants are in one folder, with addresses and content."""
+    if CAPTURING.isdisjoint(site.settings.providers) or visitor.tenant_id is not None:
+        raise not_found("page")
+    if not visitor.may_act:
+        raise PageError(
+            403,
+            "This API key may only read, and captured emails show addresses and content.",
+            "Sign in with a key that has the scope operate.",
+        )
+
+
+async def _email(site: Site, request: Request, visitor: Visitor) -> CapturedEmail:
+    _check_allowed(site, visitor)
+    name: CapturedName | None = parse_name(request.path_params["name"])
+    folders = captured_folders(site.settings)
+    email = None if name is None else await _in_thread(partial(read_captured, folders, name))
+    if email is None:
+        raise not_found("captured email")
+    return email
+
+
+async def _in_thread(read: Callable[[], T]) -> T:
+    """Reads files without blocking the API's other requests."""
+    try:
+        return await asyncio.to_thread(read)
+    except OSError as error:
+        raise PageError(
+            503,
+            f"The folder of captured messages cannot be read: {error.strerror}.",
+            "Run `dispatcher api` as the user that runs `dispatcher run`, on the same host.",
+        ) from error
+
+
+def _before(request: Request) -> int | None:
+    text = request.query_params.get("before", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 20 else None
+
+
+def _file(content: bytes, filename: str) -> Response:
+    """A download. Browsers never show it, whatever its type."""
+    plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
+    disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
+    headers = {**AS_FILE, "Content-Disposition": disposition}
+    return Response(content, headers=headers, media_type="application/octet-stream")

@@ -1,0 +1,301 @@
+"""What an operator may decide about one email now, what each decision would do, and how it ended.
+
+The functions of `ops` decide, each in one conditional statement. This module only chooses which buttons a page has, and
+words the results. So a page that is out of date does no harm: the email's row refuses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.status import Status
+from dispatcher.errors import DispatcherError, StoreBusy
+from dispatcher.ops import dead_letters, replaying, unsent, verdicts
+from dispatcher.ops.acts import Act
+from dispatcher.ops.email_history import EmailHistory
+from dispatcher.ops.unsent import Change
+from dispatcher.ops.verdicts import Verdict
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.failures import Selection
+from dispatcher.store.replays import ItemOutcome
+from dispatcher.telemetry import metrics
+
+Record = Mapping[str, Any]
+
+LOCK_SECONDS: Final = 1.0
+"""How long a replay of one email waits while another transaction holds a lock on the email's row."""
+TWICE: Final = "The recipient may get it twice."
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decision about an email.
+
+    Attributes:
+        name: The last part of the form's path, and the action's name in the audit log.
+        label: The button's text.
+        done: What happened if it succeeded, for the page after it.
+        statuses: The statuses in which the decision is possible.
+        does: What it does, before the button is pressed.
+        is_final: Whether the decision cannot be undone.
+        needs_time: Whether the form asks for a time.
+        makes_stale: Whether the email's dead letter becomes stale, and is to be removed from the DLQ.
+    """
+
+    name: str
+    label: str
+    done: str
+    statuses: frozenset[Status]
+    does: str
+    is_final: bool = False
+    needs_time: bool = False
+    makes_stale: bool = True
+
+
+DECISIONS: Final[Mapping[str, Decision]] = {
+    each.name: each
+    for each in (
+        Decision(
+            "replay",
+            "Replay",
+            "It is pending, and will be sent again.",
+            frozenset({Status.FAILED}),
+            "Sends it again: it becomes pending, gets all its attempts again, and its dead letter is removed.",
+        ),
+        Decision(
+            "confirm",
+            "Confirm",
+            "Its status is now sent.",
+            frozenset({Status.HELD}),
+            "Records that it arrived: its status becomes sent, and it is never sent again.",
+            is_final=True,
+        ),
+        Decision(
+            "release",
+            "Release",
+            "It is pending, and will be sent again.",
+            frozenset({Status.HELD}),
+            f"Sends it again, although it may have arrived. {TWICE}",
+        ),
+        Decision(
+            "reschedule",
+            "Reschedule",
+            "It waits until its new time.",
+            frozenset({Status.PENDING, Status.WAITING}),
+            "Sends it at another time. If that time has passed, sends it at once.",
+            needs_time=True,
+            makes_stale=False,
+        ),
+        Decision(
+            "cancel",
+            "Cancel",
+            "It is cancelled, and is never sent.",
+            frozenset({Status.PENDING, Status.WAITING}),
+            "It is never sent. To send it after all, enqueue it again with another message key.",
+            is_final=True,
+            makes_stale=False,
+        ),
+        Decision(
+            "discard",
+            "Discard dead letter",
+            "Its dead letter is discarded.",
+            frozenset({Status.FAILED, Status.HELD}),
+            "Takes the email off the lists and counts of failures. It keeps its status, and is not sent. A replay or a "
+            "release remains possible, until its content is deleted.",
+        ),
+    )
+}
+"""Every decision by its name, in the order of the buttons."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A decision that is possible now.
+
+    Attributes:
+        does: What it would do to this email.
+    """
+
+    decision: Decision
+    does: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What may be decided about an email now.
+
+    Attributes:
+        offers: The possible decisions.
+        notes: Why other decisions are not possible, or none is.
+    """
+
+    offers: tuple[Offer, ...]
+    notes: tuple[str, ...]
+
+    def offer(self, name: str) -> Offer | None:
+        """The offer of this decision; None if it is not possible now."""
+        return next((each for each in self.offers if each.decision.name == name), None)
+
+
+_NO_CHOICE: Final[Mapping[Status, str]] = {
+    Status.SENDING: "A worker has leased the email. Nothing can be decided until its attempt ends.",
+    Status.SENT: "The email is sent. Nothing is left to decide.",
+    Status.CANCELLED: "The email is cancelled, and is never sent.",
+}
+_NOT_REPLAYABLE: Final[Mapping[ItemOutcome, str]] = {
+    ItemOutcome.EXPIRED: "The email cannot be sent again: it has expired.",
+    ItemOutcome.CONTENT_PRUNED: "The email cannot be sent again: its content was deleted.",
+}
+
+
+async def find_choices(session: AsyncSession, email: Record) -> Choices:
+    """What may be decided about an email now.
+
+    Args:
+        email: The row, by column, as `EmailHistory.email` has it.
+    """
+    status = Status(email["status"])
+    if status in _NO_CHOICE:
+        return Choices((), (_NO_CHOICE[status],))
+    outcome = await _replay_outcome(session, email["email_id"]) if status in dead_letters.DEAD else None
+    notes = [_NOT_REPLAYABLE[outcome]] if outcome is not None and outcome in _NOT_REPLAYABLE else []
+    offers = []
+    for decision in DECISIONS.values():
+        if status not in decision.statuses:
+            continue
+        if decision.name in ("replay", "release") and notes:
+            continue
+        if decision.name == "discard" and not _has_dead_letter(email):
+            continue
+        offers.append(Offer(decision, _does(decision, email)))
+    return Choices(tuple(offers), tuple(notes))
+
+
+async def _replay_outcome(session: AsyncSession, email_id: UUID) -> ItemOutcome | None:
+    found = await replaying.preview(session, Selection(email_ids=(email_id,), discarded=None), include_held=True)
+    return next(iter(found.counts), None)
+
+
+def _has_dead_letter(email: Record) -> bool:
+    return email["dead_letter_discarded_at"] is None and email["error_type"] != Reason.SUPPRESSED
+
+
+def _does(decision: Decision, email: Record) -> str:
+    more = []
+    if decision.name == "replay" and email["was_uncertain"]:
+        more.append(f"The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}")
+    if decision.name == "replay" and email["error_type"] == Reason.SUPPRESSED:
+        more.append("Its recipients are suppressed: unless the suppression was removed, it fails again.")
+    if decision.is_final:
+        more.append("This cannot be undone.")
+    return " ".join([decision.does, *more])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a decision ended.
+
+    Attributes:
+        why: Why nothing was changed; None if the decision was carried out.
+        field: The form's field that was the reason; None if it was the email.
+    """
+
+    why: str | None = None
+    field: str | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the decision was carried out."""
+        return self.why is None
+
+
+_VERDICTS: Final[Mapping[Verdict, str]] = {
+    Verdict.ALREADY_SENT: "It is sent already.",
+    Verdict.UNDER_WAY: "It is no longer held: it is pending, waiting or being sent.",
+    Verdict.CANCELLED: "It is cancelled, and is never sent.",
+    Verdict.EXPIRED: "It has expired, and is never sent.",
+    Verdict.FAILED: "It is no longer held: it failed.",
+    Verdict.CONTENT_PRUNED: "Its content was deleted, so it cannot be sent again.",
+    Verdict.UNKNOWN: "It no longer exists.",
+}
+_OUTCOMES: Final[Mapping[ItemOutcome, str]] = {
+    ItemOutcome.ALREADY_SENT: "It is sent already.",
+    ItemOutcome.UNDER_WAY: "It is already pending, waiting or being sent.",
+    ItemOutcome.CANCELLED: "It is cancelled, and is never sent.",
+    ItemOutcome.EXPIRED: "It has expired, and is never sent.",
+    ItemOutcome.DISCARDED: "Its dead letter was discarded meanwhile.",
+    ItemOutcome.MAY_HAVE_ARRIVED: "It may have arrived.",
+    ItemOutcome.CONTENT_PRUNED: "Its content was deleted, so it cannot be sent again.",
+    ItemOutcome.UNKNOWN: "It no longer exists.",
+}
+_LOCKED: Final = "Another transaction holds a lock on the email's row. Try again in a few seconds."
+
+
+async def carry_out(
+    session: AsyncSession, decision: Decision, history: EmailHistory, act: Act, *, send_at: datetime | None = None
+) -> Result:
+    """Carries out a decision about an email, in one audited commit, if the email's row permits it.
+
+    Args:
+        send_at: The new time, for `reschedule`.
+    """
+    email = history.email
+    email_id, tenant_id = email["email_id"], email["tenant_id"]
+    try:
+        match decision.name:
+            case "confirm" | "release":
+                decide = verdicts.confirm if decision.name == "confirm" else verdicts.release
+                return Result(_VERDICTS.get(await decide(session, email_id, act)))
+            case "replay":
+                return await _replay(session, email_id, act)
+            case "discard":
+                is_done = await dead_letters.discard(session, [email_id], act)
+                return Result(None if is_done else "It is not failed or held, or its dead letter was discarded before.")
+            case "cancel":
+                (changed,) = await unsent.cancel(session, [email_id], act, tenant_id=tenant_id)
+                metrics.CANCELLED.add(changed.change is Change.CANCELLED, "cancelled")
+            case _:
+                assert send_at is not None
+                (changed,) = await unsent.reschedule(session, [email_id], send_at, act, tenant_id=tenant_id)
+    except StoreBusy:
+        return Result(_LOCKED)
+    return _changed(changed)
+
+
+def _changed(changed: unsent.Changed) -> Result:
+    match changed.change:
+        case Change.CANCELLED | Change.RESCHEDULED:
+            return Result()
+        case Change.EXPIRES_FIRST:
+            return Result("must be before the time when the email expires.", "send_at")
+        case Change.ALREADY_CANCELLED:
+            return Result("It was cancelled before, or has expired.")
+        case Change.LOCKED:
+            return Result(_LOCKED)
+        case Change.UNKNOWN:
+            return Result("It no longer exists.")
+        case Change.TOO_LATE:
+            return Result(f"It is too late: its status is {changed.status}.")
+
+
+async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
+    """Replays one email at once. Its dead letter stays until the next sweep."""
+    selection = Selection(email_ids=(email_id,), discarded=None)
+    replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
+    try:
+        ended = await replaying.run(session, None, replay.replay_id, lock_seconds=LOCK_SECONDS)
+    except DispatcherError:
+        await replaying.stop(session, replay.replay_id, act)
+        raise
+    if ended.locked:
+        await replaying.stop(session, replay.replay_id, act)
+        return Result(_LOCKED)
+    outcome = next(iter(ended.replay.outcomes), None)
+    if outcome is ItemOutcome.REPLAYED:
+        return Result()
+    return Result(_OUTCOMES[outcome] if outcome else "Another operator stopped the replay.")

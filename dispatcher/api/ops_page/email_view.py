@@ -1,0 +1,162 @@
+"""What a visitor may see of an email, in the order in which a page shows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from dispatcher.domain.outcome import left_out
+from dispatcher.domain.status import FINISHED, Status
+from dispatcher.domain.waiting import WaitExplanation, WaitReason
+from dispatcher.ops.acts import Act
+from dispatcher.ops.email_history import EmailHistory
+from dispatcher.ops.email_timeline import Moment, timeline
+
+Record = Mapping[str, Any]
+
+REPEATED_WITHIN: Final = timedelta(minutes=10)
+"""A form that arrives again within this time was sent twice, if its decision is the newest one."""
+AN_OPERATOR: Final = "an operator"
+"""The actor that a tenant's visitor sees in the place of people and keys that are not the tenant's."""
+REVEAL: Final = "reveal"
+_KEY: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
+_LETTERS: Final = re.compile(r"[a-z_]+")
+_TONES: Final[Mapping[str, frozenset[str]]] = {
+    "bad": frozenset({"failed", "rejected", "bounced", "complained", "dead"}),
+    "warn": frozenset({"held", "uncertain", "deferred", "delayed", "cancelled", "expired", "discarded"}),
+    "good": frozenset({"sent", "accepted", "delivered", "opened", "clicked", "confirm", "confirmed"}),
+}
+"""Words in what happened, by the class of its mark in the timeline. The first class that fits counts."""
+_MAKE_MIME: Final = frozenset({"smtp", "capture"})
+"""Providers that send our Message-ID. All other providers create their own."""
+_WAITS: Final[Mapping[WaitReason, str]] = {
+    WaitReason.SCHEDULED: "it is scheduled for later",
+    WaitReason.REDELIVERY: "the provider deferred it, and it is tried again later",
+    WaitReason.QUEUED: "other emails are ahead of it",
+    WaitReason.LEASED: "a worker is sending it",
+}
+"""Reasons for a tenant's visitor. All other reasons are about the service as a whole."""
+
+
+def for_tenant(history: EmailHistory, is_own_key: Callable[[str], bool]) -> EmailHistory:
+    """The history as a tenant's visitor sees it: without hosts, and without the words of people who serve all tenants.
+
+    Args:
+        is_own_key: Whether an API key, given by its id, belongs to the tenant.
+    """
+    email = {**history.email, "locked_by": None}
+    attempts = [{**each, "worker": None} for each in history.attempts]
+    acts = [_without_stranger(each, is_own_key) for each in history.acts]
+    replays = [_without_stranger(each, is_own_key) for each in history.replays]
+    moments = timeline(email, attempts=attempts, events=history.events, acts=acts, replays=replays)
+    return replace(
+        history,
+        email=email,
+        attempts=attempts,
+        acts=acts,
+        replays=replays,
+        waiting=None if history.waiting is None else _waiting_of_tenant(history.waiting),
+        timeline=moments,
+    )
+
+
+def _without_stranger(record: Record, is_own_key: Callable[[str], bool]) -> dict[str, Any]:
+    found = _KEY.search(record["actor"] or "")
+    if found is not None and is_own_key(found[1]):
+        return dict(record)
+    return {**record, "actor": AN_OPERATOR, "reason": None, **({"detail": None} if "detail" in record else {})}
+
+
+def _waiting_of_tenant(waiting: WaitExplanation) -> WaitExplanation:
+    because = _WAITS.get(waiting.reason, "the service cannot send it at the moment")
+    return WaitExplanation(waiting.reason, f"The email waits because {because}.", waiting.until)
+
+
+def is_finished(email: Record) -> bool:
+    """Whether only an operator or a provider's event changes the email's status."""
+    return Status(email["status"]) in FINISHED
+
+
+def since(email: Record) -> datetime | None:
+    """Since when the email has its status; None if unknown."""
+    if email["status"] == Status.SENT:
+        return email["sent_at"]  # type: ignore[no-any-return]
+    return email.get("settled_at") if is_finished(email) else None
+
+
+def tone(what: str) -> str:
+    """The class of a moment in the timeline: `good`, `bad`, `warn`, or none."""
+    words = frozenset(_LETTERS.findall(what))
+    return next((each for each, marks in _TONES.items() if words & marks), "")
+
+
+def newest_decision(history: EmailHistory) -> Moment | None:
+    """The latest moment at which an operator decided something; None if no operator did."""
+    return next((each for each in reversed(history.timeline) if each.actor and each.what != REVEAL), None)
+
+
+def is_repeated(history: EmailHistory, act: Act) -> bool:
+    """Whether an act is the newest decision already: the form was sent twice."""
+    newest = newest_decision(history)
+    return (
+        newest is not None
+        and (newest.actor, newest.reason) == (act.actor, act.reason)
+        and datetime.now(UTC) - newest.at < REPEATED_WITHIN
+    )
+
+
+def fields(email: Record) -> list[tuple[str, object]]:
+    """The facts about an email that its page lists, with their labels; without empty ones."""
+    status, refused = Status(email["status"]), None
+    if status is Status.SENT:
+        refused = left_out(email["last_error"])
+    rows: Sequence[tuple[str, object]] = (
+        ("Lane", email.get("lane")),
+        ("Channel", email.get("channel")),
+        ("Provider", email["provider"]),
+        ("Error type", email["error_type"]),
+        ("Answer" if status is Status.SENT else "Last error", email["last_error"]),
+        ("Not sent to", refused and f"recipients {refused}, counted over To, Cc, Bcc: the provider refused these"),
+        ("Attempts", _attempts(email)),
+        ("May have arrived", "yes: the outcome of an attempt is unknown" if email["was_uncertain"] else None),
+        ("Crashes", f"{email['crash_count']:,} while a worker rendered it" if email["crash_count"] else None),
+        ("Not before", email["wait_until"]),
+        ("Expires", email["expires_at"]),
+        ("Leased by", email["locked_by"]),
+        ("Dead letter", _dead_letter(email)),
+    )
+    return [(label, value) for label, value in rows if value not in (None, "")]
+
+
+def ids(email: Record) -> list[tuple[str, str]]:
+    """The names by which other systems know the email, with their labels; without empty ones."""
+    made_here = email["provider"] in _MAKE_MIME
+    rows = (
+        ("Email id", str(email["email_id"])),
+        ("Message key", email["message_key"]),
+        ("Correlation id", email["correlation_id"]),
+        ("Provider's id", email["provider_message_id"]),
+        ("Message-ID", f"{email['email_id']}@" if made_here else None),
+        ("Trace", email["traceparent"]),
+    )
+    return [(label, value) for label, value in rows if value]
+
+
+def _attempts(email: Record) -> str:
+    text = f"{email['attempt_count']:,}"
+    if email["attempt_base"]:
+        text += f", {email['attempt_count'] - email['attempt_base']:,} since the last replay or recovery"
+    if email["redelivery_count"]:
+        text += f", {email['redelivery_count']:,} redeliveries"
+    return text
+
+
+def _dead_letter(email: Record) -> str | None:
+    if Status(email["status"]) not in (Status.FAILED, Status.HELD):
+        return None
+    if email["dead_letter_discarded_at"] is not None:
+        return "discarded"
+    return "will be published to the DLQ" if email["dead_letter_due_at"] is not None else None

@@ -1,0 +1,166 @@
+"""Reads the fields of filters and forms. Mistakes are values that the page shows beside the form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from starlette.requests import Request
+
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.instant import parse_instant, parse_length
+from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.ops.acts import Act
+from dispatcher.store.operators_lists import Cursor
+
+MAX_REASON_CHARACTERS: Final = 500
+DEFAULT_TENANT: Final = "default"
+PAGE_ROWS: Final = 50
+_LARGEST_NUMBER: Final = 2**63 - 1
+
+
+class Mistake(Exception):
+    """A field of a form is not usable. The message is a sentence for the visitor, without private values."""
+
+
+def all_tenants_only(visitor: Visitor) -> None:
+    """Answers visitors of one tenant as if there were no such page.
+
+    Raises:
+        PageError: The visitor sees one tenant.
+    """
+    if visitor.tenant_id is not None:
+        raise PageError(404, "There is no page at this address.", "Use the navigation.")
+
+
+def act_of(visitor: Visitor, form: Mapping[str, str]) -> Act:
+    """The act with the form's reason.
+
+    Raises:
+        Mistake: The reason is missing.
+    """
+    try:
+        return visitor.act(form.get("reason", "")[:MAX_REASON_CHARACTERS])
+    except DispatcherError as error:
+        raise Mistake(f"{error.message} {error.remedy or ''}".strip()) from None
+
+
+def tenant_of(visitor: Visitor, asked: str) -> str:
+    """The tenant that a page is about: the visitor's, or the one that a visitor of all tenants asks for.
+
+    Raises:
+        PageError: The visitor may not see the tenant.
+        Mistake: No tenant can have this name.
+    """
+    if visitor.tenant_id is not None:
+        if asked not in ("", visitor.tenant_id):
+            raise PageError(404, "There is no tenant with this id.", "Leave out the tenant.")
+        return visitor.tenant_id
+    try:
+        return tenant(asked.strip() or DEFAULT_TENANT)
+    except InvalidEmail as error:
+        raise Mistake(f"The tenant's id {error.reason}.") from None
+
+
+def parameter(request: Request, name: str) -> str:
+    """A parameter of the URL, without white space around it; empty if it is missing."""
+    return request.query_params.get(name, "").replace("\0", "").strip()
+
+
+def since_of(text: str) -> datetime | None:
+    """The instant of a filter such as `2h`, `3d` or `2026-11-21T10:00Z`; None if the text is empty.
+
+    Raises:
+        Mistake: The text is neither.
+    """
+    if not text:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=parse_length(text))
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return parse_instant(text.replace(" ", "+"))
+    except ValueError:
+        raise Mistake(
+            "“Since” is neither an age such as 90s, 2h or 3d, nor a time such as 2026-11-21T10:00Z."
+        ) from None
+
+
+def cursor_of(request: Request) -> Cursor | None:
+    """Where the page starts; None for the first page.
+
+    Raises:
+        PageError: The parameter `before` is not a cursor.
+    """
+    if not (text := parameter(request, "before")):
+        return None
+    try:
+        return Cursor.parse(text)
+    except ValueError:
+        raise wrong_cursor() from None
+
+
+def wrong_cursor() -> PageError:
+    """The error for a cursor that is not of this list."""
+    return PageError(400, "The link to this page of the list is not complete.", "Go to the first page of the list.")
+
+
+def number_in_path(request: Request, name: str, what: str) -> int:
+    """A number of the path.
+
+    Raises:
+        PageError: It is not a number.
+    """
+    text = request.path_params[name]
+    if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > _LARGEST_NUMBER:
+        raise PageError(404, f"There is no {what} with this id.", "Check the id.")
+    return int(text)
+
+
+def counted_parameter(request: Request, name: str) -> int | None:
+    """A small number of the URL, such as how many rows a form has changed; None if it is missing or not a number."""
+    text = parameter(request, name)
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def number_of(
+    form: Mapping[str, str], name: str, label: str, *, least: float = 1, most: float, is_whole: bool = False
+) -> float | None:
+    """A number in a form; None if the field is empty.
+
+    Raises:
+        Mistake: It is not such a number.
+    """
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        found = float(int(text)) if is_whole else float(text)
+    except ValueError:
+        found = 0.0
+    if not least <= found <= most:
+        kind = "whole number" if is_whole else "number"
+        raise Mistake(f"{label} must be a {kind} from {least:g} to {most:,.0f}.")
+    return found
+
+
+def length_of(form: Mapping[str, str], name: str, label: str, *, most: float) -> float | None:
+    """A length of time in a form, such as `2h`, in seconds; None if the field is empty.
+
+    Raises:
+        Mistake: It is not a length of time, or too long.
+    """
+    text = form.get(name, "").strip()
+    if not text:
+        return None
+    try:
+        found = parse_length(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found <= most:
+        raise Mistake(f"{label} must be a length of time such as 30m, 2h or 3d, at most {most / 86_400:,.0f} days.")
+    return found

@@ -1,0 +1,251 @@
+"""OpenID Connect: asks the issuer who has signed in, by an authorization code with PKCE, and checks the ID token.
+
+Authlib builds the requests and checks the claims, joserfc checks the signature, and our own transport sends the
+requests. See docs/decisions/0049-openid-connect.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from authlib.oauth2.client import OAuth2Client
+from authlib.oauth2.rfc6749.parameters import prepare_token_request
+from authlib.oidc.core import CodeIDToken
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+from joserfc.jws import JWSRegistry
+
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
+from dispatcher.api.ops_page.plain_text import cut
+from dispatcher.config import Settings
+from dispatcher.errors import ConfigurationError
+from dispatcher.transport.call import NoFreeConnection
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_proxy import proxy_for
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+from dispatcher.version import VERSION
+
+SECONDS: Final = 8.0
+"""How long the issuer may take for all answers that one page needs."""
+METADATA_SECONDS: Final = 300.0
+"""How long the issuer's metadata is used again. Keys are read for each sign-in, so a rotated key works immediately."""
+CONCURRENT_SIGN_INS: Final = 8
+LEEWAY_SECONDS: Final = 60
+"""How far the clocks of the issuer and of this host may differ."""
+ALGORITHMS: Final = (
+    "RS256",
+    "RS384",
+    "RS512",
+    "PS256",
+    "PS384",
+    "PS512",
+    "ES256",
+    "ES384",
+    "ES512",
+    "EdDSA",
+    "Ed25519",
+)
+"""Signatures with a private key of the issuer. HS256 is not one of them: it would accept a public key as the secret."""
+_KEY_TYPES: Final = frozenset({"RSA", "EC", "OKP"})
+_TRY_AGAIN: Final = "Try again, or sign in with an API key."
+_SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the reason (ops.sign_in_failed)."
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """A request to the issuer, for the transport."""
+
+    deadline: float
+
+    def mark_on_wire(self) -> None: ...
+
+    def connection_acquired(self) -> None: ...
+
+
+class OpenIdIssuer:
+    """The issuer, as this site's client."""
+
+    def __init__(self, settings: Settings, redirect_uri: str, *, seconds: float = SECONDS) -> None:
+        """
+        Args:
+            redirect_uri: Where the issuer sends the browser back to.
+            seconds: How long the issuer may take for all answers that one page needs.
+        """
+        assert settings.ops_oidc_issuer is not None
+        self._issuer = settings.ops_oidc_issuer
+        self._settings = settings
+        self._redirect_uri = redirect_uri
+        self._seconds = seconds
+        self._metadata: tuple[float, Mapping[str, Any]] | None = None
+        self._transports: dict[tuple[str, str], HttpTransport] = {}
+        self._slots = asyncio.Semaphore(CONCURRENT_SIGN_INS)
+
+    async def sign_in_url(self, pending: PendingSignIn) -> str:
+        """Where the browser goes to sign in.
+
+        Raises:
+            PageError: the issuer is not available.
+        """
+        async with self._deadline() as deadline:
+            metadata = await self._read_metadata(deadline)
+        offered = metadata.get("scopes_supported", ["email"])
+        scopes = ["openid", "email", self._settings.ops_oidc_claim]
+        # Some issuers put a claim into the token only if the scope of the same name is requested.
+        wanted = [name for name in scopes if name == "openid" or (isinstance(offered, list) and name in offered)]
+        client = self._client(metadata, " ".join(dict.fromkeys(wanted)))
+        url: str = client.create_authorization_url(
+            self._endpoint(metadata, "authorization_endpoint"),
+            state=pending.state,
+            nonce=pending.nonce,
+            code_verifier=pending.verifier,
+        )[0]
+        return url
+
+    async def claims(self, code: str, pending: PendingSignIn) -> Mapping[str, Any]:
+        """The claims about the visitor who has signed in.
+
+        Args:
+            code: The authorization code that the browser brought.
+
+        Raises:
+            PageError: the issuer is not available, refuses the code, or its ID token is not valid.
+        """
+        async with self._deadline() as deadline:
+            metadata = await self._read_metadata(deadline)
+            tokens = await self._redeem(metadata, code, pending, deadline)
+            keys = await self._json(self._endpoint(metadata, "jwks_uri"), deadline)
+        try:
+            return self._checked(tokens, keys, pending.nonce)
+        except (JoseError, ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = str(error) if isinstance(error, JoseError) else "it is malformed"
+            raise PageError(403, f"The issuer's ID token is not valid: {cut(reason, 200)}.", _SIGN_IN_AGAIN) from error
+
+    def _checked(self, tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> Mapping[str, Any]:
+        # An unknown kind of key must not make the others unusable.
+        usable = [key for key in keys["keys"] if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"]
+        token = jwt.decode(
+            str(tokens["id_token"]),
+            KeySet.import_key_set({"keys": usable}),
+            registry=JWSRegistry(algorithms=list(ALGORITHMS), strict_check_header=False),
+        )
+        client_id = self._settings.ops_oidc_client_id
+        required = {
+            "iss": {"essential": True, "value": self._issuer},
+            "aud": {"essential": True, "value": client_id},
+        }
+        known = {"nonce": nonce, "client_id": client_id, "access_token": tokens.get("access_token")}
+        claims = CodeIDToken(token.claims, token.header, required, known)
+        claims.validate(leeway=LEEWAY_SECONDS)
+        return dict(claims)
+
+    async def _redeem(
+        self, metadata: Mapping[str, Any], code: str, pending: PendingSignIn, deadline: float
+    ) -> Mapping[str, Any]:
+        client = self._client(metadata)
+        body = prepare_token_request(
+            "authorization_code", code=code, redirect_uri=self._redirect_uri, code_verifier=pending.verifier
+        )
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        auth = client.client_auth(client.token_endpoint_auth_method)
+        url, headers, body = auth.prepare("POST", self._endpoint(metadata, "token_endpoint"), headers, body)
+        response = await self._send(url, deadline, headers, body.encode())
+        error = response.document.get("error")
+        if response.status == 200 and "id_token" in response.document:
+            return response.document
+        if error in ("invalid_client", "unauthorized_client"):
+            remedy = "Correct DISPATCHER_OPS_OIDC_CLIENT_ID and DISPATCHER_OPS_OIDC_CLIENT_SECRET. " + _TRY_AGAIN
+            raise PageError(503, f"The issuer does not accept this site as a client: {error}.", remedy)
+        if isinstance(error, str) and response.status < 500:
+            raise PageError(403, f"The issuer refused the sign-in: {cut(error, 100)}.", _SIGN_IN_AGAIN)
+        raise _unavailable(f"its token endpoint answered {response.status} without an ID token")
+
+    def _client(self, metadata: Mapping[str, Any], scope: str = "openid") -> Any:
+        methods = metadata.get("token_endpoint_auth_methods_supported", ["client_secret_basic"])
+        is_basic = isinstance(methods, list) and "client_secret_basic" in methods
+        return OAuth2Client(
+            session=None,
+            client_id=self._settings.ops_oidc_client_id,
+            client_secret=self._settings.ops_oidc_client_secret,
+            token_endpoint_auth_method="client_secret_basic" if is_basic else "client_secret_post",
+            scope=scope,
+            redirect_uri=self._redirect_uri,
+            code_challenge_method="S256",
+        )
+
+    async def _read_metadata(self, deadline: float) -> Mapping[str, Any]:
+        if self._metadata is not None and time.monotonic() - self._metadata[0] < METADATA_SECONDS:
+            return self._metadata[1]
+        found = await self._json(f"{self._issuer.rstrip('/')}/.well-known/openid-configuration", deadline)
+        if found.get("issuer") != self._issuer:
+            name = cut(str(found.get("issuer")), 200)
+            raise _unavailable(f"its metadata is for {name}, but DISPATCHER_OPS_OIDC_ISSUER is {self._issuer}")
+        self._metadata = time.monotonic(), found
+        return found
+
+    def _endpoint(self, metadata: Mapping[str, Any], name: str) -> str:
+        """An address from the metadata. It must be encrypted, unless the issuer itself is on the loopback."""
+        url = metadata.get(name)
+        schemes = {"https", urlsplit(self._issuer).scheme}
+        try:
+            parts = urlsplit(url if isinstance(url, str) else "")
+            is_usable = parts.scheme in schemes and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_usable = False
+        if not isinstance(url, str) or not is_usable or not (url.isascii() and url.isprintable()):
+            raise _unavailable(f"its metadata has no usable {name}")
+        return url
+
+    async def _json(self, url: str, deadline: float) -> Mapping[str, Any]:
+        response = await self._send(url, deadline)
+        if response.status != 200 or not response.document:
+            raise _unavailable(f"{urlsplit(url).path} answered {response.status}, or no JSON object")
+        return response.document
+
+    async def _send(
+        self, url: str, deadline: float, headers: Mapping[str, str] | None = None, body: bytes | None = None
+    ) -> HttpResponse:
+        """Sends a request, a POST if it has a body. It follows no redirect."""
+        sent = {"User-Agent": f"EmailDispatcher/{VERSION}", "Accept": "application/json", **(headers or {})}
+        try:
+            transport = self._transport(url)
+            if body is None:
+                return await transport.get(url, sent, deadline)
+            return await transport.post(url, sent, body, _Exchange(deadline))
+        except (NoFreeConnection, RequestNotSent, NoResponse, ConfigurationError, OSError) as error:
+            raise _unavailable(str(error)) from error
+
+    def _transport(self, url: str) -> HttpTransport:
+        """The connections to a URL's server. Creating them reads all trusted certificates, which takes 20 ms."""
+        parts = urlsplit(url)
+        server = parts.scheme, parts.netloc
+        if server not in self._transports:
+            proxy = proxy_for(url) if parts.scheme == "https" else None
+            self._transports[server] = HttpTransport(
+                connections=CONCURRENT_SIGN_INS, ca_file=self._settings.ca_file, proxy=proxy
+            )
+        return self._transports[server]
+
+    async def close(self) -> None:
+        """Closes all connections. Idempotent."""
+        for transport in self._transports.values():
+            await transport.close()
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[float]:
+        """Limits the time for the issuer's answers, and how many visitors wait for them."""
+        if self._slots.locked():
+            raise PageError(503, "Too many people sign in at the moment.", "Try again in a few seconds.", retry_after=2)
+        async with self._slots:
+            yield asyncio.get_running_loop().time() + self._seconds
+
+
+def _unavailable(reason: str) -> PageError:
+    return PageError(503, f"The OpenID Connect issuer is not available: {reason}.", _TRY_AGAIN)

@@ -1,0 +1,187 @@
+"""Signing in with OpenID Connect: leads to the issuer, receives the browser from there, and begins a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hmac import compare_digest
+from typing import TYPE_CHECKING, Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page.attempts import AttemptLimiter
+from dispatcher.api.ops_page.origins import client_address
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.plain_text import cut, visible
+from dispatcher.api.ops_page.sign_in import check_attempts, target_of
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.config import Settings
+from dispatcher.domain.email_rules import tenant
+from dispatcher.domain.scrub import scrub
+from dispatcher.errors import DispatcherError, InvalidEmail
+from dispatcher.telemetry.log import get_log
+
+if TYPE_CHECKING:
+    from dispatcher.api.ops_page.openid import OpenIdIssuer
+    from dispatcher.api.ops_page.pending_sign_in import PendingCookie
+
+START: Final = "/sign-in/openid"
+RETURN: Final = "/sign-in/openid/return"
+ALL_TENANTS: Final = "*"
+MAX_SUBJECT_CHARACTERS: Final = 100
+MAX_ADDRESS_CHARACTERS: Final = 80
+MAX_CODE_CHARACTERS: Final = 4096
+
+
+def routes(site: Site) -> list[Route]:
+    """The way to the issuer, and the way back; none if no issuer is configured.
+
+    Raises:
+        DispatcherError: the extra `oidc` is not installed.
+    """
+    if site.settings.ops_oidc_issuer is None:
+        return []
+    try:
+        from dispatcher.api.ops_page.openid import OpenIdIssuer
+        from dispatcher.api.ops_page.pending_sign_in import PendingCookie
+    except ModuleNotFoundError as error:
+        raise DispatcherError(
+            f"DISPATCHER_OPS_OIDC_ISSUER needs a package that is not installed: {error.name}.",
+            remedy="Run: pip install 'email-dispatcher[oidc]'",
+        ) from None
+    assert site.settings.ops_url is not None  # `config.rules` requires it
+    issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
+    site.resources.push_async_callback(issuer.close)
+    sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
+    # A slow issuer must not delay the pages, so these take no turn.
+    return [
+        Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
+        Route(RETURN, site.guarded(sign_in.finish, takes_turn=False), methods=["GET"]),
+    ]
+
+
+class _OpenIdSignIn:
+    """The two requests of a sign-in. Its failures are counted apart from wrong API keys, which then still work."""
+
+    def __init__(self, site: Site, issuer: OpenIdIssuer, cookie: PendingCookie) -> None:
+        self._site = site
+        self._issuer = issuer
+        self._cookie = cookie
+        self._attempts = AttemptLimiter()
+
+    async def start(self, request: Request) -> Response:
+        """Leads the browser to the issuer."""
+        from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
+
+        target = target_of(request.query_params.get("next", ""))
+        if await self._site.sessions.visitor(request) is not None:
+            return self._site.see_other(target)
+        client = client_address(request)
+        check_attempts(self._attempts, client)
+        pending = PendingSignIn.new(target)
+        try:
+            url = await self._issuer.sign_in_url(pending)
+        except PageError as error:
+            self._count_failure(client, error)
+            raise
+        response = RedirectResponse(url, 303)
+        self._cookie.send(request, response, pending)
+        return response
+
+    async def finish(self, request: Request) -> Response:
+        """Receives the browser from the issuer."""
+        client = client_address(request)
+        check_attempts(self._attempts, client)
+        try:
+            visitor, target = await self._visitor(request)
+        except PageError as error:
+            self._count_failure(client, error)
+            raise
+        self._attempts.add_success(client)
+        await self._site.sessions.begin(request, visitor)
+        response = await self._site.page(request, visitor, "signed_in.html", next=target)
+        self._cookie.delete(request, response)
+        return response
+
+    async def _visitor(self, request: Request) -> tuple[Visitor, str]:
+        given = request.query_params
+        pending = self._cookie.read(request)
+        if pending is None or not compare_digest(given.get("state", "").encode(), pending.state.encode()):
+            raise PageError(
+                403, "This browser did not begin this sign-in, or it took more than ten minutes.", "Sign in again."
+            )
+        if "error" in given:
+            message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
+            raise PageError(403, message, "Sign in again, or ask the administrator of the issuer.")
+        code = given.get("code", "")
+        # RFC 9207: the issuer may say who it is, so that no other issuer's code is redeemed.
+        if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", self._own) != self._own:
+            raise PageError(403, "The issuer's answer is not valid.", "Sign in again.")
+        return visitor_of(await self._issuer.claims(code, pending), self._site.settings), target_of(pending.target)
+
+    @property
+    def _own(self) -> str | None:
+        return self._site.settings.ops_oidc_issuer
+
+    def _count_failure(self, client: str, error: PageError) -> None:
+        self._attempts.add_failure(client)
+        get_log().warning("ops.sign_in_failed", reason=scrub(error.message))
+
+
+def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
+    """The visitor with the claims of an ID token.
+
+    Raises:
+        PageError: the claims allow nothing.
+    """
+    values = _values(claims, settings.ops_oidc_claim)
+    may_act = not values.isdisjoint(settings.ops_oidc_operate)
+    if not may_act and values.isdisjoint(settings.ops_oidc_read):
+        claim = settings.ops_oidc_claim
+        problem = "has no value that allows it" if values else "is missing or not verified"
+        raise PageError(
+            403,
+            f"The issuer knows you, but you may not use this page: the claim {claim} of your ID token {problem}.",
+            f"Ask an administrator for a value of {claim} that DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ "
+            "lists. The issuer must put this claim into the ID token.",
+        )
+    return Visitor("", _name(claims), _tenant(claims, settings.ops_oidc_tenant_claim), may_act)
+
+
+def _values(claims: Mapping[str, Any], claim: str) -> set[str]:
+    """The values of a claim. An address counts only if the issuer has verified it."""
+    found = claims.get(claim)
+    if claim == "email" and claims.get("email_verified") is not True:
+        return set()
+    return {value for value in (found if isinstance(found, list) else [found]) if isinstance(value, str) and value}
+
+
+def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
+    if claim is None:
+        return None
+    values = _values(claims, claim)
+    if values == {ALL_TENANTS}:
+        return None
+    try:
+        return tenant(*values)
+    except (InvalidEmail, TypeError):  # TypeError: not exactly one
+        raise PageError(
+            403,
+            f"The issuer knows you, but the claim {claim} of your ID token does not name exactly one tenant.",
+            f"Ask an administrator to set {claim} to a tenant's id, or to {ALL_TENANTS} for all tenants.",
+        ) from None
+
+
+def _name(claims: Mapping[str, Any]) -> str:
+    """The actor in the audit log. The subject comes first, because only it identifies a visitor for ever."""
+    name = f"openid {_short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
+    address = claims.get("email")
+    if isinstance(address, str) and address and claims.get("email_verified") is not False:
+        name += f" ({_short(address, MAX_ADDRESS_CHARACTERS)})"
+    return name
+
+
+def _short(text: str, at_most: int) -> str:
+    return visible(text.replace("\n", " ").replace("\t", " "))[:at_most]

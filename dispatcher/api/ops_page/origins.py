@@ -1,0 +1,67 @@
+"""Where a request comes from: another website, an encrypted connection, which client address."""
+
+from __future__ import annotations
+
+from ipaddress import IPv6Address, ip_address, ip_network
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from dispatcher.config.values import LOOPBACKS
+
+
+def is_cross_site(request: Request, ops_url: str | None) -> bool:
+    """Whether a browser sent the request for another website, as Go's `http.CrossOriginProtection` decides it.
+
+    Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Otherwise, `Origin` must be the host that the browser
+    has asked. A request without both headers is not from a browser.
+
+    Args:
+        ops_url: DISPATCHER_OPS_URL. A proxy may replace the Host header, so this URL's host is accepted, too.
+    """
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = request.headers.get("origin")
+    if origin is None:
+        return False
+    hosts = {request.headers.get("host", "").lower()}
+    if ops_url is not None:
+        parts = urlsplit(ops_url)
+        hosts.add(parts.netloc.lower())
+    return urlsplit(origin).netloc.lower() not in hosts
+
+
+def is_secure(request: Request, ops_url: str | None) -> bool:
+    """Whether the browser uses HTTPS.
+
+    A client can forge `X-Forwarded-Proto`. That only affects its own cookie.
+    """
+    if ops_url is not None:
+        return urlsplit(ops_url).scheme == "https"
+    return request.headers.get("x-forwarded-proto", "").rpartition(",")[2].strip().lower() == "https"
+
+
+def is_for_loopback(request: Request) -> bool:
+    """Whether the browser asked for a host name of the loopback."""
+    return urlsplit(f"//{request.headers.get('host', '')}").hostname in LOOPBACKS
+
+
+def client_address(request: Request) -> str:
+    """The client's address, for limits: an IPv4 address or an IPv6 network, since a client may have a whole /64.
+
+    Behind a proxy on this host, it is the last address in `X-Forwarded-For`, which the proxy has added.
+    """
+    client = request.scope.get("client")
+    address = client[0] if client else ""
+    if address in LOOPBACKS:
+        # A proxy may add a header line of its own after the client's, so the last line counts.
+        forwarded = request.headers.getlist("x-forwarded-for")
+        address = (forwarded[-1].rpartition(",")[2].strip() if forwarded else "") or address
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return "unknown"
+    if isinstance(parsed, IPv6Address):
+        return str(parsed.ipv4_mapped or ip_network((parsed, 64), strict=False))
+    return str(parsed)

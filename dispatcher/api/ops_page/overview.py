@@ -1,0 +1,88 @@
+"""The Overview: what needs an operator, how much is sent, and the state of hosts, providers, lanes and alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.ops.figures import Overview, Point
+from dispatcher.ops.overview import OverviewReader
+
+STALE_SECONDS: Final = 3.0
+"""An older answer is shown with a warning."""
+CHECK_FACTOR: Final = 3
+"""The DLQ counts as unchecked after this many probe intervals."""
+
+
+def routes(site: Site) -> list[Route]:
+    """The Overview."""
+    reader = OverviewReader(site.settings, site.session)
+
+    async def show(request: Request, visitor: Visitor) -> Response:
+        answer = await reader.get(visitor.tenant_id)
+        return await site.page(
+            request,
+            visitor,
+            "overview.html",
+            overview=answer.value,
+            stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
+            fault=answer.fault,
+            charts=charts_of(answer.value),
+            longest_check_seconds=CHECK_FACTOR * site.settings.dlq_probe_seconds,
+            dlq=site.settings.dlq,
+        )
+
+    return [site.get("/", show)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart of the emails over time.
+
+    Attributes:
+        name: Its id on the page.
+        shape: How its table shows an instant, as for `strftime`.
+    """
+
+    name: str
+    title: str
+    shape: str
+    points: Sequence[Point]
+
+    @property
+    def highest(self) -> int | None:
+        """The most emails that were sent in one minute, hour or day; None if unknown."""
+        return max((point.sent for point in self.points if point.sent is not None), default=None)
+
+    @property
+    def latest(self) -> Point | None:
+        """The last point whose figures are known."""
+        return next((point for point in reversed(self.points) if point.sent is not None), None)
+
+    @property
+    def data(self) -> str:
+        """The figures, for the attribute `data-chart`."""
+        series: list[dict[str, Any]] = [
+            {"label": "sent", "colour": 1, "values": [point.sent for point in self.points]},
+            {"label": "not sent", "colour": 2, "values": [point.not_sent for point in self.points]},
+        ]
+        return orjson.dumps(
+            {"x": [int(point.begins_at.timestamp()) for point in self.points], "series": series}
+        ).decode()
+
+
+def charts_of(overview: Overview) -> list[Chart]:
+    """The charts of the last hour, day and month."""
+    return [
+        Chart("sent-by-minute", "Sent per minute, last hour", "%H:%M", overview.minutes),
+        Chart("sent-by-hour", "Sent per hour, last day", "%m-%d %H:%M", overview.hours),
+        Chart("sent-by-day", "Sent per day, last 31 days", "%Y-%m-%d", overview.days),
+    ]

@@ -1,0 +1,121 @@
+"""The page Pauses: what is paused by whom, why and until when; pauses and resumes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page import fields
+from dispatcher.api.ops_page.fields import Mistake
+from dispatcher.api.ops_page.forms import Form
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.domain.controls import PauseScope
+from dispatcher.ops import pausing
+
+PATH: Final = "/pauses"
+DONE: Final = {
+    "paused": "Paused. All hosts follow within two seconds.",
+    "resumed": "Resumed. All hosts follow within two seconds.",
+}
+
+
+def routes(site: Site) -> list[Route]:
+    """The list, and the targets of its forms."""
+    pages = PausePages(site)
+    return [
+        site.get(PATH, pages.show),
+        site.post(f"{PATH}/pause", pages.pause, title="Pause sending"),
+        site.post(f"{PATH}/resume", pages.resume, title="Resume sending"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PausePages:
+    """The handlers. Visitors of one tenant see, begin and end only the pause of their tenant."""
+
+    site: Site
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        """What is paused."""
+        return await self._page(request, visitor)
+
+    async def pause(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        """Begins a pause, or changes its end and its reason."""
+        try:
+            scope, name = _target(visitor, form)
+            name = _checked(self.site, scope, name)
+            seconds = fields.length_of(form, "length", "“For”", most=pausing.MAX_SECONDS)
+            act = fields.act_of(visitor, form)
+        except Mistake as mistake:
+            return await self._page(request, visitor, form=form, mistake=mistake)
+        async with self.site.session() as session:
+            await pausing.pause(session, scope, name, act, seconds=seconds)
+        self.site.pauses.forget()
+        return self.site.see_other(PATH, done="paused")
+
+    async def resume(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        """Ends a pause."""
+        try:
+            scope, name = _target(visitor, form)
+            act = fields.act_of(visitor, form)
+        except Mistake as mistake:
+            return await self._page(request, visitor, form=form, mistake=mistake)
+        async with self.site.session() as session:
+            await pausing.resume(session, scope, name, act)
+        self.site.pauses.forget()
+        return self.site.see_other(PATH, done="resumed")
+
+    async def _page(
+        self,
+        request: Request,
+        visitor: Visitor,
+        *,
+        form: Mapping[str, str] | None = None,
+        mistake: Mistake | None = None,
+    ) -> Response:
+        async with self.site.session() as session:
+            found = await pausing.list_pauses(session)
+        asked = {name: fields.parameter(request, name) for name in ("scope", "name")}
+        return await self.site.page(
+            request,
+            visitor,
+            "pauses.html",
+            status=200 if mistake is None else 400,
+            in_force=pausing.seen_by(found, visitor.tenant_id),
+            scopes=list(PauseScope),
+            lanes=self.site.settings.lanes,
+            providers=self.site.settings.providers,
+            given=form or asked,
+            mistake=mistake,
+            done=DONE.get(fields.parameter(request, "done")),
+        )
+
+
+def _target(visitor: Visitor, form: Mapping[str, str]) -> tuple[PauseScope, str]:
+    """What a form pauses or resumes.
+
+    Raises:
+        PageError: The visitor may not pause or resume this.
+        Mistake: There is no such scope.
+    """
+    text, name = form.get("scope", ""), form.get("name", "").strip()
+    if text not in tuple(PauseScope):
+        raise Mistake("Choose what to pause: everything, a lane, a tenant or a provider.")
+    scope = PauseScope(text)
+    if visitor.tenant_id is not None and (scope, name) != (PauseScope.TENANT, visitor.tenant_id):
+        raise PageError(404, "There is nothing with this name.", "You can pause your own tenant only.")
+    return scope, "" if scope is PauseScope.ALL else name
+
+
+def _checked(site: Site, scope: PauseScope, name: str) -> str:
+    try:
+        return pausing.check_target(scope, name, site.settings)
+    except ValueError as error:
+        raise Mistake(str(error)) from None

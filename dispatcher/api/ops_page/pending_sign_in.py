@@ -1,0 +1,93 @@
+"""A sign-in that has begun, kept in the browser: a signed cookie, valid for ten minutes."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from typing import Final, Self
+
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import OctKey
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.ops_page.origins import is_secure
+from dispatcher.config import Settings
+
+MAX_SECONDS: Final = 600
+"""How long a visitor may take at the issuer."""
+MAX_TARGET_CHARACTERS: Final = 1000
+"""A cookie may have 4,096 characters. After signing in, a longer target becomes the first page."""
+_COOKIE: Final = "dispatcher-ops-openid"
+_ALGORITHM: Final = "HS256"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSignIn:
+    """What the browser has to bring back from the issuer, and what the ID token has to contain.
+
+    Attributes:
+        state: Comes back with the authorization code. It shows that this browser began the sign-in.
+        nonce: The ID token has it. It shows that the token was made for this sign-in.
+        verifier: PKCE: only its hash was sent through the browser, so a copied code is worthless.
+        target: The page to show afterwards, below `site.path`.
+    """
+
+    state: str
+    nonce: str
+    verifier: str
+    target: str
+
+    @classmethod
+    def new(cls, target: str) -> Self:
+        """A new sign-in."""
+        is_short = target.isascii() and len(target) <= MAX_TARGET_CHARACTERS
+        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
+        return cls(state, nonce, verifier, target if is_short else "/")
+
+
+class PendingCookie:
+    """Sends and reads the cookie.
+
+    It is SameSite=Lax, because the browser sends a strict cookie not even to our own site if the issuer's site leads
+    there. It is signed with a key from the client secret, which all processes and hosts have.
+    """
+
+    def __init__(self, settings: Settings, path: str) -> None:
+        """
+        Args:
+            path: The beginning of the page's paths.
+        """
+        self._settings = settings
+        self._path = path
+        secret = settings.ops_oidc_client_secret.encode()
+        self._key = OctKey.import_key(hmac.digest(secret, b"email-dispatcher pending sign-in", "sha256"))
+
+    def send(self, request: Request, response: Response, pending: PendingSignIn) -> None:
+        """Keeps a sign-in in the browser."""
+        claims = {**asdict(pending), "exp": int(time.time()) + MAX_SECONDS}
+        text = jwt.encode({"alg": _ALGORITHM}, claims, self._key)
+        is_https, name, path = self._place(request)
+        response.set_cookie(name, text, max_age=MAX_SECONDS, path=path, secure=is_https, httponly=True, samesite="lax")
+
+    def read(self, request: Request) -> PendingSignIn | None:
+        """The sign-in that this browser has begun; None if there is none, or if it is too old."""
+        try:
+            token = jwt.decode(request.cookies.get(self._place(request)[1], ""), self._key, algorithms=[_ALGORITHM])
+            jwt.JWTClaimsRegistry(exp={"essential": True}).validate(token.claims)
+            return PendingSignIn(*(str(token.claims[name]) for name in PendingSignIn.__slots__))
+        except (JoseError, ValueError, KeyError):
+            return None
+
+    def delete(self, request: Request, response: Response) -> None:
+        """Deletes the cookie."""
+        is_https, name, path = self._place(request)
+        response.delete_cookie(name, path=path, secure=is_https, httponly=True, samesite="lax")
+
+    def _place(self, request: Request) -> tuple[bool, str, str]:
+        if is_secure(request, self._settings.ops_url):
+            return True, f"__Host-{_COOKIE}", "/"
+        return False, _COOKIE, self._path or "/"

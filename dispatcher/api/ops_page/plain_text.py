@@ -1,0 +1,50 @@
+"""Shows texts from outside, such as a provider's answer: as text only, however they are written."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from markupsafe import Markup
+
+SHORT_CHARACTERS: Final = 160
+"""Longer texts are shortened. The visitor can open the whole text."""
+MAX_CHARACTERS: Final = 200_000
+"""The most characters of a text on a page, so that an email of 10 MB does not stop the browser."""
+
+# Controls except tab and line feed, marks that change the reading direction or are invisible, separators at which
+# browsers break lines, and lone surrogates, which UTF-8 cannot encode. Joiners stay: scripts and emoji need them.
+_INVISIBLE: Final = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+_SHORT: Final = Markup("<bdi>{}</bdi>")
+_LONG: Final = Markup(
+    '<details class="long"><summary><bdi>{}…</bdi> <span class="more">{:,} characters</span></summary>'
+    '<bdi class="whole">{}</bdi></details>'
+)
+
+
+def visible(text: str) -> str:
+    """The text with an escape, such as \\u202e, in place of each character that would be invisible or misleading."""
+    return _INVISIBLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def cut(text: str, at_most: int = MAX_CHARACTERS) -> str:
+    """The beginning of a text, visible, with a note of how much is left out."""
+    shown = visible(text[:at_most])
+    return shown if len(text) <= at_most else f"{shown}… ({len(text) - at_most:,} characters more)"
+
+
+def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True) -> Markup:
+    """A text, isolated from the reading direction of the text around it. A long text can be opened.
+
+    Args:
+        at_most: The most characters to show at once.
+        opens: Whether a long text can be opened. Links and headings cannot contain such an element.
+    """
+    text = str(value)
+    if len(text) <= at_most:
+        return _SHORT.format(visible(text))
+    if not opens:
+        return _SHORT.format(f"{visible(text[:at_most])}…")
+    return _LONG.format(visible(text[:at_most]), len(text), cut(text))

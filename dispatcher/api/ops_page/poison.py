@@ -1,0 +1,142 @@
+"""The page Poison: messages on the dead-letter queue that belong to no email. For visitors of all tenants."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from dispatcher.api.ops_page import fields
+from dispatcher.api.ops_page.fields import Mistake
+from dispatcher.api.ops_page.forms import Form
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.site import Site
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.broker.dlq import DeadLetterQueue
+from dispatcher.domain.poison_id import is_poison_id
+from dispatcher.domain.scrub import scrub
+from dispatcher.ops.poison import Poison, discard_poison, glimpse, list_poison
+from dispatcher.ops.safe_text import safe_text
+from dispatcher.store.connections import AsyncSession, connect_async
+
+PATH: Final = "/poison"
+MOST_READ: Final = 20_000
+"""The deepest dead-letter queue that this page reads."""
+MOST_SHOWN: Final = 50
+SHOWN_CHARACTERS: Final = 4000
+_SCRUBBED: Final = 2 * SHOWN_CHARACTERS
+"""How much is scrubbed. More than is shown: `scrub` cannot recognize an address that is cut off."""
+
+
+def routes(site: Site) -> list[Route]:
+    """The list, one message, and the target of its form."""
+    pages = PoisonPages(site)
+    return [
+        site.get(PATH, pages.show_all),
+        site.get(f"{PATH}/{{poison_id}}", pages.show),
+        site.post(f"{PATH}/{{poison_id}}/discard", pages.discard, title="Discard a poison message"),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class PoisonPages:
+    """The handlers. Each reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh."""
+
+    site: Site
+
+    async def show_all(self, request: Request, visitor: Visitor) -> Response:
+        """The poison messages, in the order of the queue."""
+        fields.all_tenants_only(visitor)
+        async with self._opened() as (session, dlq):
+            found = await list_poison(session, dlq)
+        return await self.site.page(
+            request,
+            visitor,
+            "poison_list.html",
+            queue=self.site.settings.dlq,
+            rows=[(each, glimpse(each.body)) for each in found[:MOST_SHOWN]],
+            count=len(found),
+            removed=fields.counted_parameter(request, "removed"),
+        )
+
+    async def show(self, request: Request, visitor: Visitor) -> Response:
+        """One message: its beginning as text, without addresses."""
+        return await self._page(request, visitor)
+
+    async def discard(self, request: Request, visitor: Visitor, form: Form) -> Response:
+        """Removes the messages with this id from the queue."""
+        name = _name(request, visitor)
+        try:
+            act = fields.act_of(visitor, form)
+        except Mistake as mistake:
+            return await self._page(request, visitor, mistake)
+        async with self._opened() as (session, dlq):
+            removed = await discard_poison(session, dlq, name, act)
+        return self.site.see_other(PATH, removed=removed)
+
+    async def _page(self, request: Request, visitor: Visitor, mistake: Mistake | None = None) -> Response:
+        name = _name(request, visitor)
+        async with self._opened() as (session, dlq):
+            found = [each for each in await list_poison(session, dlq) if each.poison_id == name]
+        if not found:
+            raise _unknown()
+        return await self.site.page(
+            request,
+            visitor,
+            "poison.html",
+            status=200 if mistake is None else 400,
+            poison=found[0],
+            count=len(found),
+            text=_shown(safe_text(found[0].body[:_SCRUBBED], _SCRUBBED)),
+            headers=_headers(found[0]),
+            mistake=mistake,
+        )
+
+    @asynccontextmanager
+    async def _opened(self) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
+        """The queue, and a session that may wait for its turn to read the queue.
+
+        Raises:
+            PageError: The queue is too deep for a page.
+        """
+        url = self.site.settings.database_url
+        async with (
+            await connect_async(url, name="dispatcher api poison") as session,
+            self.site.jobs.open_dlq("poison") as dlq,
+        ):
+            if (depth := await dlq.depth()) > MOST_READ:
+                raise PageError(
+                    409,
+                    f"The dead-letter queue has {depth:,} messages, more than the {MOST_READ:,} that this page reads.",
+                    "Use `dispatcher dlq list --poison`.",
+                )
+            yield session, dlq
+
+
+def _name(request: Request, visitor: Visitor) -> str:
+    fields.all_tenants_only(visitor)
+    name: str = request.path_params["poison_id"]
+    if not is_poison_id(name):
+        raise _unknown()
+    return name
+
+
+def _unknown() -> PageError:
+    return PageError(404, "The dead-letter queue has no poison message with this id.", "See the list under Poison.")
+
+
+def _headers(poison: Poison) -> str:
+    given = {**poison.headers, "x-death": poison.x_death}
+    return _shown(orjson.dumps(given, default=str, option=orjson.OPT_INDENT_2).decode()[:_SCRUBBED])
+
+
+def _shown(text: str) -> str:
+    """The beginning of a text, without addresses."""
+    scrubbed = scrub(text)
+    return scrubbed if len(scrubbed) <= SHOWN_CHARACTERS else f"{scrubbed[:SHOWN_CHARACTERS]}…"

@@ -1,0 +1,147 @@
+"""Renders the templates. Everything is escaped."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+from starlette.requests import Request
+
+from dispatcher.api.ops_page.forms import CSRF_FIELD
+from dispatcher.api.ops_page.plain_text import cut, plain, visible
+from dispatcher.api.ops_page.static_files import static_files
+from dispatcher.version import VERSION
+
+REFRESH_SECONDS: Final = 5
+_ENTITIES: Final = Markup('<time datetime="{}" title="{}">{}</time>')
+_AGE: Final = Markup('<time datetime="{}" title="{}" data-age>{}</time>')
+_COPY: Final = Markup(
+    '<span class="copyable"><code>{}</code>'
+    '<button type="button" class="copy" data-copy="{}" aria-label="Copy {}" title="Copy"></button></span>'
+)
+_CSRF: Final = Markup('<input type="hidden" name="{}" value="{}">')
+_REFRESH: Final = Markup(
+    'id="{0}" data-refresh hx-get="{1}" hx-trigger="every {2}s, refresh" hx-select="#{0}" hx-target="this" '
+    'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph" hx-sync="this:drop"'
+)
+_UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+class Rendering:
+    """The templates, with the functions and filters that they use."""
+
+    def __init__(self, path: str) -> None:
+        """
+        Args:
+            path: The beginning of each link.
+        """
+        self._path = path
+        self._environment = Environment(
+            loader=PackageLoader("dispatcher.api.ops_page"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            auto_reload=False,
+        )
+        self._environment.filters.update(plain=plain, visible=visible, cut=cut)
+        self._environment.globals.update(url=self.url, static=self._static, version=VERSION)
+        self._environment.filters.update(
+            time=time, age=age, number=number, copy=copyable, duration=duration, bytes=byte_count, label=label
+        )
+
+    def render(self, template: str, *, request: Request, csrf_token: str | None, **values: Any) -> str:
+        """The HTML of a template."""
+
+        def refresh(name: str) -> Markup:
+            if request.method != "GET":  # the answer to a form cannot be requested again
+                return Markup('id="{}"').format(name)
+            return _REFRESH.format(name, self._own(request), REFRESH_SECONDS)
+
+        csrf = Markup() if csrf_token is None else _CSRF.format(CSRF_FIELD, csrf_token)
+        values |= {"csrf": csrf, "refresh": refresh, "rendered_at": datetime.now(UTC)}
+        return self._environment.get_template(template).render(values)
+
+    def url(self, path: str, **parameters: object) -> str:
+        """A link to a path below the page's path. Leaves out parameters that are None or empty."""
+        given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
+        return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
+
+    def _static(self, name: str) -> str:
+        return self._path + static_files()[name].path
+
+    def _own(self, request: Request) -> str:
+        own: str = request.scope["path"]
+        root: str = request.scope.get("root_path", "")
+        query = f"?{request.url.query}" if request.url.query else ""
+        return self._path + own.removeprefix(root) + query
+
+
+def time(at: datetime | None) -> Markup | str:
+    """An instant. Our script shows it in the browser's zone; without scripts it is in UTC."""
+    if at is None:
+        return "-"
+    utc = at.astimezone(UTC)
+    text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    return _ENTITIES.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", text, text)
+
+
+def age(at: datetime | None) -> Markup | str:
+    """How long ago an instant was, such as `3 min ago`, or how far in the future it is, such as `in 2 h`."""
+    if at is None:
+        return "-"
+    utc = at.astimezone(UTC)
+    seconds = (datetime.now(UTC) - utc).total_seconds()
+    text = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    return _AGE.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", f"{utc:%Y-%m-%d %H:%M:%S} UTC", text)
+
+
+def duration(value: float | timedelta | None) -> str:
+    """A number of seconds in its two largest units, such as `3 min 20 s`."""
+    if value is None:
+        return "-"
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds > 0 else "0 s"
+    left, parts = round(seconds), []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count:
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+        if len(parts) == 2:
+            break
+    return " ".join(parts)
+
+
+def number(value: float | None) -> str:
+    """A number with separators, such as 1,234,567."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def byte_count(value: int | None) -> str:
+    """A size, such as `64 kB`."""
+    if value is None:
+        return "-"
+    size, unit = float(value), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if size < 1000:
+            break
+        size, unit = size / 1000, larger
+    return f"{size:,.0f} {unit}" if unit == "B" or size >= 10 else f"{size:,.1f} {unit}"
+
+
+def copyable(value: object) -> Markup:
+    """A text with a button that copies it. Without scripts, only the text is visible."""
+    return _COPY.format(value, value, value)
+
+
+def label(name: str) -> str:
+    """The label of a field: `address_hash` becomes `Address hash`."""
+    return name.replace("_", " ").replace("-", " ").strip().capitalize()

@@ -1,0 +1,163 @@
+"""The browsers that are signed in: tokens in cookies, rows in PostgreSQL.
+
+The cookie contains a random token, and PostgreSQL stores only its hash. A form's CSRF token is derived from the
+session's token, so it is valid exactly as long as the session.
+"""
+
+from __future__ import annotations
+
+import secrets
+from hashlib import sha256
+from hmac import compare_digest
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from dispatcher.api.access import AccessControl
+from dispatcher.api.ops_page.forms import CSRF_FIELD, Form
+from dispatcher.api.ops_page.origins import is_secure
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.config import Settings
+from dispatcher.domain.api_key import Scope, shown
+from dispatcher.store import ops_sessions
+from dispatcher.store.api_keys import ApiKey
+from dispatcher.store.connections import Pool, session
+
+TOUCH_SECONDS: Final = 60.0
+"""A session's use is recorded at most this often."""
+ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, label="no key needed")
+"""The visitor while the API needs no key: for development."""
+COOKIE: Final = "dispatcher-ops"
+SECURE_COOKIE: Final = "__Host-dispatcher-ops"
+"""Browsers accept a cookie with this prefix only from this host over HTTPS, so no other host can set it."""
+TOKEN_CHARACTERS: Final = 43
+
+
+class Sessions:
+    """Begins, finds and ends sessions."""
+
+    def __init__(self, settings: Settings, access: AccessControl, pool: Pool, path: str) -> None:
+        """
+        Args:
+            path: The beginning of the page's paths.
+        """
+        self._settings = settings
+        self._access = access
+        self._pool = pool
+        self._path = path
+
+    async def visitor(self, request: Request) -> Visitor | None:
+        """Who has sent a request; None if nobody is signed in, or if the session has expired.
+
+        Raises:
+            Problem: `host-forbidden`: no key is needed, but the request did not come directly to the loopback.
+        """
+        if self._access.is_open:
+            self._access.check_local(request)
+            return ANONYMOUS
+        token = self.token(request)
+        if token is None:
+            return None
+        async with session(self._pool) as connection:
+            found = await ops_sessions.find(
+                connection,
+                hashed(token),
+                session_seconds=self._settings.ops_session_seconds,
+                idle_seconds=self._settings.ops_idle_seconds,
+            )
+            if found is None:
+                return None
+            visitor = self._visitor(found)
+            # A page that refreshes itself does not keep a session alive that can change something.
+            is_used = "hx-request" not in request.headers or (visitor is not None and not visitor.may_act)
+            if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
+                await ops_sessions.touch(connection, hashed(token))
+        return visitor
+
+    def _visitor(self, found: ops_sessions.OpsSession) -> Visitor | None:
+        if found.key_id is None:
+            is_on = self._settings.ops_oidc_issuer is not None
+            return Visitor("", found.name, found.tenant_id, found.may_act) if is_on else None
+        key = self._access.valid_key(found.key_id)
+        return None if key is None else visitor_of(key)
+
+    async def begin(self, request: Request, visitor: Visitor) -> str:
+        """Signs a browser in, and returns its token. The token is new, so that no one can set it in advance."""
+        token = secrets.token_urlsafe(32)
+        async with session(self._pool) as connection:
+            if previous := self.token(request):
+                await ops_sessions.delete(connection, hashed(previous))
+            await ops_sessions.insert(
+                connection,
+                hashed(token),
+                key_id=visitor.key_id or None,
+                name=visitor.name,
+                tenant_id=visitor.tenant_id,
+                may_act=visitor.may_act,
+                session_seconds=self._settings.ops_session_seconds,
+            )
+        request.state.new_token = token
+        return token
+
+    async def end(self, request: Request, response: Response) -> None:
+        """Signs a browser out."""
+        if token := self.token(request):
+            async with session(self._pool) as connection:
+                await ops_sessions.delete(connection, hashed(token))
+        for name in (COOKIE, SECURE_COOKIE):
+            response.delete_cookie(name, path=self._cookie_path(name), secure=name == SECURE_COOKIE, httponly=True)
+
+    def token(self, request: Request) -> str | None:
+        """The token in a request's cookie, or the one that its response sends; None if there is none."""
+        if new := self.new_token(request):
+            return new
+        return self._cookie(request)
+
+    def _cookie(self, request: Request) -> str | None:
+        token = request.cookies.get(SECURE_COOKIE if is_secure(request, self._settings.ops_url) else COOKIE, "")
+        return token if len(token) == TOKEN_CHARACTERS and token.isascii() else None
+
+    def new_token(self, request: Request) -> str | None:
+        """The token that the response has to send; None if it sends none.
+
+        A browser that needs no key gets a token, too, so that its forms have a CSRF token.
+        """
+        new: str | None = getattr(request.state, "new_token", None)
+        if new is None and self._access.is_open and self._cookie(request) is None:
+            new = request.state.new_token = secrets.token_urlsafe(32)
+        return new
+
+    def is_valid_csrf_token(self, request: Request, form: Form) -> bool:
+        """Whether a form has its session's CSRF token."""
+        token = self.token(request)
+        return token is not None and compare_digest(form.get(CSRF_FIELD, "").encode(), csrf_token(token).encode())
+
+    def send_token(self, request: Request, response: Response, token: str) -> None:
+        """Sends a token to the browser, in a cookie that lasts until the browser is closed."""
+        is_https = is_secure(request, self._settings.ops_url)
+        name = SECURE_COOKIE if is_https else COOKIE
+        response.set_cookie(
+            name, token, path=self._cookie_path(name), secure=is_https, httponly=True, samesite="strict"
+        )
+
+    def _cookie_path(self, name: str) -> str:
+        return "/" if name == SECURE_COOKIE else self._path or "/"
+
+
+def hashed(token: str) -> bytes:
+    """What PostgreSQL stores of a token. The token is 32 random bytes, so one round of SHA-256 protects it."""
+    return sha256(token.encode()).digest()
+
+
+def csrf_token(token: str) -> str:
+    """The CSRF token of a session."""
+    return sha256(b"csrf " + token.encode()).hexdigest()
+
+
+def visitor_of(key: ApiKey) -> Visitor | None:
+    """The visitor with an API key; None if the key's scopes allow neither operate nor read."""
+    if not key.scopes & {Scope.OPERATE, Scope.READ}:
+        return None
+    name = f"api key {shown(key.key_id)} ({key.name})"
+    return Visitor(key.key_id, name, key.tenant_id, Scope.OPERATE in key.scopes, key.name)

@@ -1,0 +1,247 @@
+"""What every page of the operators' page needs: who visits, database sessions, routes, forms, and responses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
+
+from dispatcher.api.access import AccessControl
+from dispatcher.api.operator_jobs import OperatorJobs
+from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
+from dispatcher.api.ops_page.navigation import entries
+from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_secure
+from dispatcher.api.ops_page.page_errors import PageError, page_error_of
+from dispatcher.api.ops_page.rendering import Rendering
+from dispatcher.api.ops_page.sessions import Sessions, csrf_token
+from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.config import Settings
+from dispatcher.domain.controls import Pause
+from dispatcher.errors import StoreUnavailable
+from dispatcher.ops.pausing import current_pauses, seen_by
+from dispatcher.store.connections import AsyncSession, Pool, session
+
+Handler = Callable[[Request, Visitor], Awaitable[Response]]
+FormHandler = Callable[[Request, Visitor, Form], Awaitable[Response]]
+
+CONCURRENT_PAGES: Final = 8
+"""The most pages that a process makes at the same time. Further requests wait."""
+WAIT_SECONDS: Final = 2.0
+"""How long a request waits for its turn before it gets a page that asks the visitor to try again."""
+PATH: Final = "/ops"
+_KEY_READS: Final = ("This API key may only read.", "Sign in with a key that has the scope operate.")
+_PERSON_READS: Final = (
+    "You may only read.",
+    "Ask for a value of your claim that DISPATCHER_OPS_OIDC_OPERATE lists, then sign in again.",
+)
+SECURITY_HEADERS: Final[Mapping[str, str]] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "font-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    # With `no-referrer`, browsers would send `Origin: null` with forms. `is_cross_site` needs the origin.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "X-Robots-Tag": "noindex",
+}
+
+
+class Site:
+    """The website. The functions `routes(site)` of the subjects use it.
+
+    Attributes:
+        settings: All settings.
+        access: The API keys.
+        path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
+        sessions: The browsers that are signed in.
+        pauses: What is paused, for the band on every page.
+        jobs: Work that takes longer than a request: replays, and the removal of dead letters.
+        resources: What the subjects have opened. They are closed when the API stops.
+    """
+
+    def __init__(self, settings: Settings, access: AccessControl, pool: Pool, jobs: OperatorJobs) -> None:
+        self.settings = settings
+        self.access = access
+        self.jobs = jobs
+        self.path = PATH if settings.ops_url is None else urlsplit(settings.ops_url).path.rstrip("/")
+        self.sessions = Sessions(settings, access, pool, self.path)
+        self.pauses = current_pauses()
+        self.resources = AsyncExitStack()
+        self._pool = pool
+        self._rendering = Rendering(self.path)
+        self._turns = asyncio.Semaphore(CONCURRENT_PAGES)
+
+    def session(self) -> AbstractAsyncContextManager[AsyncSession]:
+        """A database session whose statements time out after two seconds. Errors are translated, and become pages."""
+        return session(self._pool)
+
+    def get(self, path: str, handler: Handler) -> Route:
+        """A page that every visitor who is signed in may see.
+
+        Args:
+            path: Below `site.path`, such as `/emails/{email_id}`.
+        """
+
+        async def endpoint(request: Request) -> Response:
+            visitor = await self.sessions.visitor(request)
+            if visitor is None:
+                return await self._ask_to_sign_in(request)
+            return await handler(request, visitor)
+
+        return Route(path, self.guarded(endpoint), methods=["GET"])
+
+    def post(self, path: str, handler: FormHandler, *, title: str = "Your form") -> Route:
+        """A form's target. Only visitors with the scope `operate` may post. The CSRF token is checked before.
+
+        Args:
+            path: Below `site.path`.
+            title: What the form does, such as `Release an email`. It is shown if the session has expired meanwhile.
+        """
+
+        async def endpoint(request: Request) -> Response:
+            form = await read_form(request)
+            visitor = await self.sessions.visitor(request)
+            if visitor is None:
+                return await self._ask_to_sign_in(request, self._kept(request, form, title))
+            if not visitor.may_act:
+                raise PageError(403, *(_KEY_READS if visitor.key_id else _PERSON_READS))
+            if not self.sessions.is_valid_csrf_token(request, form):
+                return await self.ask_to_confirm(request, visitor, self._kept(request, form, title))
+            return await handler(request, visitor, form.without_internals())
+
+        return Route(path, self.guarded(endpoint), methods=["POST"])
+
+    def guarded(
+        self, endpoint: Callable[[Request], Awaitable[Response]], *, takes_turn: bool = True
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Wraps an endpoint: it waits for its turn, refuses other sites' forms, and answers errors with pages.
+
+        Args:
+            takes_turn: False for an endpoint that waits for another server, so that it delays no other page.
+        """
+
+        async def guarded(request: Request) -> Response:
+            try:
+                self._check_origin(request)
+                if request.method == "POST":
+                    await read_form(request)  # before its turn: a client that sends slowly delays no page
+                async with self._turn() if takes_turn else nullcontext():
+                    response = await endpoint(request)
+            except Exception as error:  # noqa: BLE001 - the edge of the page: every error becomes a page
+                response = await self.error_page(request, page_error_of(error))
+            return with_security_headers(response)
+
+        return guarded
+
+    def _check_origin(self, request: Request) -> None:
+        if request.method != "GET" and is_cross_site(request, self.settings.ops_url):
+            raise PageError(
+                403,
+                "This form came from another website, so nothing was done.",
+                "Open this page directly, and try again. Behind a proxy, set DISPATCHER_OPS_URL to the address of this "
+                "page in your browser.",
+            )
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._turns.acquire()
+        except TimeoutError:
+            busy = "Too many pages are requested at the moment."
+            raise PageError(503, busy, "Try again in a few seconds.", retry_after=2) from None
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def page(
+        self, request: Request, visitor: Visitor | None, template: str, *, status: int = 200, **values: Any
+    ) -> Response:
+        """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it."""
+        token = self.sessions.token(request)
+        paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
+        html = self._rendering.render(
+            template,
+            request=request,
+            visitor=visitor,
+            csrf_token=csrf_token(token) if token else None,
+            entries=entries(self.settings, visitor, _path_below(request, self.path)),
+            paused=paused,
+            is_part="hx-request" in request.headers,
+            can_sign_out=visitor is not None and not self.access.is_open,
+            has_openid=self.settings.ops_oidc_issuer is not None,
+            is_confidential=is_secure(request, self.settings.ops_url) or is_for_loopback(request),
+            **values,
+        )
+        response = Response(html, status, media_type="text/html")
+        if (new_token := self.sessions.new_token(request)) is not None:
+            self.sessions.send_token(request, response, new_token)
+        return response
+
+    async def _paused(self) -> list[Pause]:
+        try:
+            return await self.pauses.get(self.session)
+        except StoreUnavailable:  # the page of this error says so
+            return []
+
+    def url(self, path: str, **parameters: object) -> str:
+        """A link to a path below `site.path`. Leaves out parameters that are None or empty."""
+        return self._rendering.url(path, **parameters)
+
+    def see_other(self, path: str, **parameters: object) -> Response:
+        """Sends the browser to a path below `site.path`, after a form was processed."""
+        return RedirectResponse(self.url(path, **parameters), 303)
+
+    async def error_page(self, request: Request, error: PageError) -> Response:
+        """The page for an error."""
+        visitor = None
+        if error.status != 503:
+            try:
+                visitor = await self.sessions.visitor(request)
+            except Exception:  # noqa: BLE001 - the error page works without a database, too
+                visitor = None
+        response = await self.page(request, visitor, "error.html", status=error.status, error=error)
+        if error.retry_after is not None:
+            response.headers["Retry-After"] = str(error.retry_after)
+        return response
+
+    async def _ask_to_sign_in(self, request: Request, kept: KeptForm | None = None) -> Response:
+        """The sign-in page, with a form that arrived after its session had ended."""
+        if kept is None and "hx-request" not in request.headers:
+            query = f"?{request.url.query}" if request.url.query else ""
+            target = _path_below(request, self.path) + query
+            return self.see_other("/sign-in", next=None if target == "/" else target)
+        return await self.page(request, None, "sign_in.html", status=401, kept=kept, next="", problem=None)
+
+    def _kept(self, request: Request, form: Form, title: str) -> KeptForm:
+        return form.kept(_path_below(request, self.path), title)
+
+    async def ask_to_confirm(self, request: Request, visitor: Visitor, kept: KeptForm) -> Response:
+        """A page with a form that was not processed, for the visitor to check and send again."""
+        return await self.page(request, visitor, "kept_form.html", kept=kept)
+
+
+def with_security_headers(response: Response) -> Response:
+    """The response with the headers that every page needs. A handler's own headers win."""
+    for name, value in SECURITY_HEADERS.items():
+        response.headers.setdefault(name, value)
+    return response
+
+
+def _path_below(request: Request, path: str) -> str:
+    """The request's path, without the prefix."""
+    own: str = request.scope["path"]
+    for prefix in (path, PATH):
+        if prefix and (own == prefix or own.startswith(f"{prefix}/")):
+            return own[len(prefix) :] or "/"
+    return own or "/"

@@ -1,0 +1,38 @@
+"""Who is signed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatcher.ops.acts import Act
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who is signed in.
+
+    Attributes:
+        key_id: The API key's id; empty if the visitor signed in without a key.
+        name: The actor in the audit log.
+        tenant_id: The tenant whose emails the visitor sees; None if the visitor sees all tenants.
+        may_act: Whether the visitor may change something and see addresses. Otherwise the visitor may only read.
+        label: A short name for the page's header; empty if there is none.
+    """
+
+    key_id: str
+    name: str
+    tenant_id: str | None
+    may_act: bool
+    label: str = ""
+
+    def act(self, reason: str) -> Act:
+        """An act of this visitor, for the audit log.
+
+        Raises:
+            DispatcherError: the reason is empty.
+        """
+        return Act.of(self.name, reason)
+
+    def sees(self, tenant_id: str) -> bool:
+        """Whether the visitor may see this tenant."""
+        return self.tenant_id is None or self.tenant_id == tenant_id

@@ -1,0 +1,162 @@
+"""The SMS that an application enqueues, and how many segments its text takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from dispatcher.domain.email import Email
+from dispatcher.domain.message import TextMessage
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.domain.phone import is_likely, phone_number
+from dispatcher.errors import InvalidEmail
+
+SMS_CHANNEL: Final = "sms"
+
+_GSM_7: Final = frozenset(
+    "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿"
+    "abcdefghijklmnopqrstuvwxyzäöñüà"
+)
+"""GSM 03.38's alphabet (3GPP TS 23.038, section 6.2.1); one septet each."""
+_GSM_7_EXTENSION: Final = frozenset("^{}\\[~]|€\f")
+"""Its extension table; two septets each."""
+_SENDER_NAME: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9 &+_-]{1,11}", re.ASCII)
+"""An alphanumeric sender, as networks show it."""
+_SHORT_CODE: Final = re.compile(r"[0-9]{3,8}", re.ASCII)
+_SENDER_POOL: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
+"""A provider's id of several senders, such as Twilio's Messaging Service."""
+
+
+FIRST_CHARACTERS: Final = 35
+"""Any text of so many characters takes one segment."""
+
+
+class Alphabet(StrEnum):
+    """How networks encode the text of an SMS."""
+
+    GSM_7 = "GSM-7"
+    """160 characters in one segment, 153 in each of several."""
+    UCS_2 = "UCS-2"
+    """70 UTF-16 units in one segment, 67 in each of several. Used if any character is not in GSM-7."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What the networks transmit, and providers charge for.
+
+    Attributes:
+        count: From 1.
+    """
+
+    alphabet: Alphabet
+    count: int
+
+
+def segments_of(text: str) -> Segments:
+    """How many segments a text takes. No escape sequence or surrogate pair is split between two segments."""
+    if _foreign(text) is None:
+        return Segments(Alphabet.GSM_7, _packed((2 if each in _GSM_7_EXTENSION else 1 for each in text), 160, 153))
+    return Segments(Alphabet.UCS_2, _packed((2 if ord(each) > 0xFFFF else 1 for each in text), 70, 67))
+
+
+def too_long(text: str, most: int) -> str | None:
+    """Why a text is too long; None if it takes at most `most` segments."""
+    found = segments_of(text) if len(text) > FIRST_CHARACTERS else None
+    if found is None or found.count <= most:
+        return None
+    return f"takes {found.count} segments ({found.alphabet}); DISPATCHER_SMS_MAX_SEGMENTS allows {most}"
+
+
+def _packed(widths: Iterable[int], alone: int, each: int) -> int:
+    listed = list(widths)
+    if sum(listed) <= alone:
+        return 1
+    count, room = 1, each
+    for width in listed:
+        if width > room:
+            count, room = count + 1, each
+        room -= width
+    return count
+
+
+def _foreign(text: str) -> str | None:
+    """The first character that GSM-7 does not have."""
+    return next((each for each in text if each not in _GSM_7 and each not in _GSM_7_EXTENSION), None)
+
+
+class Sms(TextMessage):
+    """An SMS to send. Immutable, and validated when it is created.
+
+    Attributes:
+        to: One number in E.164, such as `+4915112345678`, in a tuple of one. Spaces and punctuation are removed.
+        text: At most 1,600 characters.
+        sender: A number in E.164, a short code, a name of up to 11 letters, digits and spaces, or the provider's id of
+            several senders; empty: the provider's default.
+
+    `Email` describes the other attributes.
+    """
+
+    __slots__ = ()
+    channel: ClassVar[str] = SMS_CHANNEL
+
+    @classmethod
+    def checked_recipient(cls, value: str) -> str:
+        """The number in E.164."""
+        return phone_number("to", value)
+
+    @classmethod
+    def checked_sender(cls, value: str) -> str:
+        """The sender, as the provider gets it."""
+        if value.startswith("+"):
+            return phone_number("sender", value)
+        if any(pattern.fullmatch(value) for pattern in (_SENDER_NAME, _SHORT_CODE, _SENDER_POOL)):
+            return value
+        raise InvalidEmail(
+            "sender",
+            "must be a number such as +4915112345678, a short code, 1 to 11 letters, digits and spaces, or the "
+            "provider's id of several senders",
+        )
+
+    @property
+    def segments(self) -> Segments:
+        """What the networks transmit, and providers charge for."""
+        return segments_of(self.text)
+
+    def length_fault(self, most: int) -> str | None:
+        """Why the text is too long; None if it takes at most `most` segments."""
+        return too_long(self.text, most)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """An unlikely number, and a character that makes the text take more segments."""
+        found = []
+        if not is_likely(self.to[0]):
+            found.append("to: No operator is known to assign this number; check it.")
+        count = self.segments.count
+        if self.segments.alphabet is Alphabet.UCS_2 and (foreign := _foreign(self.text)) is not None:
+            others = "".join(each for each in self.text if _foreign(each) is None)
+            plain = others + "-" * (len(self.text) - len(others))
+            if (without := segments_of(plain).count) < count:
+                found.append(
+                    f"text: U+{ord(foreign):04X} is not in GSM-7, so the text takes {count} segments instead of "
+                    f"{without}."
+                )
+        return tuple(found)
+
+
+def message_from_json(document: object, *, allowed_headers: Collection[str] = ()) -> Email | Sms:
+    """Creates an SMS from a JSON object whose `channel` is `sms`, and an email from any other.
+
+    Raises:
+        InvalidEmail: See `Email.from_json`.
+    """
+    if isinstance(document, dict) and (channel := document.get("channel")) is not None:
+        if channel == SMS_CHANNEL:
+            return Sms.from_json(document)
+        if channel != EMAIL_CHANNEL:
+            raise InvalidEmail("channel", f"must be {EMAIL_CHANNEL} or {SMS_CHANNEL}")
+        document = {name: value for name, value in document.items() if name != "channel"}
+    return Email.from_json(document, allowed_headers=allowed_headers)

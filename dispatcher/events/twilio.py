@@ -1,0 +1,167 @@
+"""Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
+
+Twilio signs the URL and the form's fields. The signature has no time. So a copy of an old request is genuine: a status
+that is known changes nothing, and an SMS that was handled before is left out by its SID.
+
+Sources: https://www.twilio.com/docs/usage/security, https://www.twilio.com/docs/messaging/guides/track-outbound-message-status
+and the RequestValidator of Twilio's SDK.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import b64encode
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum, auto
+from typing import Final
+from urllib.parse import parse_qsl, urlsplit
+
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.events import fields
+from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
+from dispatcher.events.signatures import decode
+from dispatcher.providers.twilio.statuses import KINDS, NUMBER, OPTED_OUT, event_of
+
+NAME: Final = "twilio"
+SIGNATURE_HEADER: Final = "X-Twilio-Signature"
+SETTINGS_HEADER: Final = "X-Twilio-Webhooks-Signature-Settings"
+"""Which key and algorithm signed the request: `key=…,algorithm=HMAC_SHA256`. Without it, the auth token and SHA-1."""
+MAX_FIELDS: Final = 200
+_ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
+_SID: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
+_IGNORED: Final = frozenset({"scheduled", "receiving", "received", "partially_delivered"})
+
+_STOP: Final = frozenset({"STOP", "STOPALL", "UNSUBSCRIBE", "CANCEL", "END", "QUIT", "OPTOUT", "REVOKE"})
+_START: Final = frozenset({"START", "YES", "UNSTOP"})
+
+
+class TwilioVerifier:
+    """Verifies that Twilio signed a request."""
+
+    def __init__(self, secrets: Sequence[str]) -> None:
+        """
+        Args:
+            secrets: The account's auth token, and the secrets of its shared keys for webhooks.
+        """
+        self._secrets = [secret.encode() for secret in secrets]
+
+    def verify(self, headers: Mapping[str, str], url: str, body: bytes | bytearray) -> dict[str, str]:
+        """The fields of a genuine request.
+
+        Args:
+            url: The public URL that Twilio requested, with its query. Proxies change it, so it comes from a setting.
+
+        Raises:
+            EventsRefused: The signature is missing or wrong.
+            EventsUnreadable: The body is not a form.
+        """
+        given = headers.get(SIGNATURE_HEADER, "")
+        if not given:
+            raise EventsRefused(Refusal.SIGNATURE, "The request has no signature.")
+        octets, algorithm = decode(given), _algorithm(headers.get(SETTINGS_HEADER, ""))
+        form = _form(body)
+        signed = "".join(name + value for name, value in sorted(set(form)))
+        for form_of_url in _with_and_without_port(url):
+            for secret in self._secrets:
+                computed = hmac.digest(secret, (form_of_url + signed).encode("utf-8", "surrogatepass"), algorithm)
+                if hmac.compare_digest(computed, octets):
+                    return dict(form)
+        detail = "No configured secret has signed the request for this URL. See DISPATCHER_TWILIO_CALLBACK_URL."
+        raise EventsRefused(Refusal.SIGNATURE, detail)
+
+
+def sign(secret: str, url: str, form: Mapping[str, str], algorithm: str = "sha1") -> str:
+    """The signature of a request, as Twilio makes it."""
+    text = url + "".join(name + form[name] for name in sorted(form))
+    return b64encode(hmac.digest(secret.encode(), text.encode(), algorithm)).decode()
+
+
+def _algorithm(settings: str) -> str:
+    named = dict(part.partition("=")[::2] for part in settings.replace(" ", "").split(","))
+    try:
+        return _ALGORITHMS[named.get("algorithm", "").upper() or "HMAC_SHA1"]
+    except KeyError:
+        raise EventsRefused(Refusal.SIGNATURE, "The signature's algorithm is not known.") from None
+
+
+def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=bool(body), max_num_fields=MAX_FIELDS)
+    except ValueError:
+        raise EventsUnreadable("The request is not a form.") from None
+
+
+def _with_and_without_port(url: str) -> list[str]:
+    """Twilio signs the URL sometimes with and sometimes without its port."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    host = f"[{host}]" if ":" in host else host
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return [parts._replace(netloc=each).geturl() for each in (host, f"{host}:{port}")]
+
+
+def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | None = None) -> ParsedEvents:
+    """The event of a status callback.
+
+    Args:
+        email_id: From the URL, which is signed.
+        clock: The current time. Twilio gives no time of a status.
+    """
+    parsed = ParsedEvents()
+    parsed.add(_event(email_id, form, clock or datetime.now(UTC)))
+    return parsed
+
+
+def _event(email_id: str, form: Mapping[str, str], now: datetime) -> tuple[ProviderEvent] | Skipped:
+    status = form.get("MessageStatus") or form.get("SmsStatus") or ""
+    code = fields.text(form.get("ErrorCode")) if form.get("ErrorCode") != "0" else None
+    if status not in KINDS and code != OPTED_OUT:
+        return Skipped.IGNORED if status in _IGNORED else Skipped.UNKNOWN_KIND if status else Skipped.MALFORMED
+    if (ours := fields.email_id(email_id)) is None:
+        return Skipped.FOREIGN
+    event = event_of(
+        ours,
+        status,
+        now,
+        sid=fields.text(form.get("MessageSid")) or "",
+        recipient=form.get("To", ""),
+        code=code,
+        detail=fields.detail(form.get("ErrorMessage")),
+    )
+    return (event,) if event else Skipped.IGNORED
+
+
+class Reply(Enum):
+    """What a recipient's SMS asks for."""
+
+    STOP = auto()
+    START = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class InboundSms:
+    """An SMS that a recipient sent to one of our numbers.
+
+    Attributes:
+        message_id: Identifies the SMS: a repeated request has the same.
+        number: The recipient's, in E.164. Must not be logged.
+        reply: None: it asks for nothing that we do.
+    """
+
+    message_id: str
+    number: str
+    reply: Reply | None
+
+
+def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
+    """The SMS of a request; None if the request has none."""
+    sid, number = form.get("MessageSid", ""), form.get("From", "")
+    if not _SID.fullmatch(sid) or not NUMBER.fullmatch(number):
+        return None
+    # With Advanced Opt-Out, Twilio says which keyword it found, in any language.
+    word = (form.get("OptOutType") or form.get("Body", "").strip()[:20].strip(" .!")).upper()
+    reply = Reply.STOP if word in _STOP else Reply.START if word in _START else None
+    return InboundSms(sid, number, reply)

@@ -1,0 +1,169 @@
+"""Asks a provider what became of messages, because the provider's own reports are easily lost.
+
+A message is asked for at each of a few ages, as long as no event has reported its end. A held message is asked for in
+the same way: what the provider answers may be the evidence that settles it. A round makes a bounded number of requests,
+one after another. The requests of one database come from one host.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from contextlib import suppress
+from datetime import datetime
+from itertools import pairwise
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.backoff import Backoff
+from dispatcher.domain.open_message import OpenMessage
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.errors import StoreBusy
+from dispatcher.events.contract import EventSink
+from dispatcher.host.services import Periodic
+from dispatcher.providers.contract import PollableProvider, PollRefused
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.named_locks import acquire
+from dispatcher.store.polling import MAX_SEEN, PolledRow, find_held_message, find_polled
+from dispatcher.telemetry.log import get_log
+
+INTERVAL_SECONDS: Final = 60.0
+NEXT_BATCH_SECONDS: Final = 1.0
+"""The wait before the next round if a round left messages."""
+AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
+"""A message is asked for when it reaches each age except the last. A host that begins to ask, after a start or in place
+of another host, asks for every open message once."""
+MAX_REQUESTS: Final = 25
+"""Requests per round and age."""
+MOST_WAIT_SECONDS: Final = 3600.0
+IDLE_SECONDS: Final = 900.0
+"""PostgreSQL ends a session that is idle for longer: another host then asks."""
+
+
+class MessagePolling:
+    """A task of each monitor whose host has the provider."""
+
+    interval_seconds = INTERVAL_SECONDS
+
+    def __init__(self, database_url: str, provider: PollableProvider, sink: EventSink) -> None:
+        self._database_url = database_url
+        self._provider = provider
+        self._sink = sink
+        self._session: AsyncSession | None = None
+        self._cursors: dict[float, datetime] = {}
+        self._refused_id: UUID | None = None
+        self._backoff = Backoff(base_seconds=INTERVAL_SECONDS, cap_seconds=MOST_WAIT_SECONDS)
+
+    async def run(self) -> None:
+        """Runs rounds until cancelled."""
+        try:
+            await Periodic(self).run()
+        finally:
+            await self.close()
+            await self._provider.close()
+
+    async def close(self) -> None:
+        """Lets another host ask. Idempotent."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def run_once(self) -> float | None:
+        """Asks for the messages that have reached an age, unless another host does so.
+
+        Raises:
+            StoreUnavailable: Some events may not be stored. Their messages are asked for again.
+        """
+        try:
+            session = await self._leading()
+            if session is None:
+                return None
+            has_more = [await self._ask_all(session, *ages) for ages in pairwise(AGES_SECONDS)]
+        except PollRefused as error:
+            return await self._wait_after(error)
+        except BaseException:
+            await self.close()
+            raise
+        self._backoff.reset()
+        return NEXT_BATCH_SECONDS if any(has_more) else None
+
+    async def _leading(self) -> AsyncSession | None:
+        """The session that has the lock; None while another host has it."""
+        name = self._provider.name
+        if self._session is None:
+            session = await connect_async(self._database_url, name=f"dispatcher polling {name}")
+            try:
+                if await acquire(session, f"polling {name}", idle_seconds=IDLE_SECONDS):
+                    self._session = session
+            finally:
+                if self._session is None:
+                    await session.close()
+        return self._session
+
+    async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
+        """Asks for messages of one age. Returns whether more are left."""
+        rows = await find_polled(
+            session,
+            self._provider.name,
+            after=self._cursors.get(age),
+            youngest_seconds=age,
+            oldest_seconds=next_age,
+        )
+        asked = _up_to(MAX_REQUESTS, rows)
+        events, last, refusal = await self._ask(session, asked)
+        if events:
+            with suppress(StoreBusy):  # another transaction has locked the email: its next age comes
+                await self._sink.store(events)
+        if last is not None:
+            self._cursors[age] = last
+        if refusal is not None:
+            raise refusal
+        return len(asked) < len(rows) or len(rows) == MAX_SEEN
+
+    async def _ask(
+        self, session: AsyncSession, rows: Iterable[PolledRow]
+    ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
+        """The events of the messages, up to the first message that the provider refuses to answer for; since when the
+        last message that needs no repetition is sent or held; and the refusal."""
+        events: list[ProviderEvent] = []
+        last: datetime | None = None
+        for row in rows:
+            try:
+                event = await self._event_of(session, row) if row.is_open else None
+            except PollRefused as error:
+                # If the provider fails for one message again and again, the others must not wait for it.
+                is_repeated = row.email_id == self._refused_id and not error.is_about_all
+                self._refused_id = row.email_id
+                return events, row.since if is_repeated else last, error
+            if event is not None:
+                events.append(event)
+            last = row.since
+        return events, last, None
+
+    async def _event_of(self, session: AsyncSession, row: PolledRow) -> ProviderEvent | None:
+        message_id = None if row.is_held else row.message_id
+        traits = await find_held_message(session, row.email_id) if row.is_held else None
+        if message_id is None and traits is None:
+            return None
+        return await self._provider.find_event(OpenMessage(row.email_id, message_id, traits))
+
+    async def _wait_after(self, error: PollRefused) -> float:
+        """Logs the first refusal of an outage. Returns the seconds until the next round; until then, another host may
+        ask, because its network may be better."""
+        is_first = not self._backoff.failures
+        wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
+        seconds = min(max(wait, error.retry_after or 0.0), MOST_WAIT_SECONDS)
+        if is_first:
+            name, reason = self._provider.name, error.message
+            get_log().warning("events.source_unavailable", provider=name, reason=reason, retry_in_seconds=seconds)
+        await self.close()
+        return seconds
+
+
+def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
+    """The first rows, with at most this many open messages."""
+    for at, row in enumerate(rows):
+        if row.is_open and not requests:
+            return rows[:at]
+        requests -= row.is_open
+    return rows

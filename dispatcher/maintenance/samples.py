@@ -1,0 +1,70 @@
+"""Writes what the operators' page shows: a sample per minute, and the processes of each host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from dispatcher.broker.topology import FoundQueue
+from dispatcher.config import Settings
+from dispatcher.host.process_table import ProcessStatus
+from dispatcher.store.connections import Pool, session
+from dispatcher.store.counts import count_for_monitor
+from dispatcher.store.samples import QueueDepth, delete_old_samples, is_sample_due, report_processes, save_sample
+
+SAMPLE_SECONDS: Final = 10.0
+"""A minute's row is replaced this often, so that the newest row is nearly current."""
+LARGEST_SHARE: Final = 0.05
+"""The share of time that sampling may take: with millions of pending emails, counting takes seconds."""
+DLQ: Final = "dlq"
+"""The name of the DLQ among the queues of a sample. The other names are lanes."""
+
+
+class MinuteSampling:
+    """A service of each monitor. Whichever monitor is due first writes the sample, and the others skip it."""
+
+    interval_seconds = SAMPLE_SECONDS
+
+    def __init__(self, pool: Pool, settings: Settings, queues: Callable[[], dict[str, FoundQueue] | None]) -> None:
+        """
+        Args:
+            queues: Returns the queues as last read from RabbitMQ; None if RabbitMQ could not be read.
+        """
+        self._pool = pool
+        self._names = {settings.queue_of(lane): lane for lane in settings.lanes} | {settings.dlq: DLQ}
+        self._queues = queues
+
+    async def run_once(self) -> float:
+        """Writes a sample if one is due. Returns the seconds until the next round."""
+        began_at = time.monotonic()
+        found = self._queues()
+        depths = (
+            None
+            if found is None
+            else {
+                name: QueueDepth(found[queue].messages, found[queue].consumers) for queue, name in self._names.items()
+            }
+        )
+        async with session(self._pool) as opened:
+            # Monitors of other hosts may be a little early: their timers have drifted.
+            if await is_sample_due(opened, 0.8 * SAMPLE_SECONDS):
+                await save_sample(opened, await count_for_monitor(opened), depths, every_seconds=0.8 * SAMPLE_SECONDS)
+                await delete_old_samples(opened)
+        return max(SAMPLE_SECONDS, min(60.0, (time.monotonic() - began_at) / LARGEST_SHARE))
+
+
+class HostReporting:
+    """A service of each monitor: records which processes run on its host."""
+
+    interval_seconds = SAMPLE_SECONDS
+
+    def __init__(self, pool: Pool, processes: Callable[[], Sequence[ProcessStatus]], *, holder: str, host: str) -> None:
+        self._pool = pool
+        self._processes = processes
+        self._holder = holder
+        self._host = host
+
+    async def run_once(self) -> None:
+        """Records the processes once."""
+        await report_processes(self._pool, self._holder, self._host, self._processes())

@@ -1,0 +1,174 @@
+"""The figures of the Overview, as values. `ops.overview` reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from dispatcher.domain.controls import Pause
+from dispatcher.domain.waiting import ProviderProblem
+from dispatcher.store.activity import Latency, VanishedHost
+from dispatcher.store.overview import ActiveAlert, AlertCheck, BoundedCount, ProviderRate
+from dispatcher.store.samples import MinuteSample
+
+OLD_SAMPLE_SECONDS: Final = 90.0
+"""A newest sample that is older shows that no monitor writes samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The emails that were sent in one minute, hour or day.
+
+    Attributes:
+        sent: None if unknown, because no monitor took a sample.
+        not_sent: Attempts that did not send the email: it was deferred, rejected, or its outcome is uncertain.
+    """
+
+    begins_at: datetime
+    sent: int | None
+    not_sent: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """A process of a host.
+
+    Attributes:
+        name: Such as `worker 0`, `relay` or `monitor`.
+        state: `up`, `starting`, `stopping`, `failing` (it could not start), `dead` (it has leases and no session).
+        age_seconds: None if unknown.
+        in_flight: Emails under the worker's leases; None for other processes.
+        restarts: How many times the process ended by itself; None if its host does not report it.
+        reason: Why it could not start; empty if it could.
+    """
+
+    name: str
+    pid: int | None
+    state: str
+    age_seconds: float | None
+    in_flight: int | None
+    restarts: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HostFigures:
+    """A host.
+
+    Attributes:
+        version: The release that it runs; None if unknown.
+        reported_seconds: Seconds since its monitor last reported; None if no monitor has reported.
+        vanished: Set if the host has vanished.
+        settled_in_seconds: When other hosts will have recovered the emails of a vanished host; None without leases.
+    """
+
+    name: str
+    version: str | None
+    reported_seconds: float | None
+    processes: Sequence[ProcessFigures]
+    vanished: VanishedHost | None = None
+    settled_in_seconds: float | None = None
+
+    @property
+    def in_flight(self) -> int:
+        """Emails under the leases of this host's workers."""
+        if self.vanished is not None:
+            return self.vanished.in_flight
+        return sum(process.in_flight or 0 for process in self.processes)
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderFigures:
+    """A provider.
+
+    Attributes:
+        problem: The worst problem that workers report; None if all workers can use the provider.
+        pause: The operator's pause; None if it is not paused.
+        rate: What all hosts together may send now; None without a ceiling, or before the first email.
+        ceiling: Emails per second by this host's settings; None if there is no ceiling.
+        sent: Emails that it accepted in the last 24 clock hours.
+        not_sent: Other attempts in this time.
+    """
+
+    name: str
+    problem: ProviderProblem | None
+    pause: Pause | None
+    rate: ProviderRate | None
+    ceiling: float | None
+    sent: int
+    not_sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class LaneFigures:
+    """A lane.
+
+    Attributes:
+        weight: Its share, if an operator set it; None: the default.
+        messages: Messages that wait on its send queue; None if unknown.
+        workers: Workers that consume from it; None if unknown.
+        pause: The operator's pause of the lane; None if it is not paused.
+    """
+
+    name: str
+    weight: float | None
+    messages: int | None
+    workers: int | None
+    pause: Pause | None
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The counts that every visitor sees.
+
+    Attributes:
+        dead_letters: Failed emails that no operator has decided.
+        held: Held emails that no operator has decided.
+        paused: Pending emails that an operator paused; None if it is not counted.
+    """
+
+    dead_letters: BoundedCount
+    held: BoundedCount
+    pending: BoundedCount
+    sending: BoundedCount
+    waiting: BoundedCount
+    cancelled: BoundedCount
+    paused: BoundedCount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """What one visitor sees. For a tenant's visitor, everything below `pauses` is empty.
+
+    Attributes:
+        counts: Counts of all tenants, or of the visitor's tenant.
+        pauses: The pauses that are in force; for a tenant's visitor, only the pause of its tenant.
+        sample: The newest sample; None if there is none.
+    """
+
+    taken_at: datetime
+    counts: Counts
+    pauses: Sequence[Pause] = ()
+    oldest_pending_seconds: float | None = None
+    longest_due_seconds: float | None = None
+    latency: Latency | None = None
+    minutes: Sequence[Point] = ()
+    hours: Sequence[Point] = ()
+    days: Sequence[Point] = ()
+    hosts: Sequence[HostFigures] = ()
+    providers: Sequence[ProviderFigures] = ()
+    lanes: Sequence[LaneFigures] = ()
+    sample: MinuteSample | None = None
+    check: AlertCheck | None = None
+
+    @property
+    def alerts(self) -> Sequence[ActiveAlert]:
+        """The alerts that are active, oldest first."""
+        return sorted(self.check.alerts, key=lambda alert: alert.raised_at) if self.check else ()
+
+    @property
+    def is_sampled(self) -> bool:
+        """Whether a monitor writes samples."""
+        return self.sample is not None and self.sample.age_seconds < OLD_SAMPLE_SECONDS

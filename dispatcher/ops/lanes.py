@@ -1,0 +1,176 @@
+"""Operators see and set the lanes' shares and policies, the lanes of senders, and tenants' limits. Audited.
+
+All hosts follow within two seconds. Policies and senders concern emails that are enqueued from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from dispatcher.config import Settings
+from dispatcher.domain.controls import Controls, LanePolicy, LaneRule, TenantLimit
+from dispatcher.domain.lane_weights import LaneWeights
+from dispatcher.errors import DispatcherError
+from dispatcher.ops.acts import Act
+from dispatcher.store import lanes as store
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.controls import read_controls
+
+MAX_ATTEMPTS: Final = 1000
+MAX_REDELIVER_SECONDS: Final = 366 * 86_400
+MOST_DUE: Final = 10_000
+"""Due emails of a lane and tenant are counted up to this number."""
+MOST_DUE_TENANTS: Final = 100
+"""The most pairs of a lane and a tenant whose due emails are counted."""
+
+
+class NothingSet(DispatcherError):
+    """Nothing is set for this lane, sender or tenant."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaneShare:
+    """A lane, and what is in force for it.
+
+    Attributes:
+        share: Its part of the workers and rates while all lanes have emails, from 0 to 1.
+        queue: Its send queue.
+    """
+
+    policy: LanePolicy
+    share: float
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """The due emails of a tenant in a lane.
+
+    Attributes:
+        emails: Counted up to `MOST_DUE`.
+        oldest_seconds: How long the longest due email has been due.
+    """
+
+    lane: str
+    tenant_id: str
+    emails: int
+    oldest_seconds: float
+
+
+async def find_controls(session: AsyncSession) -> Controls:
+    """Everything that operators set for lanes and tenants, and all pauses, as read at one moment."""
+    return await read_controls(session)
+
+
+async def list_rules(session: AsyncSession) -> list[LaneRule]:
+    """The lanes of senders, by sender."""
+    return await store.list_rules(session)
+
+
+async def list_limits(session: AsyncSession) -> list[TenantLimit]:
+    """What is set for tenants, by tenant."""
+    return list((await read_controls(session)).tenants.values())
+
+
+async def count_due(session: AsyncSession) -> list[Due]:
+    """The due emails by lane and tenant, for at most `MOST_DUE_TENANTS` pairs. Reads a bounded part of an index."""
+    return [Due(*row) for row in await store.count_due(session, pairs=MOST_DUE_TENANTS, most=MOST_DUE)]
+
+
+async def list_shares(session: AsyncSession, settings: Settings) -> list[LaneShare]:
+    """Every lane of DISPATCHER_LANES, most urgent first."""
+    return shares(await read_controls(session), settings)
+
+
+def shares(controls: Controls, settings: Settings) -> list[LaneShare]:
+    """As `list_shares`, from controls that were read."""
+    weights = LaneWeights(settings.lanes)
+    weights.update(controls.lanes)
+    total = sum(map(weights.of, settings.lanes))
+    return [
+        LaneShare(
+            controls.lanes.get(lane) or LanePolicy(lane, weights.of(lane)),
+            weights.of(lane) / total,
+            settings.queue_of(lane),
+        )
+        for lane in settings.lanes
+    ]
+
+
+async def set_policy(
+    session: AsyncSession, lane: str, values: Mapping[str, Any], act: Act, settings: Settings
+) -> LanePolicy:
+    """Sets a lane's values that are not None, keeps the others, and returns the policy.
+
+    Args:
+        lane: One of DISPATCHER_LANES.
+        values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
+    """
+    default_weight = LaneWeights(settings.lanes).of(lane)
+    return await store.set_policy(session, lane, values, asdict(act), default_weight=default_weight)
+
+
+async def unset_policy(session: AsyncSession, lane: str, act: Act) -> None:
+    """Deletes what was set for a lane.
+
+    Raises:
+        NothingSet: Nothing was.
+    """
+    _require(lane, was_set=await store.unset_policy(session, lane, asdict(act)))
+
+
+async def set_rule(session: AsyncSession, rule: LaneRule, act: Act) -> None:
+    """Sets the lane of a sender's emails."""
+    await store.set_rule(session, rule, asdict(act))
+
+
+async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
+    """Deletes the lane of a sender's emails.
+
+    Raises:
+        NothingSet: There is no such rule.
+    """
+    _require(sender, was_set=await store.unset_rule(session, sender, asdict(act)))
+
+
+async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, Any], act: Act) -> TenantLimit:
+    """Sets a tenant's values that are not None, keeps the others, and returns the limit.
+
+    Args:
+        values: `weight` and `per_second`.
+    """
+    return await store.set_limit(session, tenant_id, values, asdict(act))
+
+
+async def unset_limit(session: AsyncSession, tenant_id: str, act: Act) -> None:
+    """Deletes what was set for a tenant: weight 1, no ceiling.
+
+    Raises:
+        NothingSet: Nothing was.
+    """
+    _require(f"tenant {tenant_id}", was_set=await store.unset_limit(session, tenant_id, asdict(act)))
+
+
+def describe_policy(policy: LanePolicy) -> str:
+    """A sentence such as `Lane bulk: weight 5, no redelivery.` Leaves out what is not set."""
+    parts = [f"weight {policy.weight:g}"]
+    if policy.on_uncertain is not None:
+        parts.append(f"on uncertain {policy.on_uncertain}")
+    if policy.max_attempts is not None:
+        parts.append(f"at most {policy.max_attempts} attempt{'' if policy.max_attempts == 1 else 's'}")
+    if policy.redeliver_seconds is not None:
+        parts.append(f"redelivery for {policy.redeliver_seconds:,g} s" if policy.redeliver_seconds else "no redelivery")
+    return f"Lane {policy.lane}: {', '.join(parts)}."
+
+
+def describe_limit(limit: TenantLimit) -> str:
+    """A sentence such as `Tenant acme: weight 2, at most 50 emails per second.`"""
+    ceiling = "no ceiling" if limit.per_second is None else f"at most {limit.per_second:g} emails per second"
+    return f"Tenant {limit.tenant_id}: weight {limit.weight:g}, {ceiling}."
+
+
+def _require(subject: str, *, was_set: bool) -> None:
+    if not was_set:
+        raise NothingSet(f"Nothing is set for {subject}.", remedy="See `dispatcher lanes list` and `tenants list`.")

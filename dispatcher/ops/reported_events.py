@@ -1,0 +1,61 @@
+"""What providers reported lately, for operators."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from dispatcher.domain.provider_event import EventKind
+from dispatcher.store import operators_lists as store
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.operators_lists import EXAMINED_ROWS, Cursor, EventCount, ListPage, RecentEvent
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events to list; a field that is None does not filter."""
+
+    tenant_id: str | None = None
+    provider: str | None = None
+    kind: EventKind | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventCounts:
+    """How many events arrived lately.
+
+    Attributes:
+        is_cut: Whether more events arrived within the last day than are counted.
+        since: When the oldest counted event arrived; None if there is none.
+    """
+
+    counts: list[EventCount]
+    is_cut: bool
+    since: datetime | None
+
+
+async def list_events(
+    session: AsyncSession, wanted: EventFilter, *, before: Cursor | None = None, limit: int
+) -> ListPage[RecentEvent]:
+    """A page of events, by arrival, newest first. A page may be empty although `next` continues.
+
+    Raises:
+        ValueError: `before` is the cursor of another list. The message is a predicate.
+    """
+    return await store.list_events(
+        session,
+        tenant_id=wanted.tenant_id,
+        provider=wanted.provider,
+        kind=wanted.kind,
+        since=wanted.since,
+        before=before,
+        limit=limit,
+    )
+
+
+async def count_events(session: AsyncSession) -> EventCounts:
+    """The events of the last day by provider, kind and bounce, of all tenants; the newest 20,000 at most."""
+    counts = await store.count_events(session)
+    is_cut = sum(each.events for each in counts) >= EXAMINED_ROWS
+    return EventCounts(counts, is_cut, min((each.since for each in counts), default=None))

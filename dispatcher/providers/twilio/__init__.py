@@ -1,0 +1,197 @@
+"""The provider `twilio`: SMS by Twilio's Messages API over our own HTTP transport.
+
+request    the form for one SMS
+responses  the outcome for each response
+statuses   the event for each status of a message
+polling    reads the status of a message, because status callbacks are easily lost
+
+Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown, and the SMS is held or sent
+again by its policy. The URL for status callbacks names the SMS, so a callback also proves that Twilio accepted it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from dispatcher.config import ProviderSettings, Settings, setting, values
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.open_message import OpenMessage
+from dispatcher.domain.outcome import Outcome, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.domain.sms import SMS_CHANNEL
+from dispatcher.errors import ProviderFault
+from dispatcher.providers.contract import Attempt, NoFreeConnection, PollRefused
+from dispatcher.providers.twilio.polling import Message, document_of, event_in, list_path_of, matching, path_of
+from dispatcher.providers.twilio.request import form_of
+from dispatcher.providers.twilio.responses import NAME, fault_of, outcome_of
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_response import NoResponse, RequestNotSent
+from dispatcher.transport.mime_headers import UnrenderableEmail
+
+CHECK_SECONDS: Final = 15.0
+"""The limit for `check`."""
+POLL_SECONDS: Final = 15.0
+"""The limit for `find_event`."""
+
+_BAD_TLS: Final = "Check DISPATCHER_TWILIO_URL, or set DISPATCHER_CA_FILE to the authority that signed it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TwilioSettings(ProviderSettings):
+    """The settings of the twilio provider."""
+
+    account_sid: str = setting(
+        values.twilio_sid("AC"), None, "Twilio's account SID: AC and 32 digits.", needed="set it to the account's SID"
+    )
+    auth_token: str = setting(
+        values.api_key,
+        None,
+        "The account's auth token. It verifies the signatures of status callbacks and, without an API key, logs in.",
+        secret=True,
+        empty="",
+        needed="set it to the account's auth token",
+    )
+    api_key: str | None = setting(
+        values.twilio_sid("SK"), None, "The SID of an API key (SK and 32 digits), to log in without the auth token."
+    )
+    api_secret: str | None = setting(values.api_key, None, "The secret of the API key.", secret=True)
+    webhook_secrets: tuple[str, ...] = setting(
+        values.secrets,
+        None,
+        "The secrets of shared keys that sign Twilio's requests instead of the auth token, comma-separated.",
+        secret=True,
+        empty=(),
+    )
+    sender: str = setting(
+        values.sms_sender,
+        None,
+        "The sender of SMS that name none: a number, a name, or the SID of a Messaging Service.",
+        empty="",
+    )
+    callback_url: str | None = setting(
+        values.callback_url,
+        None,
+        "The public URL of /v1/events/twilio, as Twilio reaches it; unset: Twilio sends no status callbacks.",
+    )
+    url: str = setting(values.https_host, "https://api.twilio.com", "The URL of Twilio's API.")
+
+    def max_connections(self, settings: Settings, /) -> int:
+        """See `ProviderSettings`."""
+        return settings.http_connections
+
+
+class TwilioProvider:
+    """Sends SMS over Twilio's API; see `contract.Provider`."""
+
+    name = NAME
+    capabilities = Capabilities(copies=2, channel=SMS_CHANNEL)
+    settings = TwilioSettings
+
+    def __init__(self, own: TwilioSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
+        """Creates the adapter without connecting.
+
+        Args:
+            connections: The maximum number of concurrent requests.
+            ca_file: Certificates to trust in addition to the system's.
+
+        Raises:
+            ssl.SSLError, OSError: The CA file cannot be used.
+        """
+        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._own = own
+        self._account_url = f"{own.url}/2010-04-01/Accounts/{own.account_sid}"
+        self._send_url = f"{self._account_url}/Messages.json"
+        user = own.api_key or own.account_sid
+        secret = own.api_secret if own.api_key and own.api_secret else own.auth_token
+        self._headers = {
+            "Authorization": f"Basic {b64encode(f'{user}:{secret}'.encode()).decode()}",
+            "User-Agent": "email-dispatcher",
+            "Accept": "application/json",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+
+    @classmethod
+    def open(cls, settings: Settings) -> TwilioProvider:
+        """See `contract.ProviderClass`."""
+        own = settings.of(TwilioSettings)
+        return cls(own, connections=settings.http_connections, ca_file=settings.ca_file)
+
+    async def send(self, email: OutgoingEmail, attempt: Attempt) -> Outcome:
+        """One attempt; see `contract.Provider.send`. May raise ProviderFault after `mark_on_wire`."""
+        try:
+            with attempt.rendering:
+                form = form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
+        except UnrenderableEmail as error:
+            return Rejected(error.reason, error.message)
+        try:
+            return outcome_of(await self._transport.post(self._send_url, self._headers, form, attempt))
+        except RequestNotSent as error:
+            if error.is_untrusted:
+                raise _untrusted(error) from error
+            return error.outcome
+        except NoResponse as error:
+            return error.outcome
+
+    async def check(self) -> str:
+        """Checks the credentials for `dispatcher doctor`. Sends nothing.
+
+        Raises:
+            ProviderFault: Twilio cannot be reached, or refuses the credentials.
+        """
+        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
+        try:
+            response = await self._transport.get(f"{self._account_url}.json", self._headers, deadline)
+        except (RequestNotSent, NoResponse) as error:
+            if isinstance(error, RequestNotSent) and error.is_untrusted:
+                raise _untrusted(error) from error
+            raise ProviderFault(
+                NAME,
+                f"Twilio cannot be reached: {error.detail}.",
+                remedy="Check that no firewall blocks the connection.",
+            ) from error
+        if response.status != 200:
+            raise fault_of(response)
+        if (status := response.document.get("status")) != "active":
+            raise ProviderFault(
+                NAME, f"Twilio's account is not active: {str(status)[:20]}.", remedy="Ask Twilio's support."
+            )
+        kind = "trial account; only verified numbers get SMS" if response.document.get("type") == "Trial" else "account"
+        return f"Twilio accepts the credentials of the {kind}."
+
+    async def find_event(self, message: OpenMessage) -> ProviderEvent | None:
+        """See `contract.PollableProvider`."""
+        found: Message | None = None
+        if message.message_id is not None:
+            if path := path_of(message.message_id):
+                found = await self._read(path)
+        elif message.traits is not None:
+            listed = await self._read(list_path_of(message.traits))
+            found = matching(listed or {}, message.traits, self._own.sender)
+        return event_in(found, message.email_id) if found else None
+
+    async def _read(self, path: str) -> Message | None:
+        """A resource of the account; None if it does not exist."""
+        deadline = asyncio.get_running_loop().time() + POLL_SECONDS
+        try:
+            return document_of(await self._transport.get(f"{self._account_url}{path}", self._headers, deadline))
+        except (RequestNotSent, NoResponse) as error:
+            is_about_all = isinstance(error, RequestNotSent)
+            raise PollRefused(f"Twilio cannot be reached: {error.detail}.", is_about_all=is_about_all) from error
+        except NoFreeConnection:
+            raise PollRefused("Twilio cannot be reached: no connection was free.") from None
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._transport.close()
+
+
+def _untrusted(error: RequestNotSent) -> ProviderFault:
+    return ProviderFault(NAME, f"Twilio's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
+
+
+PROVIDER: Final = TwilioProvider

@@ -1,0 +1,103 @@
+"""Reads what became of an SMS from Twilio's messages: https://www.twilio.com/docs/messaging/api/message-resource
+
+By its SID if it is known, else from the list of messages to its number. A message of the list counts only if no other
+message can be the SMS.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+from urllib.parse import urlencode
+from uuid import UUID
+
+from dispatcher.domain.open_message import Traits
+from dispatcher.domain.provider_event import ProviderEvent
+from dispatcher.providers.contract import PollRefused
+from dispatcher.providers.twilio.responses import code_of
+from dispatcher.providers.twilio.statuses import event_of
+from dispatcher.transport.http_response import HttpResponse
+
+PAGE_SIZE: Final = 50
+"""Messages per request. If the number has more, the list is not complete, and proves nothing."""
+_SID: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
+
+Message = Mapping[str, Any]
+
+
+def path_of(message_id: str) -> str | None:
+    """The path of a message below the account; None if the id is not Twilio's."""
+    return f"/Messages/{message_id}.json" if _SID.fullmatch(message_id) else None
+
+
+def list_path_of(traits: Traits) -> str:
+    """The path of the list of messages to the SMS's number, below the account. Twilio selects whole days."""
+    day = traits.accepted_from.astimezone(UTC).date().isoformat()
+    return "/Messages.json?" + urlencode({"To": traits.recipient, "DateSent>": day, "PageSize": PAGE_SIZE})
+
+
+def document_of(response: HttpResponse) -> Message | None:
+    """The document of a response; None if there is no such message.
+
+    Raises:
+        PollRefused: The response is not an answer.
+    """
+    if response.status == 200:
+        return response.document
+    if response.status == 404:
+        return None
+    code = code_of(response)
+    # The message of the response is left out: it may have a phone number.
+    raise PollRefused(
+        f"Twilio answers {code}.", retry_after=response.retry_after, is_about_all=400 <= response.status < 500
+    )
+
+
+def matching(document: Message, traits: Traits, default_sender: str) -> Message | None:
+    """The only message of the list that can be the SMS; None if there is none, or more than one."""
+    listed = document.get("messages")
+    if not isinstance(listed, list) or len(listed) >= PAGE_SIZE or document.get("next_page_uri"):
+        return None
+    sender = traits.sender or default_sender
+    found = [each for each in listed if isinstance(each, dict) and _is_like(each, traits, sender)]
+    if len(found) != 1 or not isinstance(sid := found[0].get("sid"), str) or sid in traits.other_ids:
+        return None
+    return found[0] if _SID.fullmatch(sid) else None
+
+
+def _is_like(message: Message, traits: Traits, sender: str) -> bool:
+    created_at = _instant(message.get("date_created"))
+    field = "messaging_service_sid" if sender.startswith("MG") else "from"
+    return (
+        bool(sender)
+        and message.get("to") == traits.recipient
+        and message.get(field) == sender
+        and message.get("body") == traits.text
+        and created_at is not None
+        and traits.accepted_from <= created_at <= traits.accepted_until
+    )
+
+
+def _instant(text: object) -> datetime | None:
+    try:
+        found = email.utils.parsedate_to_datetime(str(text))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def event_in(message: Message, email_id: UUID) -> ProviderEvent | None:
+    """The event for a message's status, as a status callback reports it; None if the status is no event."""
+    code, detail = message.get("error_code"), message.get("error_message")
+    return event_of(
+        email_id,
+        str(message.get("status")),
+        datetime.now(UTC),
+        sid=str(message.get("sid")),
+        recipient=str(message.get("to")),
+        code=str(code) if code else None,
+        detail=detail if isinstance(detail, str) else None,
+    )

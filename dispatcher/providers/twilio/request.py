@@ -1,0 +1,45 @@
+"""The form of Twilio's `POST /Messages.json`: https://www.twilio.com/docs/messaging/api/message-resource"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+from urllib.parse import urlencode
+
+from dispatcher.domain.outcome import Reason
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.domain.text import body_fault
+from dispatcher.transport.mime_headers import UnrenderableEmail
+
+MAX_CHARACTERS: Final = 1600
+MAX_VALIDITY_SECONDS: Final = 36_000
+"""Twilio's default and longest `ValidityPeriod`: after this time it discards an SMS that still waits."""
+
+
+def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None, expires_in: float | None) -> bytes:
+    """The request's form.
+
+    Args:
+        default_sender: The sender of an SMS that names none; empty: there is none.
+        callback_url: Where Twilio reports what becomes of the SMS. The SMS's id is added to it.
+        expires_in: In how many seconds the SMS expires; None: never.
+
+    Raises:
+        UnrenderableEmail: Twilio would refuse the SMS. The text has the field's name, never its value.
+    """
+    text, sender = email.text or "", email.sender or default_sender
+    if not text or len(text) > MAX_CHARACTERS or body_fault(text):
+        raise UnrenderableEmail(Reason.INVALID_CONTENT, f"text must have 1 to {MAX_CHARACTERS} valid characters")
+    if len(email.to) != 1 or not email.to[0].startswith("+"):
+        raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, "to must be one number in E.164")
+    if not sender:
+        raise UnrenderableEmail(
+            Reason.REJECTED_SENDER, "the SMS names no sender, and DISPATCHER_TWILIO_SENDER is not set"
+        )
+    form = {"To": email.to[0], "MessagingServiceSid" if sender.startswith("MG") else "From": sender, "Body": text}
+    if expires_in is not None:
+        # Twilio starts when it accepts the SMS. So a fraction of a second is cut.
+        form["ValidityPeriod"] = str(max(1, min(math.floor(expires_in), MAX_VALIDITY_SECONDS)))
+    if callback_url is not None:
+        form["StatusCallback"] = f"{callback_url}?email_id={email.email_id}"
+    return urlencode(form).encode()

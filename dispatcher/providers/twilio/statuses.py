@@ -1,0 +1,71 @@
+"""What Twilio's statuses of a message mean: https://www.twilio.com/docs/messaging/api/message-resource#message-status-values
+
+Status callbacks and the list of messages have the same statuses, and become the same events.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+from typing import Final
+from uuid import UUID
+
+from dispatcher.domain.provider_event import Bounce, EventKind, ProviderEvent
+from dispatcher.providers.twilio.responses import NAME
+from dispatcher.providers.twilio.responses import OPTED_OUT as _OPTED_OUT
+
+NUMBER: Final = re.compile(r"\+[0-9]{3,15}", re.ASCII)
+OPTED_OUT: Final = str(_OPTED_OUT)
+KINDS: Final = {
+    "accepted": EventKind.ACCEPTED,
+    "queued": EventKind.ACCEPTED,
+    "sending": EventKind.ACCEPTED,
+    "sent": EventKind.ACCEPTED,
+    "delivered": EventKind.DELIVERED,
+    "read": EventKind.OPENED,
+    "undelivered": EventKind.BOUNCED,
+    "failed": EventKind.REJECTED,
+    "canceled": EventKind.REJECTED,
+}
+_HARD: Final = frozenset({"21211", "21614", "30005", "30006"})
+"""The number does not exist, or cannot get SMS."""
+_BLOCKED: Final = frozenset({"30004", "30007", "30034"})
+"""The recipient or a network blocks the sender."""
+
+
+def event_of(
+    email_id: UUID,
+    status: str,
+    now: datetime,
+    *,
+    sid: str,
+    recipient: str,
+    code: str | None = None,
+    detail: str | None = None,
+) -> ProviderEvent | None:
+    """The event for a status; None if the status is no event.
+
+    Args:
+        now: Twilio gives no time of a status.
+        code: Twilio's number of the error.
+    """
+    kind = EventKind.UNSUBSCRIBED if code == OPTED_OUT else KINDS.get(status)
+    if kind is None:
+        return None
+    return ProviderEvent(
+        email_id=email_id,
+        provider=NAME,
+        kind=kind,
+        happened_at=now,
+        is_dated=False,
+        recipient=recipient if NUMBER.fullmatch(recipient) else None,
+        bounce=_bounce(code) if kind is EventKind.BOUNCED else None,
+        code=code[:20] if code else None,
+        detail=detail,
+        # A replayed SMS has another SID, and its events are not those of the first.
+        distinction=sid,
+    )
+
+
+def _bounce(code: str | None) -> Bounce:
+    return Bounce.HARD if code in _HARD else Bounce.BLOCKED if code in _BLOCKED else Bounce.SOFT

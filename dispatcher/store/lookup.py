@@ -1,0 +1,194 @@
+"""Finds emails by recipient, domain, correlation id and other properties. See sql/queries/lookup.sql."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+from uuid import UUID
+
+from dispatcher.domain.outgoing import EMAIL_CHANNEL
+from dispatcher.domain.status import Status
+from dispatcher.store.queries import ids_within
+from dispatcher.store.statements import Source, fetch, from_rows
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one page reads. With the defaults, a page takes some tens of milliseconds.
+
+    Attributes:
+        rows: The most rows of `email_log`, read in the order of an index.
+        emails: The most emails that are looked up by their ids.
+        checked: Emails per statement that reads their contents.
+        most_checked: The most emails whose contents a page reads.
+    """
+
+    rows: int = 20_000
+    emails: int = 500
+    checked: int = 500
+    most_checked: int = 5_000
+
+    def examined(self, start: Start) -> int:
+        """The most emails that one statement reads."""
+        return self.emails if start in (Start.RECIPIENT, Start.DOMAIN) else self.rows
+
+
+BUDGET: Final = Budget()
+LOWEST: Final = UUID(int=0)
+HIGHEST: Final = UUID(int=2**128 - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundEmail:
+    """An email without content and addresses.
+
+    Attributes:
+        settled_at: When the email became failed, held or cancelled; None: it is not, or an earlier release did it.
+    """
+
+    email_id: UUID
+    tenant_id: str
+    message_key: str
+    status: Status
+    lane: str
+    attempt_count: int
+    correlation_id: str | None
+    error_type: str | None
+    error: str | None
+    provider: str | None
+    provider_message_id: str | None
+    created_at: datetime
+    sent_at: datetime | None
+    settled_at: datetime | None
+    channel: str = EMAIL_CHANNEL
+
+
+class Start(StrEnum):
+    """Which filter of a look-up decides what is read. The other filters are applied to what was read."""
+
+    RECIPIENT = "recipient"
+    DOMAIN = "domain"
+    CORRELATION_ID = "correlation_id"
+    STATUS = "status"
+    """Not for `sent`, which has no index."""
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Criteria:
+    """What to find; None does not filter.
+
+    Attributes:
+        recipient: The hash of an address, and the address's domain.
+        below_id: Only ids below this one.
+        from_id: Only ids from this one on.
+    """
+
+    recipient: tuple[bytes, str] | None = None
+    domain: str | None = None
+    correlation_id: str | None = None
+    status: Status | None = None
+    provider: str | None = None
+    error_type: str | None = None
+    tenant_id: str | None = None
+    lane: str | None = None
+    channel: str | None = None
+    below_id: UUID = HIGHEST
+    from_id: UUID = LOWEST
+
+
+async def hash_address(source: Source, address: str) -> bytes:
+    """The hash of a normalised address. The role needs no right to read the key."""
+    ((found,),) = await fetch(source, "hash_address", {"address": address})
+    return bytes(found)
+
+
+async def find_recipients_since(source: Source) -> datetime | None:
+    """From when on emails are found by their recipients; None: all emails are."""
+    ((since, has_older),) = await fetch(source, "find_recipients_since")
+    return since if has_older else None
+
+
+def find_start(wanted: Criteria) -> Start:
+    """The filter that selects the fewest emails."""
+    if wanted.recipient is not None:
+        return Start.RECIPIENT
+    if wanted.correlation_id is not None:
+        return Start.CORRELATION_ID
+    if wanted.domain is not None:
+        return Start.DOMAIN
+    return Start.ALL if wanted.status in (None, Status.SENT) else Start.STATUS
+
+
+async def find_emails(
+    source: Source, wanted: Criteria, *, limit: int, start: Start | None = None, budget: Budget = BUDGET
+) -> tuple[list[FoundEmail], UUID | None]:
+    """Up to `limit` emails, newest first, and the `below_id` of the next page, which is None after the last page.
+
+    A page reads at most `Budget.examined` emails, so a page with few or no emails is not necessarily the last page.
+
+    Args:
+        start: What `find_start` returned for the same filters; None: find it.
+    """
+    start = start or find_start(wanted)
+    address_hash, recipient_domain = wanted.recipient or (None, None)
+    if start is Start.DOMAIN:
+        recipient_domain = wanted.domain
+    parameters: dict[str, Any] = {
+        "start": start.value,
+        "address_hash": address_hash,
+        "recipient_domain": recipient_domain,
+        "correlation_id": wanted.correlation_id,
+        "status": wanted.status,
+        "provider": wanted.provider,
+        "error_type": wanted.error_type,
+        "tenant_id": wanted.tenant_id,
+        "lane": wanted.lane,
+        "channel": wanted.channel,
+        "below_id": wanted.below_id,
+        "from_id": wanted.from_id,
+        "limit": limit,
+        "examined": min(limit, budget.examined(start)) if _is_decided(wanted, start) else budget.examined(start),
+    }
+    rows = await fetch(source, "find_emails", parameters)
+    found = from_rows(FoundEmail, [row[:-1] for row in rows if row[0] is not None])
+    return found, found[-1].email_id if len(found) == limit else rows[0][-1]
+
+
+def _is_decided(wanted: Criteria, start: Start) -> bool:
+    """Whether every email that the start finds matches, so that a page need not read more emails than it has."""
+    used = {
+        Start.CORRELATION_ID: wanted.correlation_id,
+        Start.STATUS: wanted.status,
+        Start.ALL: None,
+        Start.RECIPIENT: None,
+        Start.DOMAIN: None,
+    }
+    if start not in used:
+        return False
+    filters = (wanted.correlation_id, wanted.status, wanted.provider, wanted.error_type, wanted.tenant_id, wanted.lane)
+    return sum(each is not None for each in (*filters, wanted.channel)) == (used[start] is not None)
+
+
+async def find_with_domain(source: Source, email_ids: Sequence[UUID], domain: str) -> set[UUID]:
+    """Those of the emails that go to a domain."""
+    return await _matching(source, "find_with_domain", email_ids, {"domain": domain})
+
+
+async def find_with_tag(source: Source, email_ids: Sequence[UUID], tag: str) -> set[UUID]:
+    """Those of the emails that have a tag, and whose content was not deleted."""
+    return await _matching(source, "find_with_tag", email_ids, {"tag": tag})
+
+
+async def find_from(source: Source, email_ids: Sequence[UUID], senders: Sequence[str]) -> set[UUID]:
+    """Those of the emails that one of these addresses or domains (`@example.com`) sends."""
+    return await _matching(source, "find_from", email_ids, {"senders": list(senders)})
+
+
+async def _matching(source: Source, name: str, email_ids: Sequence[UUID], parameters: dict[str, Any]) -> set[UUID]:
+    if not email_ids:
+        return set()
+    return {row[0] for row in await fetch(source, name, {**ids_within(set(email_ids)), **parameters})}

@@ -1,0 +1,251 @@
+"""Lists that operators page through, newest first. Each page reads a bounded number of rows, whatever the filter."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Generic, TypeVar
+from uuid import UUID
+
+from dispatcher.domain.suppression import SuppressionReason
+from dispatcher.store.statements import Row, Source, fetch, from_rows
+from dispatcher.store.suppressions import Suppression
+
+T = TypeVar("T")
+
+EXAMINED_ROWS: Final = 20_000
+"""The most rows that one page reads. This takes some tens of milliseconds."""
+EXAMINED_TENANT_EVENTS: Final = 2_000
+"""As `EXAMINED_ROWS`, for the events of one tenant: each event's email is looked up."""
+_LARGEST_ID: Final = 2**63 - 1
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_FAR: Final = 10**18
+"""Microseconds that no datetime can represent."""
+_CURSOR: Final = re.compile(r"(-?\d{1,18})_([0-9a-f.-]{1,128})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The row below which a page starts: its instant, and what distinguishes rows of the same instant."""
+
+    at: datetime
+    tie: str
+
+    def text(self) -> str:
+        """The cursor for a URL; see `parse`."""
+        since = self.at - _EPOCH
+        return f"{(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds}_{self.tie}"
+
+    @classmethod
+    def parse(cls, text: str) -> Cursor:
+        """The cursor with this text.
+
+        Raises:
+            ValueError: The text is not a cursor. The message is a predicate.
+        """
+        found = _CURSOR.fullmatch(text)
+        try:
+            seconds, micros = divmod(int(found[1]) if found else _FAR, 1_000_000)
+            at = datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros)
+        except (ValueError, OverflowError, OSError):
+            raise ValueError("must be the cursor of an earlier page") from None
+        return cls(at, found[2] if found else "")
+
+
+@dataclass(frozen=True, slots=True)
+class ListPage(Generic[T]):
+    """A page of a list.
+
+    Attributes:
+        next: Where the next page starts; None after the last page.
+    """
+
+    rows: list[T]
+    next: Cursor | None
+
+
+@dataclass(frozen=True, slots=True)
+class RecentEvent:
+    """What a provider reported about an email, without the recipient.
+
+    Attributes:
+        happened_at: By the provider's clock.
+    """
+
+    received_at: datetime
+    email_id: UUID
+    event_key: bytes
+    happened_at: datetime
+    provider: str
+    kind: str
+    bounce: str | None
+    code: str | None
+    detail: str | None
+    tenant_id: str
+    message_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class EventCount:
+    """The newest events of one provider, kind and bounce within the last day.
+
+    Attributes:
+        since: When the oldest of them arrived.
+    """
+
+    provider: str
+    kind: str
+    bounce: str | None
+    events: int
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """What an operator did, when and why. Contains no address."""
+
+    audit_id: int
+    acted_at: datetime
+    actor: str
+    action: str
+    reason: str | None
+    email_id: UUID | None
+    replay_id: int | None
+    detail: dict[str, Any] | None
+
+
+async def list_events(
+    source: Source,
+    *,
+    tenant_id: str | None,
+    provider: str | None,
+    kind: str | None,
+    since: datetime | None,
+    before: Cursor | None,
+    limit: int,
+) -> ListPage[RecentEvent]:
+    """A page of what providers reported, by arrival; a filter that is None does not filter.
+
+    Raises:
+        ValueError: The cursor is of another list.
+    """
+    at, (email_id, event_key) = _below(before, _event_tie, (UUID(int=2**128 - 1), b"\xff" * 64))
+    examined = EXAMINED_ROWS if tenant_id is None else EXAMINED_TENANT_EVENTS
+    parameters = {
+        "at": at,
+        "email_id": email_id,
+        "event_key": event_key,
+        "since": since or _EPOCH,
+        "provider": provider,
+        "kind": kind,
+        "tenant_id": tenant_id,
+        "limit": limit,
+        "examined": examined,
+    }
+    rows = await fetch(source, "list_recent_events", parameters)
+    return _page(RecentEvent, rows, 3, limit, lambda row: f"{row[1]}.{bytes(row[2]).hex()}")
+
+
+async def count_events(source: Source) -> list[EventCount]:
+    """The newest events of the last day, at most `EXAMINED_ROWS`, by provider, kind and bounce."""
+    return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
+
+
+async def list_audit(
+    source: Source,
+    *,
+    actor: str | None,
+    action: str | None,
+    email_id: UUID | None,
+    since: datetime | None,
+    before: Cursor | None,
+    limit: int,
+) -> ListPage[AuditEntry]:
+    """A page of what operators did; a filter that is None does not filter.
+
+    Raises:
+        ValueError: The cursor is of another list.
+    """
+    at, audit_id = _below(before, _number, _LARGEST_ID)
+    parameters = {
+        "at": at,
+        "audit_id": audit_id,
+        "since": since or _EPOCH,
+        "actor": actor,
+        "action": action,
+        "limit": limit,
+        "examined": EXAMINED_ROWS,
+    }
+    if email_id is None:
+        rows = await fetch(source, "list_audit", parameters)
+    else:
+        rows = await fetch(source, "list_audit_of_email", {**parameters, "of_email_id": email_id})
+    return _page(AuditEntry, rows, 2, limit, lambda row: str(row[0]), at=1)
+
+
+async def list_suppressions(
+    source: Source,
+    tenant_id: str,
+    *,
+    reason: SuppressionReason | None,
+    since: datetime | None,
+    before: Cursor | None,
+    limit: int,
+) -> ListPage[Suppression]:
+    """A page of a tenant's entries; a filter that is None does not filter. Expired entries are listed, too.
+
+    Raises:
+        ValueError: The cursor is of another list.
+    """
+    at, suppression_id = _below(before, _number, _LARGEST_ID)
+    parameters = {
+        "tenant_id": tenant_id,
+        "at": at,
+        "suppression_id": suppression_id,
+        "since": since or _EPOCH,
+        "reason": reason and reason.value,
+        "limit": limit,
+        "examined": EXAMINED_ROWS,
+    }
+    rows = await fetch(source, "page_suppressions", parameters)
+    return _page(Suppression, rows, 2, limit, lambda row: str(row[0]), at=7)
+
+
+def _below(before: Cursor | None, read: Callable[[str], T], highest: T) -> tuple[datetime | str, T]:
+    return ("infinity", highest) if before is None else (before.at, read(before.tie))
+
+
+def _number(tie: str) -> int:
+    if not tie.isascii() or not tie.isdigit() or int(tie) > _LARGEST_ID:
+        raise ValueError("must be the cursor of an earlier page")
+    return int(tie)
+
+
+def _event_tie(tie: str) -> tuple[UUID, bytes]:
+    email_id, _, key = tie.partition(".")
+    try:
+        return UUID(email_id), bytes.fromhex(key)
+    except ValueError:
+        raise ValueError("must be the cursor of an earlier page") from None
+
+
+def _page(
+    kind: type[T], rows: Sequence[Row], bound: int, limit: int, tie: Callable[[Row], str], *, at: int = 0
+) -> ListPage[T]:
+    """The page of rows with the next page's start in the last columns.
+
+    Args:
+        bound: How many columns the start has: its instant, and its tie.
+        tie: Returns the text of a row's tie.
+        at: The column of a row's instant.
+    """
+    found = [row[:-bound] for row in rows if row[0] is not None]
+    if len(found) == limit:
+        return ListPage(from_rows(kind, found), Cursor(found[-1][at], tie(found[-1])))
+    start = rows[0][-bound:] if rows else (None,)
+    if start[0] is None:
+        return ListPage(from_rows(kind, found), None)
+    parts = [each.hex() if isinstance(each, bytes) else str(each) for each in start[1:]]
+    return ListPage(from_rows(kind, found), Cursor(start[0], ".".join(parts)))

@@ -1,0 +1,66 @@
+"""The sessions of the operators' page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.statements import fetch
+
+
+@dataclass(frozen=True, slots=True)
+class OpsSession:
+    """A browser that is signed in.
+
+    Attributes:
+        key_id: The API key that it signed in with; None if it signed in with OpenID Connect. The columns `name`,
+            `tenant_id` and `may_act` then contain its rights.
+        idle_seconds: The time since the session was last used.
+    """
+
+    key_id: str | None
+    name: str
+    tenant_id: str | None
+    may_act: bool
+    idle_seconds: float
+
+
+async def insert(
+    session: AsyncSession,
+    token_hash: bytes,
+    *,
+    key_id: str | None,
+    name: str,
+    tenant_id: str | None,
+    may_act: bool,
+    session_seconds: float,
+) -> None:
+    """Stores a new session, and deletes sessions older than `session_seconds`."""
+    values = {
+        "token_hash": token_hash,
+        "key_id": key_id,
+        "name": name,
+        "tenant_id": tenant_id,
+        "may_act": may_act,
+        "session_seconds": session_seconds,
+    }
+    await fetch(session, "insert_ops_session", values)
+
+
+async def find(
+    session: AsyncSession, token_hash: bytes, *, session_seconds: float, idle_seconds: float
+) -> OpsSession | None:
+    """A session; None if it is unknown or has expired."""
+    values = {"token_hash": token_hash, "session_seconds": session_seconds, "idle_seconds": idle_seconds}
+    rows = await fetch(session, "find_ops_session", values, into=OpsSession)
+    return rows[0] if rows else None
+
+
+async def touch(session: AsyncSession, token_hash: bytes) -> None:
+    """Records that a session is in use."""
+    await fetch(session, "touch_ops_session", {"token_hash": token_hash})
+
+
+async def delete(session: AsyncSession, token_hash: bytes) -> None:
+    """Ends a session. Idempotent."""
+    await fetch(session, "delete_ops_session", {"token_hash": token_hash})

@@ -1,0 +1,157 @@
+"""What the operators' page reads at once, each figure from a bounded number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from dispatcher.store.activity import Latency, WorkerSeen
+from dispatcher.store.connections import AsyncSession
+from dispatcher.store.queries import query
+from dispatcher.store.statements import fetch
+
+COUNTED: Final = 10_000
+"""Emails of one status are counted up to this number."""
+COUNTED_UNDECIDED: Final = 50_000
+"""Dead letters and held emails are counted up to this number. Their index contains no other emails."""
+READ_FOR_LATENCY: Final = 2_000
+STATEMENT_MILLISECONDS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedCount:
+    """A count that stopped at a limit.
+
+    Attributes:
+        is_cut: Whether there may be more.
+    """
+
+    emails: int
+    is_cut: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderRate:
+    """The rate of a provider with a ceiling.
+
+    Attributes:
+        per_second: Emails per second that all hosts together may send now.
+        was_throttled: Whether the provider throttled us in the last minute.
+    """
+
+    provider: str
+    per_second: float
+    was_throttled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """A monitor's last report about its host.
+
+    Attributes:
+        version: The running release; None for a release that does not report it.
+        processes: As in `samples.report_processes`; None for a release that does not report them.
+    """
+
+    host: str
+    age_seconds: float
+    version: str | None
+    processes: Sequence[Mapping[str, Any]] | None
+
+
+@dataclass(frozen=True, slots=True)
+class ActiveAlert:
+    """An alert that is active, as the last check found it. The attributes are those of `domain.alert.Alert`."""
+
+    kind: str
+    raised_at: datetime
+    count: int | None
+    oldest_age_seconds: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AlertCheck:
+    """The last check of the DLQ.
+
+    Attributes:
+        host: The host whose monitor checked.
+        depth: Messages on the DLQ; None if it could not be read.
+        fault: Why it could not be read.
+    """
+
+    host: str
+    age_seconds: float
+    depth: int | None
+    fault: str | None
+    alerts: Sequence[ActiveAlert]
+
+
+@asynccontextmanager
+async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
+    """All statements of the block read one snapshot, and each takes at most `STATEMENT_MILLISECONDS`."""
+    async with session.transaction():
+        await session.execute(query("begin_snapshot"))
+        await fetch(session, "limit_overview", {"milliseconds": STATEMENT_MILLISECONDS})
+        yield
+
+
+async def count_for_overview(session: AsyncSession) -> dict[str, BoundedCount]:
+    """Emails by state: `dead_letters`, `held`, `pending`, `sending`, `waiting`, `cancelled`."""
+    rows = await fetch(session, "count_for_overview", {"limit": COUNTED, "undecided": COUNTED_UNDECIDED})
+    return {name: BoundedCount(emails, emails >= _limit_of(name)) for name, emails in rows}
+
+
+async def count_for_overview_of_tenant(session: AsyncSession, tenant_id: str) -> dict[str, BoundedCount]:
+    """As `count_for_overview`, for one tenant."""
+    parameters = {"limit": COUNTED, "undecided": COUNTED_UNDECIDED, "tenant_id": tenant_id}
+    rows = await fetch(session, "count_for_overview_of_tenant", parameters)
+    return {name: BoundedCount(emails, read >= _limit_of(name)) for name, emails, read in rows}
+
+
+def _limit_of(name: str) -> int:
+    return COUNTED_UNDECIDED if name in ("dead_letters", "held") else COUNTED
+
+
+async def count_paused(session: AsyncSession) -> BoundedCount:
+    """Pending emails that an operator paused, except by provider."""
+    ((paused, read),) = await fetch(session, "count_paused", {"limit": COUNTED})
+    return BoundedCount(paused, read >= COUNTED)
+
+
+async def find_oldest(session: AsyncSession) -> tuple[float | None, float | None]:
+    """The longest wait of a pending email, and of a due email, in seconds, as in `counts.Counts`."""
+    ((pending_seconds, due_seconds),) = await fetch(session, "find_oldest_pending", {"limit": COUNTED})
+    return pending_seconds, due_seconds
+
+
+async def measure_recent_latency(session: AsyncSession) -> Latency | None:
+    """The latency of the newest sent emails; None if none was sent in the last ten minutes."""
+    ((emails, percentiles),) = await fetch(session, "measure_recent_latency", {"limit": READ_FOR_LATENCY})
+    return Latency(emails, *percentiles) if emails else None
+
+
+async def list_workers(session: AsyncSession) -> list[WorkerSeen]:
+    """The workers of all hosts, by name."""
+    return await fetch(session, "list_workers", into=WorkerSeen)
+
+
+async def list_host_reports(session: AsyncSession) -> list[HostReport]:
+    """The last report of each monitor that did not stop in an orderly way, by host."""
+    return await fetch(session, "list_host_reports", into=HostReport)
+
+
+async def list_rates(session: AsyncSession) -> dict[str, ProviderRate]:
+    """The rates of the providers that have a ceiling."""
+    return {each.provider: each for each in await fetch(session, "list_rates", into=ProviderRate)}
+
+
+async def find_alert_check(session: AsyncSession, queue: str) -> AlertCheck | None:
+    """The last check of the DLQ `queue`; None if no monitor has checked it."""
+    for host, age_seconds, depth, fault, alerts in await fetch(session, "find_alert_check", {"queue": queue}):
+        active = [ActiveAlert(**{**alert, "raised_at": datetime.fromisoformat(alert["raised_at"])}) for alert in alerts]
+        return AlertCheck(host, age_seconds, depth, fault, active)
+    return None

@@ -1,0 +1,169 @@
+"""Figures per minute for the operators' page: the monitors write them, and the page and commands read them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Final
+
+import orjson
+
+from dispatcher.host.process_table import ProcessStatus
+from dispatcher.store.connections import AsyncSession, Session
+from dispatcher.store.counts import MonitorCounts
+from dispatcher.store.named_locks import named_lock
+from dispatcher.store.statements import Source, fetch, fetch_sync
+from dispatcher.version import VERSION
+
+LOCK_NAME: Final = "samples"
+KEEP_DAYS: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """A queue when a sample was taken.
+
+    Attributes:
+        messages: Messages that are ready; those that workers have received do not count.
+        workers: Workers of all hosts that consume from the queue.
+    """
+
+    messages: int
+    workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class MinuteSample:
+    """What a monitor found in one minute.
+
+    Attributes:
+        emails: The number of emails by status, without `sent` and `cancelled`.
+        queues: The queues by lane, and the DLQ as `dlq`; None if RabbitMQ could not be read.
+        attempts: Attempts by outcome since the first sample. The difference of two samples is the number between them.
+    """
+
+    minute: datetime
+    taken_at: datetime
+    age_seconds: float
+    emails: Mapping[str, int]
+    oldest_pending_seconds: float | None
+    longest_due_seconds: float | None
+    queues: Mapping[str, QueueDepth] | None
+    attempts: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """The attempts of one hour or day that had the same provider and outcome."""
+
+    begins_at: datetime
+    provider: str
+    outcome: str
+    emails: int
+
+
+async def is_sample_due(session: AsyncSession, every_seconds: float) -> bool:
+    """Whether the newest sample is at least `every_seconds` old."""
+    last = await fetch(session, "find_last_sample")
+    # A negative age: PostgreSQL's clock was set back.
+    return not last or not 0 <= last[0][0] < every_seconds
+
+
+async def save_sample(
+    session: AsyncSession, counts: MonitorCounts, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float
+) -> bool:
+    """Stores a sample, unless another monitor stored one less than `every_seconds` ago. Returns whether it did.
+
+    Only the hours that may have changed since the last sample are read, so the cost does not grow with the age of the
+    database.
+    """
+    async with named_lock(session, LOCK_NAME) as is_ours:
+        if not is_ours or not await is_sample_due(session, every_seconds):
+            return False
+        last = await fetch(session, "find_last_sample")
+        _, attempts, since, counted = last[0] if last else (None, {}, None, {})
+        rows = await fetch(session, "sum_attempts_for_sample", {"since": since})
+        totals = dict(attempts)
+        for _, outcome, since_last, _ in rows:
+            if outcome is not None:
+                totals[outcome] = totals.get(outcome, 0) + max(0, since_last - counted.get(outcome, 0))
+        parameters = {
+            "emails": _json({status.value: count for status, count in counts.emails.items()}),
+            "oldest_pending_seconds": counts.oldest_pending_seconds,
+            "longest_due_seconds": counts.longest_due_seconds,
+            "queues": None if queues is None else _json({name: asdict(queue) for name, queue in queues.items()}),
+            "attempts": _json(totals),
+            "counted_since": rows[0][0],
+            "counted": _json({outcome: recent for _, outcome, _, recent in rows if outcome is not None}),
+        }
+        await fetch(session, "save_sample", parameters)
+        return True
+
+
+async def delete_old_samples(session: AsyncSession) -> int:
+    """Deletes the samples that are older than `KEEP_DAYS`. Returns how many."""
+    return len(await fetch(session, "delete_old_samples", {"days": KEEP_DAYS}))
+
+
+async def list_samples(source: Source, minutes: int) -> list[MinuteSample]:
+    """The samples of the last minutes, oldest first."""
+    return await fetch(source, "list_samples", {"minutes": minutes}, into=_sample)
+
+
+async def report_processes(source: Source, holder: str, host: str, processes: Sequence[ProcessStatus]) -> None:
+    """Records which processes run on a host, and that the host is running.
+
+    Args:
+        holder: The host's monitor, as in `AlertStore`.
+    """
+    shown = [
+        {
+            "role": each.role,
+            "number": each.number,
+            "pid": each.pid,
+            "is_up": each.is_up,
+            "is_ending": each.is_ending,
+            "restarts": each.restarts,
+            "age_seconds": each.age_seconds,
+            "reason": each.reason,
+        }
+        for each in processes
+    ]
+    parameters = {"holder": holder, "host": host, "version": VERSION, "processes": _json(shown)}
+    await fetch(source, "report_processes", parameters)
+
+
+async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attempts]:
+    """Attempts by hour or day in UTC, provider and outcome, oldest first.
+
+    Args:
+        unit: `hour` or `day`.
+        seconds: How far to look back. The first hour or day is whole.
+    """
+    return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
+
+
+def sum_attempts_sync(connection: Session, unit: str, seconds: float) -> list[Attempts]:
+    """As `sum_attempts`, on a synchronous connection."""
+    return fetch_sync(connection, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
+
+
+def _sample(
+    minute: datetime,
+    taken_at: datetime,
+    age_seconds: float,
+    emails: Mapping[str, int],
+    oldest_pending_seconds: float | None,
+    longest_due_seconds: float | None,
+    queues: Mapping[str, Mapping[str, int]] | None,
+    attempts: Mapping[str, int],
+) -> MinuteSample:
+    depths = None if queues is None else {name: QueueDepth(**queue) for name, queue in queues.items()}
+    return MinuteSample(
+        minute, taken_at, age_seconds, emails, oldest_pending_seconds, longest_due_seconds, depths, attempts
+    )
+
+
+def _json(value: object) -> str:
+    return orjson.dumps(value).decode()

@@ -1,0 +1,129 @@
+-- name: hash_address
+-- The hash of a normalised address, as email_recipient has it. One row.
+select (dispatcher.hash_addresses(array[%(address)s]))[1];
+
+-- name: find_recipients_since
+-- From when on emails are found by their recipients, and whether there is an older email. One row.
+select
+    recipients_since,
+    exists (
+        select from dispatcher.email_log where email_id < dispatcher.email_id_lowest_at(recipients_since)
+    )
+from dispatcher.dispatcher_database;
+
+-- name: find_emails
+-- A page of emails, newest first, between two ids. Reads at most `examined` emails for every filter, so each page costs
+-- about the same; `start` names the filter that decides which. The last column is the id below which the next page
+-- starts, null after the last page. This column is returned even if no email matches. PostgreSQL does not execute the
+-- branches of `examined` whose start is a different one.
+with examined as (
+    (
+        select
+            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
+            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        from dispatcher.email_log
+        where %(start)s = 'all'
+            and email_id < %(below_id)s
+            and email_id >= %(from_id)s
+        order by email_id desc
+        limit %(examined)s
+    )
+    union all
+    (
+        select
+            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
+            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        from dispatcher.email_log
+        where %(start)s = 'status'
+            and status = %(status)s
+            and status <> 'sent'
+            and email_id < %(below_id)s
+            and email_id >= %(from_id)s
+        order by email_id desc
+        limit %(examined)s
+    )
+    union all
+    (
+        select
+            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
+            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        from dispatcher.email_log
+        where %(start)s = 'correlation_id'
+            and correlation_id = %(correlation_id)s
+            and email_id < %(below_id)s
+            and email_id >= %(from_id)s
+        order by email_id desc
+        limit %(examined)s
+    )
+    union all
+    select e.*
+    from dispatcher.find_recipients(
+        %(recipient_domain)s, %(address_hash)s, %(below_id)s, %(from_id)s, %(examined)s
+    ) as r (email_id)
+    cross join lateral (
+        select
+            email_id, tenant_id, message_key, status, lane, attempt_count, correlation_id, error_type, last_error,
+            provider, provider_message_id, created_at, sent_at, settled_at, coalesce(channel, 'email') as channel
+        from dispatcher.email_log
+        where email_id = r.email_id
+        offset 0
+    ) as e
+),
+bound as (
+    select case when count(*) >= %(examined)s then min(email_id::text)::uuid end as lowest_id
+    from examined
+),
+wanted as (
+    select *
+    from examined
+    where (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
+        and (%(status)s::text is null or status = %(status)s)
+        and (%(lane)s::text is null or lane = %(lane)s)
+        and (%(channel)s::text is null or channel = %(channel)s)
+        and (%(error_type)s::text is null or error_type = %(error_type)s)
+        and (%(provider)s::text is null or provider = %(provider)s)
+        and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
+    order by email_id desc
+    limit %(limit)s
+)
+select
+    w.email_id, w.tenant_id, w.message_key, w.status, w.lane, w.attempt_count, w.correlation_id, w.error_type,
+    w.last_error, w.provider, w.provider_message_id, w.created_at, w.sent_at, w.settled_at, w.channel,
+    bound.lowest_id
+from bound
+left join wanted as w on true
+order by w.email_id desc;
+
+-- name: find_with_domain
+-- Those of the given emails that go to a domain.
+select email_id
+from dispatcher.email_recipient
+where domain = %(domain)s
+    and email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s;
+
+-- name: find_with_tag
+-- Those of the given emails that have a tag. No row for an email whose content was deleted.
+select email_id
+from dispatcher.email_content
+where email_id = any(%(email_ids)s)
+    and email_id between %(lowest_id)s and %(highest_id)s
+    and tags ? %(tag)s;
+
+-- name: find_from
+-- Those of the given emails whose sender, in lower case, is one of the given addresses or ends with one of the given
+-- domains (`@example.com`), with or without a display name. No row for an email whose content was deleted.
+select c.email_id
+from dispatcher.email_content as c
+where c.email_id = any(%(email_ids)s)
+    and c.email_id between %(lowest_id)s and %(highest_id)s
+    and exists (
+        select
+        from unnest(%(senders)s::text[]) as s (text)
+        where lower(c.sender) = s.text
+            or right(lower(c.sender), length(s.text) + 2) = '<' || s.text || '>'
+            or (
+                left(s.text, 1) = '@'
+                and rtrim(right(rtrim(lower(c.sender), '>'), length(s.text))) = s.text
+            )
+    );

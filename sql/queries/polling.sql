@@ -1,0 +1,92 @@
+-- Messages of other channels than email, whose end a provider is asked for because its events may be lost.
+
+-- name: find_polled
+-- Messages that a provider accepted, and held messages, since an instant (null: up to oldest_seconds ago) until
+-- youngest_seconds ago; the oldest first. A message is open if a question to the provider can show more: it is held, or
+-- it is sent under the provider's id and no event has reported its end. Messages that are not open are returned, too:
+-- the next search continues after them.
+with seen as materialized (
+    select email_id, status, provider_message_id, coalesce(sent_at, settled_at) as since
+    from dispatcher.email_log
+    where channel is not null
+        and status in ('sent', 'held')
+        and coalesce(sent_at, settled_at)
+            > coalesce(%(after)s::timestamptz, now() - %(oldest_seconds)s::double precision * interval '1 second')
+        and coalesce(sent_at, settled_at) <= now() - %(youngest_seconds)s::double precision * interval '1 second'
+        and (provider = %(provider)s or (provider is null and status = 'held'))
+    order by coalesce(sent_at, settled_at)
+    limit %(limit)s
+),
+ended as materialized (
+    select distinct email_id
+    from dispatcher.email_event
+    where email_id = any(array(select email_id from seen))
+        and kind in ('delivered', 'bounced', 'rejected', 'unsubscribed')
+)
+select
+    email_id, since, provider_message_id, status = 'held' as is_held,
+    (status = 'held' or provider_message_id is not null) and email_id not in (select email_id from ended) as is_open
+from seen
+order by since;
+
+-- name: find_held_message
+-- What identifies a held message in a provider's list: recipient, sender, text, and when the provider can have accepted
+-- it; and the provider's ids of other messages to the same recipient. slack_seconds allow for clocks that differ.
+-- No row: the message is no longer held, its content was deleted, or it cannot be identified. It cannot be identified if
+-- another message to the same recipient has the same text (or a deleted one) and may have been accepted at the same time,
+-- or if the recipient has more than max_others messages.
+with held as materialized (
+    select
+        c.recipients -> 'to' ->> 0 as recipient, c.sender, c.text_body,
+        e.leased_at - %(slack_seconds)s::double precision * interval '1 second' as accepted_from,
+        e.settled_at + %(slack_seconds)s::double precision * interval '1 second' as accepted_until
+    from dispatcher.email_log as e
+    join dispatcher.email_content as c using (email_id)
+    where e.email_id = %(email_id)s
+        and c.email_id = %(email_id)s
+        and e.status = 'held'
+        and e.leased_at <= e.settled_at
+),
+own as materialized (
+    select domain, address_hash
+    from dispatcher.email_recipient
+    where email_id = %(email_id)s
+    limit 1
+),
+others as materialized (
+    select email_id
+    from dispatcher.email_recipient
+    where domain = (select domain from own)
+        and address_hash = (select address_hash from own)
+        and email_id <> %(email_id)s
+    order by email_id desc
+    limit %(max_others)s + 1
+),
+texts as materialized (
+    select email_id, text_body
+    from dispatcher.email_content
+    where email_id = any(array(select email_id from others))
+),
+compared as materialized (
+    select
+        o.email_id, o.provider_message_id,
+        o.leased_at is not null
+        and o.created_at <= h.accepted_until
+        and h.accepted_from <= case
+            when o.status in ('sent', 'failed', 'held', 'cancelled') then greatest(o.sent_at, o.settled_at)
+            else now()
+        end
+        and (t.text_body = h.text_body) is not false as is_rival
+    from dispatcher.email_log as o
+    left join texts as t using (email_id)
+    cross join held as h
+    where o.email_id = any(array(select email_id from others))
+)
+select
+    recipient, sender, text_body, accepted_from, accepted_until,
+    array(select provider_message_id from compared where provider_message_id is not null)
+from held
+where text_body is not null
+    and exists (select from own)
+    and not exists (select from compared where is_rival)
+    and (select count(*) from others) <= %(max_others)s;

@@ -1,0 +1,59 @@
+-- name: find_last_sample
+-- The newest sample: seconds since it was taken, its attempts, and what had been counted from which hour on. No row:
+-- there is no sample.
+select extract(epoch from clock_timestamp() - taken_at)::double precision, attempts, counted_since, counted
+from dispatcher.minute_sample
+order by minute desc
+limit 1;
+
+-- name: sum_attempts_for_sample
+-- Attempts by outcome from the hour `since` on (null: from the hour before this hour on), and from the hour before this
+-- hour on, with that hour. One row without an outcome if there are no attempts.
+with bounds as (
+    select date_trunc('hour', statement_timestamp(), 'UTC') - interval '1 hour' as next_since
+)
+select
+    b.next_since,
+    h.outcome,
+    coalesce(sum(h.email_count), 0)::bigint,
+    coalesce(sum(h.email_count) filter (where h.hour >= b.next_since), 0)::bigint
+from bounds as b
+left join dispatcher.email_hourly as h on h.hour >= least(coalesce(%(since)s::timestamptz, b.next_since), b.next_since)
+group by b.next_since, h.outcome;
+
+-- name: save_sample
+-- Stores the sample of this minute, or replaces an earlier sample of the same minute. Returns the minute.
+insert into dispatcher.minute_sample (
+    minute, taken_at, emails, oldest_pending_seconds, longest_due_seconds, queues, attempts, counted_since, counted
+)
+values (
+    date_trunc('minute', statement_timestamp()), statement_timestamp(), %(emails)s::jsonb,
+    %(oldest_pending_seconds)s::double precision, %(longest_due_seconds)s::double precision, %(queues)s::jsonb,
+    %(attempts)s::jsonb, %(counted_since)s::timestamptz, %(counted)s::jsonb
+)
+on conflict (minute) do update
+set
+    taken_at = excluded.taken_at,
+    emails = excluded.emails,
+    oldest_pending_seconds = excluded.oldest_pending_seconds,
+    longest_due_seconds = excluded.longest_due_seconds,
+    queues = excluded.queues,
+    attempts = excluded.attempts,
+    counted_since = excluded.counted_since,
+    counted = excluded.counted
+returning minute;
+
+-- name: delete_old_samples
+-- Deletes the samples that are older than `days`. Returns a row per sample.
+delete from dispatcher.minute_sample
+where minute < statement_timestamp() - %(days)s * interval '1 day'
+returning minute;
+
+-- name: list_samples
+-- The samples of the last `minutes`, oldest first.
+select
+    minute, taken_at, extract(epoch from clock_timestamp() - taken_at)::double precision, emails,
+    oldest_pending_seconds, longest_due_seconds, queues, attempts
+from dispatcher.minute_sample
+where minute >= date_trunc('minute', statement_timestamp()) - %(minutes)s * interval '1 minute'
+order by minute;

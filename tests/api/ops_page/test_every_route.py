@@ -1,0 +1,164 @@
+"""Rules that each address of the page must keep. The addresses come from the application, so new pages are included."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+import psycopg
+from starlette.routing import Route
+
+from dispatcher.api.ops_page.application import make_ops_app
+from dispatcher.api.ops_page.attempts import ATTEMPTS_PER_CLIENT
+from dispatcher.api.ops_page.site import CONCURRENT_PAGES, SECURITY_HEADERS, Site
+from dispatcher.config import Settings
+from tests.api.ops_page.browsing import Browser, forms_of
+from tests.api.running_api import Answer, Api, make_key
+from tests.store.books import Books
+
+PUBLIC: Final = ("/sign-in", "/sign-out", "/static/")
+SLOW_FORM: Final = (
+    b"POST /ops/sign-in HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-www-form-urlencoded\r\n"
+    b"Content-Length: 99\r\n\r\nk"
+)
+
+
+def addresses(settings: Settings, method: str, email_id: object, *, has_id: bool = False) -> Iterator[str]:
+    """The addresses that a method has, with an email's id, and with 1 for every other part.
+
+    Args:
+        has_id: Only addresses with an id.
+    """
+    none = cast(Any, None)
+    for route in make_ops_app(Site(settings, none, none, none)).routes:
+        assert isinstance(route, Route)
+        if method in (route.methods or ()) and not route.path.startswith(PUBLIC) and ("{" in route.path or not has_id):
+            yield "/ops" + re.sub(r"\{[^}]*\}", "1", re.sub(r"\{email_id[^}]*\}", str(email_id), route.path))
+
+
+def token_of(page: Answer) -> str:
+    """The CSRF token of a page."""
+    return next(value for form in forms_of(page) for name, value in form.fields if name == "csrf_token")
+
+
+def has_safe_headers(answer: Answer) -> bool:
+    """Whether an answer forbids scripts of others, frames, guessed types, and copies."""
+    found = answer.headers
+    is_kept = "no-store" not in found.get("cache-control", "")
+    own = {name: found.get(name.lower()) for name in SECURITY_HEADERS}
+    return own == dict(SECURITY_HEADERS) and found.get("x-content-type-options") == "nosniff" and not is_kept
+
+
+async def test_every_address_refuses_strangers_readers_other_sites_and_forms_without_a_token(
+    browser: Browser, operator_key: str, connection: psycopg.Connection, books: Books, ops_api: Api
+) -> None:
+    email_id = books.enqueue_one()
+    pages = list(addresses(ops_api.settings, "GET", email_id))
+    targets = list(addresses(ops_api.settings, "POST", email_id))
+    before = books.rows()
+    operator, reader = Browser(ops_api), Browser(ops_api)
+    await operator.sign_in(operator_key)
+    await reader.sign_in(make_key(connection, scopes=["read"], tenant_id=None, name="reader"))
+    token = {"csrf_token": token_of(await operator.get("/ops/")), "reason": "r"}
+    readers = {"csrf_token": token_of(await reader.get("/ops/")), "reason": "r"}
+    safe = []
+
+    for path in pages:
+        safe += [asked := await browser.get(path), shown := await operator.get(path)]
+        assert (asked.status, asked.headers["location"].startswith("/ops/sign-in")) == (303, True), path
+        assert shown.status in (200, 303, 400, 404, 409, 422, 503), path
+        assert (await operator.api.call("PUT", path, raw=b"x", headers=operator.headers)).status == 405, path
+    for path in targets:
+        safe += [
+            stranger := await browser.post(path, token),
+            refused := await reader.post(path, readers),
+            unchecked := await operator.post(path, {"reason": "r"}),
+            forged := await operator.post(path, {**token, "csrf_token": readers["csrf_token"]}),
+            other := await operator.post(path, token, Sec_Fetch_Site="same-site"),
+            no_form := await operator.api.call("POST", path, raw=b"{}", headers=operator.headers),
+        ]
+        assert (stranger.status, refused.status, other.status, no_form.status) == (401, 403, 403, 400), path
+        for kept in (unchecked, forged):  # the form is shown again, for the visitor to check
+            assert (kept.status, b"kept" in kept.body or b"again" in kept.body) == (200, True), path
+    safe += [await operator.get("/ops/nothing"), await operator.get("/ops/static/../site.py")]
+
+    assert len(pages) > 15
+    assert len(targets) > 20
+    assert [answer for answer in safe if not has_safe_headers(answer)] == []
+    assert books.rows() == before
+    assert books.select("select * from operator_audit") == []
+
+
+async def test_every_address_of_another_tenants_email_answers_404(
+    connection: psycopg.Connection, books: Books, ops_api: Api
+) -> None:
+    email_id = books.enqueue_one(tenant_id="bank")
+    visitor = Browser(ops_api)
+    await visitor.sign_in(make_key(connection, scopes=["operate"], name="shop"))
+    token = {"csrf_token": token_of(await visitor.get("/ops/")), "reason": "r"}
+    before = books.rows()
+
+    for path in addresses(ops_api.settings, "GET", email_id, has_id=True):
+        assert (await visitor.get(path)).status == 404, path
+    for path in addresses(ops_api.settings, "POST", email_id, has_id=True):
+        assert (await visitor.post(path, token)).status == 404, path
+    assert books.rows() == before
+
+
+async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
+    browser: Browser, operator_key: str, books: Books
+) -> None:
+    browser.cookies["dispatcher-ops"] = planted = "x" * 43
+    await browser.sign_in(operator_key)
+    first = browser.cookies["dispatcher-ops"]
+    flags = browser.set_cookies[-1].lower()
+    token = token_of(await browser.get("/ops/"))
+    await browser.post("/ops/sign-in", {"key": operator_key})
+    second = browser.cookies["dispatcher-ops"]
+
+    assert len({planted, first, second}) == 3
+    assert all(flag in flags for flag in ("httponly", "samesite=strict", "path=/ops"))
+    browser.cookies["dispatcher-ops"] = first
+    assert (await browser.get("/ops/")).status == 303
+    browser.cookies["dispatcher-ops"] = second
+    assert (await browser.post("/ops/sign-out", {"csrf_token": token})).status == 303
+    browser.cookies["dispatcher-ops"] = second
+    page = await browser.get("/ops/")
+    assert page.status == 200
+    await browser.post("/ops/sign-out", {"csrf_token": token_of(page)})
+    browser.cookies["dispatcher-ops"] = second
+    assert (await browser.get("/ops/")).status == 303
+    assert books.select("select * from ops_session") == []
+
+
+async def test_signing_in_leads_to_no_other_website(browser: Browser, operator_key: str) -> None:
+    for target in ("//evil.example", "https://evil.example", "/\\evil.example", "/\t/evil.example", "javascript:x"):
+        answer = await browser.post("/ops/sign-in", {"key": operator_key, "next": target})
+        assert (answer.status, answer.headers["location"]) == (303, "/ops/"), target
+
+
+async def test_guessing_keys_is_limited_whatever_a_client_claims(browser: Browser, operator_key: str) -> None:
+    async def attempt(key: str, forwarded: str) -> int:
+        return (await browser.post("/ops/sign-in", {"key": key}, X_Forwarded_For=forwarded)).status
+
+    wrong = [await attempt("wrong", f"198.51.100.{n}, 203.0.113.1") for n in range(ATTEMPTS_PER_CLIENT + 1)]
+    assert wrong == [401] * ATTEMPTS_PER_CLIENT + [429]
+
+    guesses = [await attempt("wrong", "203.0.113.2") for _ in range(ATTEMPTS_PER_CLIENT - 1)]
+    assert await attempt(operator_key, "203.0.113.2") == 303
+    assert [*guesses, await attempt("wrong", "203.0.113.2")] == [401] * ATTEMPTS_PER_CLIENT
+    assert await attempt("wrong", "203.0.113.2") == 429
+
+
+async def test_clients_that_send_their_forms_slowly_delay_no_page(browser: Browser, ops_api: Api) -> None:
+    slow = [await asyncio.open_connection("127.0.0.1", ops_api.port) for _ in range(CONCURRENT_PAGES)]
+    try:
+        for _, writer in slow:
+            writer.write(SLOW_FORM)
+            await writer.drain()
+        assert (await browser.get("/ops/sign-in")).status == 200
+    finally:
+        for _, writer in slow:
+            writer.close()

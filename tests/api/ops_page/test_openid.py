@@ -1,0 +1,407 @@
+"""Signing in to the operators' page with OpenID Connect, at an issuer that can misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from itertools import count
+from typing import Any, Final
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pytest
+
+from dispatcher.api.ops_page.openid import OpenIdIssuer
+from dispatcher.api.ops_page.openid_sign_in import visitor_of
+from dispatcher.api.ops_page.page_errors import PageError
+from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
+from dispatcher.api.ops_page.site import CONCURRENT_PAGES
+from dispatcher.broker.topology import Topology
+from dispatcher.config import Settings, load
+from dispatcher.errors import ConfigurationError
+from tests.api.ops_page.browsing import Browser
+from tests.api.ops_page.openid_issuer import (
+    CLIENT_ID,
+    CLIENT_SECRET,
+    REDIRECT_URI,
+    Issuer,
+    running_issuer,
+    signed_with_the_public_key,
+    unsigned,
+)
+from tests.api.running_api import UNREACHABLE_AMQP_URL, Answer, Api, running, settings_of
+from tests.waiting import DEADLINE_SECONDS
+
+OPS: Final = "/mail/ops"
+_ADDRESSES: Final = count(1)
+
+
+@pytest.fixture
+def issuer() -> Iterator[Issuer]:
+    """The issuer."""
+    with running_issuer() as running:
+        yield running
+
+
+def openid_settings(issuer: Issuer, **more: str) -> dict[str, str]:
+    """Settings of the page, behind a proxy on a path prefix."""
+    return {
+        "OPS": "on",
+        "OPS_URL": "https://ops.example.com/mail/ops",
+        "OPS_OIDC_ISSUER": issuer.url,
+        "OPS_OIDC_CLIENT_ID": CLIENT_ID,
+        "OPS_OIDC_CLIENT_SECRET": CLIENT_SECRET,
+        "OPS_OIDC_OPERATE": "mail-operators",
+        "OPS_OIDC_READ": "mail-readers, staff",
+        **more,
+    }
+
+
+@pytest.fixture
+async def api(issuer: Issuer, operator_key: str, database_url: str, topology_names: Topology) -> AsyncIterator[Api]:
+    """A running API whose page uses the issuer."""
+    settings = settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names, **openid_settings(issuer))
+    async with running(settings) as api:
+        yield api
+
+
+def visit(api: Api) -> Browser:
+    """A browser at an address of its own."""
+    headers = {"Sec-Fetch-Site": "same-origin", "X-Forwarded-For": f"192.0.2.{next(_ADDRESSES)}"}
+    return Browser(api, headers)
+
+
+async def lead_back(browser: Browser, target: str = "/") -> str:
+    """Begins a sign-in, and signs in at the issuer. Returns the path with which the browser comes back."""
+    started = await browser.get(f"{OPS}/sign-in/openid?next={target}")
+    assert started.status == 303, started.body.decode()
+    answer = await browser.api.client.get(started.headers["location"]).build().send()
+    location = urlsplit(answer.headers["location"])
+    assert location._replace(query="").geturl() == REDIRECT_URI
+    return f"{location.path}?{location.query}"
+
+
+async def come_back(browser: Browser, path: str) -> Answer:
+    """Follows the redirect from the issuer's site to ours."""
+    return await browser.get(path, Sec_Fetch_Site="cross-site")
+
+
+async def sign_in(browser: Browser, target: str = "/") -> Answer:
+    """Signs in at the issuer."""
+    return await come_back(browser, await lead_back(browser, target))
+
+
+async def test_a_visitor_signs_in_acts_under_the_own_name_and_signs_out(
+    api: Api, connection: psycopg.Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    browser = visit(api)
+    asked = await browser.get(f"{OPS}/pauses")
+    form = await browser.follow()
+    answer = await sign_in(browser, "/pauses")
+
+    assert asked.headers["location"] == f"{OPS}/sign-in?next=%2Fpauses"
+    assert f'href="{OPS}/sign-in/openid?next=%2Fpauses"'.encode() in form.body
+    assert "form-action 'self';" in form.headers["content-security-policy"]
+    # Not a redirect: the browser would not send the strict cookie with it.
+    assert answer.status == 200
+    assert f'<meta http-equiv="refresh" content="0;url={OPS}/pauses">'.encode() in answer.body
+    begun, session, ended = browser.set_cookies
+    assert begun.startswith("__Host-dispatcher-ops-openid=")
+    assert {"httponly", "secure", "path=/", "samesite=lax", "max-age=600"} <= attributes(begun)
+    assert session.startswith("__Host-dispatcher-ops=")
+    assert {"httponly", "secure", "path=/", "samesite=strict"} <= attributes(session)
+    assert "max-age=0" in attributes(ended)
+
+    page = await browser.get(f"{OPS}/pauses")
+    assert page.status == 200
+    assert b"openid ann-1 (ann@example.org)" in page.body
+    paused = await browser.submit("/pause", scope="lane", name="bulk", reason="Newsletter")
+    assert paused.status == 303, paused.body.decode()
+    rows = connection.execute("select actor from dispatcher.operator_audit").fetchall()
+    assert rows == [("openid ann-1 (ann@example.org)",)]
+
+    await browser.get(f"{OPS}/pauses")
+    await browser.submit("/sign-out")
+    assert (await browser.get(f"{OPS}/pauses")).status == 303
+    assert sessions(connection) == 0
+    assert CLIENT_SECRET not in "".join(capfd.readouterr())
+
+
+def attributes(cookie: str) -> set[str]:
+    """The attributes of a cookie, in lower case."""
+    return {each.strip().lower() for each in cookie.split(";")[1:]}
+
+
+def sessions(connection: psycopg.Connection) -> int:
+    """How many browsers are signed in."""
+    row = connection.execute("select count(*) from dispatcher.ops_session").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+async def test_tokens_that_are_not_for_this_sign_in_or_not_signed_by_the_issuer_are_refused(
+    api: Api, issuer: Issuer, connection: psycopg.Connection
+) -> None:
+    now = int(time.time())
+    wrong: dict[str, dict[str, Any]] = {
+        "another sign-in": {"nonce": "other"},
+        "no nonce": {"nonce": None},
+        "another client": {"aud": "other"},
+        "another client, authorized by us": {"aud": "other", "azp": CLIENT_ID},
+        "several clients, and not authorized": {"aud": [CLIENT_ID, "other"], "azp": "other"},
+        "no client": {"aud": None},
+        "another issuer": {"iss": "https://evil.example"},
+        "expired": {"exp": now - 3600},
+        "never expires": {"exp": None},
+        "from the future": {"iat": now + 3600},
+        "nobody": {"sub": None},
+    }
+    found = {}
+    for name, claims in wrong.items():
+        issuer.claims = claims
+        found[name] = (await sign_in(visit(api))).status
+    issuer.claims = {}
+    for sign in (unsigned, signed_with_the_public_key):
+        issuer.sign = sign
+        found[sign.__name__] = (await sign_in(visit(api))).status
+    issuer.sign = lambda _claims, _key: "not a token"
+    found["malformed"] = (await sign_in(visit(api))).status
+
+    assert set(found.values()) == {403}, found
+    assert sessions(connection) == 0
+
+
+async def test_a_key_that_the_issuer_does_not_publish_is_refused_and_a_rotated_one_works_immediately(
+    api: Api, issuer: Issuer
+) -> None:
+    first = await sign_in(visit(api))
+    old = issuer.published
+    issuer.rotate()
+    rotated = await sign_in(visit(api))
+    issuer.published = old
+    unpublished = await sign_in(visit(api))
+
+    assert (first.status, rotated.status, unpublished.status) == (200, 200, 403)
+
+
+async def test_only_the_browser_that_began_a_sign_in_ends_it_and_only_once(
+    api: Api, connection: psycopg.Connection, capfd: pytest.CaptureFixture[str]
+) -> None:
+    attacker, victim, own = visit(api), visit(api), visit(api)
+    path = await lead_back(attacker)
+    without = await come_back(victim, path)
+    await lead_back(victim)
+    with_the_own_state = await come_back(victim, path)
+    pending = await lead_back(own)
+    forged = await come_back(own, pending.replace("state=", "state=x"))
+    cookie = dict(own.cookies)
+    name, text = next(iter(cookie.items()))
+    own.cookies = {name: text[:-10] + "A" * 10}
+    tampered = await come_back(own, pending)
+    own.cookies = {name: text}
+    other_issuer = await come_back(own, pending.replace("iss=http", "iss=https"))
+    cancelled = await come_back(own, pending.replace("code=", "error=access_denied&x="))
+    accepted = await come_back(own, pending)
+    own.cookies = {name: text}  # a copy of the cookie, and the same code
+    replayed = await come_back(own, pending)
+
+    refused = [without, with_the_own_state, forged, tampered, other_issuer, cancelled, replayed]
+    assert [answer.status for answer in refused] == [403] * len(refused)
+    assert b"This browser did not begin this sign-in" in without.body
+    assert b"access_denied" in cancelled.body
+    assert b"invalid_grant" in replayed.body
+    assert accepted.status == 200
+    assert sessions(connection) == 1
+    assert "ann@example.org" not in "".join(capfd.readouterr())
+
+
+async def test_an_issuer_that_is_away_or_slow_leaves_the_sign_in_with_a_key(
+    api: Api, issuer: Issuer, operator_key: str
+) -> None:
+    issuer.may_answer.clear()
+    begun = [asyncio.create_task(visit(api).get(f"{OPS}/sign-in/openid")) for _ in range(CONCURRENT_PAGES)]
+    for _ in begun:
+        assert await asyncio.to_thread(issuer.waiting.acquire, timeout=DEADLINE_SECONDS)
+    too_many = await visit(api).get(f"{OPS}/sign-in/openid")
+    other = visit(api)
+    await other.get(f"{OPS}/sign-in")
+    meanwhile = await other.submit("/sign-in", key=operator_key)
+    issuer.name = "https://other.example"
+    issuer.may_answer.set()
+    held = await asyncio.gather(*begun)
+    misnamed = await visit(api).get(f"{OPS}/sign-in/openid")
+    issuer.shutdown()
+    issuer.server_close()
+    away = await visit(api).get(f"{OPS}/sign-in/openid")
+
+    assert meanwhile.status == 303
+    assert {answer.status for answer in (*held, too_many, misnamed, away)} == {503}
+    assert b"Too many people sign in at the moment." in too_many.body
+    assert b"its metadata is for https://other.example" in misnamed.body
+    assert b"The OpenID Connect issuer is not available: no connection: Connection refused." in away.body
+    assert b"sign in with an API key" in away.body
+
+
+async def test_the_issuer_gets_a_limited_time(issuer: Issuer) -> None:
+    settings = loaded(issuer)
+    issuer.may_answer.clear()
+    client = OpenIdIssuer(settings, REDIRECT_URI, seconds=0.2)
+
+    with pytest.raises(PageError, match="The OpenID Connect issuer is not available"):
+        await client.sign_in_url(PendingSignIn.new("/"))
+    await client.close()
+
+
+async def test_failures_are_limited_per_address_and_apart_from_wrong_keys(api: Api, operator_key: str) -> None:
+    browser, other = visit(api), visit(api)
+    path = f"{OPS}/sign-in/openid/return?code=c&state=s"
+    failures = [(await come_back(browser, path)).status]
+    while failures[-1] == 403 and len(failures) < 50:
+        failures.append((await come_back(browser, path)).status)
+    begun = await browser.get(f"{OPS}/sign-in/openid")
+    elsewhere = await other.get(f"{OPS}/sign-in/openid")
+    await browser.get(f"{OPS}/sign-in")
+    with_a_key = await browser.submit("/sign-in", key=operator_key)
+
+    assert failures[:5] == [403] * 5
+    assert failures[-1] == 429
+    assert (begun.status, int(begun.headers["retry-after"]) > 0) == (429, True)
+    assert elsewhere.status == 303
+    assert with_a_key.status == 303
+
+
+async def test_no_target_leads_to_another_website(api: Api) -> None:
+    for target in ("//evil.example", "https://evil.example", "/\\evil.example", "/sign-out", "/%0d%0aX:y", "/" * 2000):
+        answer = await sign_in(visit(api), target)
+        assert f'content="0;url={OPS}/"'.encode() in answer.body, target
+
+
+async def test_a_form_whose_session_has_ended_goes_on_after_a_sign_in_in_another_tab(
+    api: Api, connection: psycopg.Connection
+) -> None:
+    browser = visit(api)
+    await sign_in(browser)
+    await browser.get(f"{OPS}/pauses")
+    connection.execute("delete from dispatcher.ops_session")
+    kept = await browser.submit("/pause", scope="lane", name="bulk", reason="Newsletter")
+    too_early = await browser.submit("/sign-in")
+    await sign_in(browser)
+    browser.page = too_early
+    confirming = await browser.submit("/sign-in")
+    sent = await browser.submit("/pause")
+
+    assert (kept.status, too_early.status) == (401, 401)
+    assert b"You are not signed in yet." in too_early.body
+    assert (confirming.status, sent.status) == (200, 303)
+
+
+async def test_sessions_end_if_the_issuer_is_no_longer_configured(
+    api: Api, database_url: str, topology_names: Topology
+) -> None:
+    browser = visit(api)
+    await sign_in(browser)
+    without = settings_of(
+        database_url, UNREACHABLE_AMQP_URL, topology_names, OPS="on", OPS_URL="https://ops.example.com/mail/ops"
+    )
+    async with running(without) as other:
+        ended = await Browser(other, browser.headers, browser.cookies).get(f"{OPS}/pauses")
+
+    assert (await browser.get(f"{OPS}/pauses")).status == 200
+    assert ended.headers["location"].startswith(f"{OPS}/sign-in")
+
+
+async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim(api: Api, issuer: Issuer) -> None:
+    issuer.claims = {"groups": None}
+    missing = await sign_in(visit(api))
+    issuer.claims = {"groups": ["sales"]}
+    unmapped = await sign_in(visit(api))
+    issuer.claims = {"groups": "staff"}
+    reader = visit(api)
+    await sign_in(reader)
+    refused = await reader.post(f"{OPS}/pauses/pause", {"scope": "lane"})
+
+    assert (missing.status, unmapped.status) == (403, 403)
+    assert b"the claim groups of your ID token is missing" in missing.body
+    assert b"the claim groups of your ID token has no value that allows it" in unmapped.body
+    assert b"DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ" in unmapped.body
+    assert refused.status == 403
+    assert b"You may only read." in refused.body
+
+
+def loaded(issuer: Issuer | None = None, **more: str) -> Settings:
+    """Settings, without servers."""
+    url = "https://id.example.com" if issuer is None else issuer.url
+    environ = {
+        "DATABASE_URL": "postgresql://localhost/x",
+        "AMQP_URL": UNREACHABLE_AMQP_URL,
+        "OPS_URL": "https://ops.example.com/mail/ops",
+        "OPS_OIDC_ISSUER": url,
+        "OPS_OIDC_CLIENT_ID": CLIENT_ID,
+        "OPS_OIDC_CLIENT_SECRET": CLIENT_SECRET,
+        "OPS_OIDC_OPERATE": "mail-operators",
+        **more,
+    }
+    return load({f"DISPATCHER_{name}": value for name, value in environ.items() if value})
+
+
+def test_a_tenant_claim_binds_a_visitor_to_one_tenant() -> None:
+    settings = loaded(OPS_OIDC_TENANT_CLAIM="tenant")
+    ann = {"sub": "1", "groups": ["mail-operators"]}
+
+    assert visitor_of(ann | {"tenant": "shop"}, settings).tenant_id == "shop"
+    assert visitor_of(ann | {"tenant": ["shop"]}, settings).tenant_id == "shop"
+    assert visitor_of(ann | {"tenant": "*"}, settings).tenant_id is None
+    for wrong in (None, "", [], ["shop", "other"], ["*", "shop"], "a b", 7, {"shop": 1}):
+        with pytest.raises(PageError, match="the claim tenant of your ID token does not name exactly one tenant"):
+            visitor_of(ann | {"tenant": wrong}, settings)
+
+
+def test_an_address_allows_something_only_if_the_issuer_has_verified_it() -> None:
+    settings = loaded(OPS_OIDC_CLAIM="email", OPS_OIDC_OPERATE="ann@example.com, bob@example.com")
+    ann = {"sub": "1", "email": "ann@example.com"}
+
+    assert visitor_of(ann | {"email_verified": True}, settings).may_act
+    for unverified in ({}, {"email_verified": False}, {"email_verified": "true"}):
+        with pytest.raises(PageError, match="the claim email of your ID token is missing or not verified"):
+            visitor_of(ann | unverified, settings)
+
+
+def test_the_name_of_a_visitor_is_bounded_and_visible() -> None:
+    hostile = {"sub": "\u202e\x00" + "s" * 300, "email": "<b>\n" + "e" * 300, "groups": "mail-operators"}
+
+    name = visitor_of(hostile, loaded()).name
+
+    assert name.startswith("openid \\u202e\\x00sss")
+    assert len(name) <= 200
+    assert name.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("more", "mistake"),
+    [
+        ({"OPS_URL": ""}, "DISPATCHER_OPS_OIDC_ISSUER needs DISPATCHER_OPS_URL, which is not set."),
+        ({"OPS_OIDC_CLIENT_SECRET": ""}, "DISPATCHER_OPS_OIDC_ISSUER needs DISPATCHER_OPS_OIDC_CLIENT_SECRET, which"),
+        ({"OPS_OIDC_OPERATE": ""}, "DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ, which is not set."),
+        ({"OPS_OIDC_ISSUER": "http://id.example.com"}, "would send the client secret without encryption"),
+        ({"OPS_OIDC_ISSUER": "https://id.example.com?x=1"}, "must have no user, password, ?query or #fragment"),
+    ],
+)
+def test_settings_that_would_not_work_are_refused(more: dict[str, str], mistake: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        loaded(None, **more)
+
+    assert mistake in str(refused.value)
+    assert CLIENT_SECRET not in repr(loaded())
+
+
+async def test_the_authorization_request_does_not_contain_the_verifier_or_the_secret(issuer: Issuer) -> None:
+    pending = PendingSignIn.new("/")
+    client = OpenIdIssuer(loaded(issuer), REDIRECT_URI)
+    url = await client.sign_in_url(pending)
+    await client.close()
+    query = parse_qs(urlsplit(url).query)
+
+    assert (query["state"], query["nonce"]) == ([pending.state], [pending.nonce])
+    assert pending.verifier not in url
+    assert "secret" not in url

@@ -1,0 +1,168 @@
+"""A tab of the browser that collects what goes wrong in it, and helpers that look at a page as a visitor does."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+
+AXE: Final = Path(__file__).with_name("axe") / "axe.min.js"
+NARROW: Final = 320
+WIDE: Final = 1280
+TIMEOUT_MS: Final = 60_000
+"""Far longer than a page takes on a busy machine."""
+Colors = Literal["light", "dark"]
+
+expect.set_options(timeout=TIMEOUT_MS)
+
+_OVERFLOWING: Final = """() => {
+    const width = document.documentElement.clientWidth;
+    if (document.scrollingElement.scrollWidth <= width) return [];
+    const scrolls = (element) => {
+        for (let outer = element.parentElement; outer && outer !== document.body; outer = outer.parentElement)
+            if (getComputedStyle(outer).overflowX !== "visible") return true;
+        return false;
+    };
+    const wide = [...document.body.querySelectorAll("*")].filter(
+        (element) => element.getBoundingClientRect().right > width + 1 && !scrolls(element));
+    return [`${document.scrollingElement.scrollWidth} px`, ...wide.slice(0, 8).map(
+        (element) => element.outerHTML.slice(0, 120))];
+}"""
+_REFRESH: Final = """() => {
+    for (const each of document.querySelectorAll("[data-refresh]")) htmx.trigger(each, "refresh", {}, false);
+}"""
+_FOCUSED: Final = """() => {
+    const element = document.activeElement;
+    return `${element.tagName.toLowerCase()} ${element.id || element.innerText || element.name}`;
+}"""
+_AXE_RUN: Final = """async (rules) => {
+    const options = {resultTypes: ["violations"], preload: false, iframes: false};
+    if (rules.length) options.runOnly = {type: "rule", values: rules};
+    const {violations} = await axe.run(document, options);
+    return violations.filter((each) => ["serious", "critical"].includes(each.impact)).map((each) =>
+        `${each.id} (${each.impact}): ${each.help}: ` + each.nodes.slice(0, 5).map(
+            (node) => node.html.slice(0, 160) + " " + node.any.map((check) => check.message).join(" ").slice(0, 200)
+        ).join(" | "));
+}"""
+
+
+class Tab:
+    """A page of its own browser context.
+
+    Attributes:
+        page: Playwright's page.
+        problems: Errors on the console, among them violations of the Content-Security-Policy, and uncaught exceptions.
+    """
+
+    def __init__(self, context: BrowserContext, url: str) -> None:
+        """
+        Args:
+            url: The beginning of the operators' pages' addresses.
+        """
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(TIMEOUT_MS)
+        self.url = url
+        self.problems: list[str] = []
+        self._expected: re.Pattern[str] | None = None
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.problems.append(f"exception: {error}"))
+
+    def go(self, path: str, *, status: int = 200) -> Page:
+        """Opens a path below the operators' page."""
+        response = self.page.goto(self.url + path)
+        assert response is not None
+        assert response.status == status, f"{path}: {response.status}"
+        return self.page
+
+    def sign_in(self, key: str) -> None:
+        """Signs in with an API key."""
+        self.go("/sign-in")
+        self.page.get_by_label("API key").fill(key)
+        self.page.get_by_role("button", name="Sign in").click()
+        expect(self.page.get_by_role("button", name="Sign out")).to_be_visible()
+
+    def refresh(self) -> None:
+        """Makes the page refresh its sections now, and waits until it did."""
+        with self.page.expect_response(lambda response: "hx-request" in response.request.headers):
+            self.page.evaluate(_REFRESH)
+
+    def overflowing(self) -> list[str]:
+        """The elements that make the page scroll sideways; empty if it does not."""
+        found: list[str] = self.page.evaluate(_OVERFLOWING)
+        return found
+
+    def barriers(self, *rules: str) -> list[str]:
+        """What axe-core finds serious or critical on the page.
+
+        Args:
+            rules: The rules to check; all rules if none is given.
+        """
+        if not self.page.evaluate("'axe' in window"):
+            # Not as a <script>, which the Content-Security-Policy forbids.
+            self.page.evaluate(AXE.read_text())
+        found: list[str] = self.page.evaluate(_AXE_RUN, list(rules))
+        return found
+
+    def show(self, colors: Colors = "light", width: int = WIDE) -> None:
+        """Changes the colour scheme and the width of the window."""
+        self.page.emulate_media(color_scheme=colors, reduced_motion="reduce")
+        self.page.set_viewport_size({"width": width, "height": 900})
+
+    def expect(self, pattern: str) -> None:
+        """Ignores errors on the console that match the pattern, from now on."""
+        self._expected = re.compile(pattern)
+
+    def focused(self) -> str:
+        """A description of the focused element: its tag, and its id or text."""
+        described: str = self.page.evaluate(_FOCUSED)
+        return described
+
+    def press_until(self, key: str, selector: str, *, most: int = 80) -> None:
+        """Presses a key until an element that matches the selector has the focus."""
+        passed: list[str] = []
+        for _ in range(most):
+            if self.page.evaluate("(selector) => document.activeElement.matches(selector)", selector):
+                return
+            passed.append(self.focused())
+            self.page.keyboard.press(key)
+        raise AssertionError(f"{key} does not lead to {selector}, only to {passed}")
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning") and not (self._expected and self._expected.search(message.text)):
+            self.problems.append(f"{message.type}: {message.text} ({message.location.get('url', '')})")
+
+
+class Tabs:
+    """Opens tabs, each with cookies of its own unless they are given."""
+
+    def __init__(self, browser: Browser, url: str) -> None:
+        self._browser = browser
+        self._url = url
+        self._opened: list[tuple[BrowserContext, Tab]] = []
+
+    def open(self, storage: Any = None, **options: Any) -> Tab:
+        """A new tab.
+
+        Args:
+            storage: The cookies of a signed-in visitor; see `BrowserContext.storage_state`.
+            options: Options of `Browser.new_context`.
+        """
+        options = {
+            "viewport": {"width": WIDE, "height": 900},
+            "timezone_id": "Europe/Berlin",
+            "locale": "en-GB",
+        } | options
+        context = self._browser.new_context(storage_state=storage, **options)
+        tab = Tab(context, self._url)
+        self._opened.append((context, tab))
+        return tab
+
+    def close(self) -> Sequence[str]:
+        """Closes all tabs; returns their problems."""
+        problems = [problem for _, tab in self._opened for problem in tab.problems]
+        for context, _ in self._opened:
+            context.close()
+        return problems

@@ -1,0 +1,106 @@
+"""Samples per minute: their differences are the emails of a minute, and no monitor writes more than one at a time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from dispatcher.store.connections import AsyncSession, connect_async
+from dispatcher.store.counts import count_for_monitor
+from dispatcher.store.samples import (
+    QueueDepth,
+    delete_old_samples,
+    list_samples,
+    save_sample,
+    sum_attempts,
+)
+from tests.store.books import Books
+
+HOUR = timedelta(hours=1)
+QUEUES = {"normal": QueueDepth(7, 2), "dlq": QueueDepth(1, 0)}
+
+
+def count_attempts(books: Books, at: datetime, emails: int, outcome: str = "accepted", provider: str = "smtp") -> None:
+    """Counts attempts in the hour of an instant."""
+    books.connection.execute(
+        "insert into email_hourly as h values (date_trunc('hour', %s::timestamptz, 'UTC'), %s, %s, 'slot', %s) "
+        "on conflict (hour, provider, outcome, slot) do update set email_count = h.email_count + excluded.email_count",
+        [at, provider, outcome, emails],
+    )
+
+
+async def sample(session: AsyncSession, every_seconds: float = 0.0) -> bool:
+    return await save_sample(session, await count_for_monitor(session), QUEUES, every_seconds=every_seconds)
+
+
+async def test_attempts_are_added_up_over_the_hours_without_reading_old_hours(tables_url: str, books: Books) -> None:
+    now = datetime.now(UTC)
+    count_attempts(books, now - 50 * HOUR, 1_000_000)
+    async with await connect_async(tables_url, name="monitor") as session:
+        count_attempts(books, now, 5)
+        await sample(session)
+        count_attempts(books, now, 3)
+        count_attempts(books, now, 2, "rejected")
+        # The monitors did not run for three hours, but workers did.
+        books.connection.execute(
+            "update minute_sample set minute = minute - interval '3 hours',"
+            " counted_since = counted_since - interval '3 hours'"
+        )
+        count_attempts(books, now - 2 * HOUR, 10)
+        await sample(session)
+        later = await list_samples(session, 300)
+
+    first, last = (each.attempts for each in later)
+    assert last["accepted"] - first["accepted"] == 13
+    assert last["rejected"] == 2
+
+
+async def test_a_minute_has_one_sample_and_the_newest_replaces_it(tables_url: str, books: Books) -> None:
+    async with await connect_async(tables_url, name="monitor") as session:
+        await sample(session)
+        books.connection.execute("update minute_sample set minute = date_trunc('minute', now())")
+        books.enqueue(2)
+        await sample(session)
+        (found,) = await list_samples(session, 60)
+
+    assert found.emails["pending"] == 2
+    assert found.queues == QUEUES
+    assert 0 <= found.age_seconds < 60
+
+
+async def test_only_the_first_of_several_monitors_writes_a_sample(tables_url: str, books: Books) -> None:
+    async with (
+        await connect_async(tables_url, name="monitor 1") as one,
+        await connect_async(tables_url, name="monitor 2") as two,
+    ):
+        assert await sample(one, 60.0)
+        assert not await sample(two, 60.0)
+
+    assert books.count("minute_sample") == 1
+
+
+async def test_samples_are_kept_for_three_days(tables_url: str, books: Books) -> None:
+    async with await connect_async(tables_url, name="monitor") as session:
+        await sample(session)
+        books.connection.execute(
+            "insert into minute_sample select minute - interval '73 hours', taken_at, emails, oldest_pending_seconds,"
+            " longest_due_seconds, queues, attempts, counted_since, counted from minute_sample"
+        )
+        assert await delete_old_samples(session) == 1
+
+    assert books.count("minute_sample") == 1
+
+
+@pytest.mark.parametrize(("unit", "seconds", "expected"), [("hour", 7200, 3), ("day", 2 * 86400, 3)])
+async def test_attempts_are_summed_by_hour_or_day_with_the_first_whole(
+    tables_url: str, books: Books, unit: str, seconds: float, expected: int
+) -> None:
+    now = datetime.now(UTC)
+    step = HOUR if unit == "hour" else 24 * HOUR
+    for ago in range(5):
+        count_attempts(books, now - ago * step, 1)
+    async with await connect_async(tables_url, name="reader") as session:
+        found = await sum_attempts(session, unit, seconds)
+
+    assert [(each.provider, each.outcome, each.emails) for each in found] == [("smtp", "accepted", 1)] * expected

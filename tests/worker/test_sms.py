@@ -1,0 +1,119 @@
+"""SMS pass through the same outbox, leases and results as emails, and reach only providers of SMS."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from dispatcher import Sms, enqueue_many
+from dispatcher.domain.capabilities import Capabilities
+from dispatcher.domain.outcome import Reason, Rejected
+from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.providers.contract import Attempt
+from tests.waiting import until
+from tests.worker.bench import Bench
+from tests.worker.scripted import ScriptedProvider, accept, answer
+from tests.worker.test_capabilities import waiting_seconds
+
+NUMBER = "+4915112345678"
+
+
+def an_sms(key: str, **changes: Any) -> Sms:
+    return Sms(**{"message_key": key, "to": NUMBER, "text": "Your code is 1234.", **changes})
+
+
+def sms_provider() -> ScriptedProvider:
+    return ScriptedProvider("twilio", Capabilities(copies=1, channel="sms"))
+
+
+async def enqueued(bench: Bench, *messages: Sms) -> list[UUID]:
+    with psycopg.connect(bench.settings().database_url) as connection:
+        return [each.email_id for each in enqueue_many(connection, messages)]
+
+
+async def test_each_channel_is_sent_by_its_providers(bench: Bench) -> None:
+    emails, texts = ScriptedProvider("smtp"), sms_provider()
+    seen: list[OutgoingEmail] = []
+
+    async def look(provider: ScriptedProvider, email: OutgoingEmail, attempt: Attempt) -> object:
+        seen.append(email)
+        return await accept(provider, email, attempt)
+
+    texts.always = look  # type: ignore[assignment]
+    await bench.start([emails, texts])
+
+    sms_ids = await enqueued(bench, *(an_sms(f"sms-{number}", sender="Example") for number in range(20)))
+    await bench.deliver(sms_ids)
+    email_ids = await bench.enqueue(20)
+
+    await bench.settled({"sent": 40})
+    assert (emails.accepted, texts.accepted) == (dict.fromkeys(email_ids, 1), dict.fromkeys(sms_ids, 1))
+    assert {(each.channel, each.to, each.sender, each.text) for each in seen} == {
+        ("sms", (NUMBER,), "Example", "Your code is 1234.")
+    }
+    assert {bench.books.row(each)["channel"] for each in sms_ids} == {"sms"}
+    assert {bench.books.row(each)["channel"] for each in email_ids} == {None}
+    await bench.nothing_left_on_the_queue()
+
+
+async def test_an_sms_waits_for_a_host_with_a_provider_and_delays_no_email(bench: Bench) -> None:
+    worker = await bench.start([ScriptedProvider("smtp")], PREFETCH="2")
+    sms_ids = await enqueued(bench, *(an_sms(f"sms-{number}") for number in range(10)))
+    await bench.deliver(sms_ids)
+
+    email_ids = await bench.enqueue(5)
+
+    await bench.settled({"pending": 10, "sent": 5})
+    await until(lambda: all(waiting_seconds(bench, each) > 0 for each in sms_ids))
+    await until(lambda: worker.in_flight == 0)
+    assert {bench.books.row(each)["attempt_count"] for each in sms_ids} == {0}
+    assert {bench.books.row(each)["attempt_count"] for each in email_ids} == {1}
+
+
+async def test_an_sms_that_is_too_long_for_this_host_fails_before_it_is_sent(bench: Bench) -> None:
+    texts = sms_provider()
+    await bench.start([texts], SMS_MAX_SEGMENTS="2")
+    (email_id,) = await enqueued(bench, an_sms("long", text="a" * 307))
+    await bench.deliver([email_id])
+
+    await bench.settled({"failed": 1})
+
+    assert bench.books.row(email_id)["last_error"] == (
+        "The text takes 3 segments (GSM-7); DISPATCHER_SMS_MAX_SEGMENTS allows 2."
+    )
+    assert texts.calls == []
+
+
+async def test_a_recipient_who_opted_out_is_suppressed_for_the_next_sms(bench: Bench) -> None:
+    texts = sms_provider()
+    texts.always = answer(Rejected(Reason.OPTED_OUT, "unsubscribed recipient", "400 21610"))
+    await bench.start([texts])
+    await bench.deliver(await enqueued(bench, an_sms("first")))
+    await bench.settled({"failed": 1})
+    await until(lambda: bench.books.select("select masked, reason from suppression") != [])
+
+    assert bench.books.select("select tenant_id, masked, reason from suppression") == [
+        {"tenant_id": "default", "masked": "+49•••78", "reason": "unsubscribe"}
+    ]
+    texts.always = accept
+
+    async def next_is_suppressed() -> bool:
+        (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}"))
+        await bench.deliver([email_id])
+        await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
+        return bool(bench.books.row(email_id)["error_type"] == "suppressed")
+
+    while not await next_is_suppressed():
+        pass
+
+
+async def test_no_table_but_that_of_the_content_has_the_number(bench: Bench) -> None:
+    (email_id,) = await enqueued(bench, an_sms("private"))
+
+    (row,) = bench.books.select("select * from email_recipient where email_id = %s", email_id)
+    assert row["domain"] == ""
+    for table in ("email_log", "email_recipient", "email_idempotency"):
+        (row,) = bench.books.select(f"select t::text as text from {table} as t where email_id = %s", email_id)  # noqa: S608 - our own names
+        assert NUMBER[1:] not in row["text"]
