@@ -61,7 +61,7 @@ CREATE_SMS: Final = replace(
     name="create_sms",
     summary="Enqueue an SMS",
     description="As for an email. `warnings` in the response report a number that no operator is known to assign, and "
-    "a character because of which the text takes more segments.",
+    "a character that makes the text take more segments.",
     request_schema="Sms",
     example=SMS_EXAMPLE,
 )

@@ -23,7 +23,7 @@ async def revoke(session: AsyncSession, key_id: str, act: Act) -> str:
     """Revokes a key. Every API process refuses it within two seconds. Returns the id as lists show it.
 
     Args:
-        key_id: The id as lists show it, or a whole key, of which only the id is used.
+        key_id: The id as lists show it, or a whole key; only the id in it is used.
 
     Raises:
         UnknownKey: There is no such key, or it was revoked before.
