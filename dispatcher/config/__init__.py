@@ -140,14 +140,11 @@ def _variable(name: str) -> str:
 
 def _wrong_channels(settings: Settings) -> list[str]:
     """A sentence for each built-in provider that is listed for the wrong channel."""
-    swapped = {"DISPATCHER_PROVIDERS": set(settings.providers) & set(SMS_PROVIDERS)}
-    swapped["DISPATCHER_SMS_PROVIDERS"] = set(settings.sms_providers) & set(EMAIL_PROVIDERS)
-    right = {"DISPATCHER_PROVIDERS": "SMS: list it in DISPATCHER_SMS_PROVIDERS"}
-    right["DISPATCHER_SMS_PROVIDERS"] = "emails: list it in DISPATCHER_PROVIDERS"
+    wrong = [(name, "providers", "SMS") for name in settings.providers if name in SMS_PROVIDERS]
+    wrong += [(name, "sms_providers", "emails") for name in settings.sms_providers if name in EMAIL_PROVIDERS]
     return [
-        f"{variable} lists {name}, which sends {right[variable]} instead."
-        for variable, names in swapped.items()
-        for name in sorted(names)
+        f"{_variable(setting)} lists {name}, which sends {what}: list it in {_lists(name)} instead."
+        for name, setting, what in wrong
     ]
 
 
