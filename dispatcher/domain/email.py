@@ -12,7 +12,7 @@ from typing import ClassVar, Literal
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import REQUIRED_FIELDS, arguments_of, attachment_document, instant_text
-from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.template_data import canonical_data, checked_data
 from dispatcher.errors import InvalidEmail
@@ -194,10 +194,8 @@ class Email:
 
     @property
     def stored_tags(self) -> tuple[str, ...]:
-        """The tags as PostgreSQL stores them: with `ERASE_TAG` if the content is erased after sending."""
-        if self.erase_after_sending and ERASE_TAG not in self.tags:
-            return (*self.tags, ERASE_TAG)
-        return self.tags
+        """The tags as PostgreSQL stores them."""
+        return stored_tags(self.tags, is_erased=self.erase_after_sending)
 
     def payload_hash(self) -> bytes:
         """A digest that shows whether a repeated message key has the same payload or a conflicting one.

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self
 
 from dispatcher.domain import email_rules as rules
 from dispatcher.domain.email_json import INSTANT_FIELDS, instant_of, instant_text
-from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment
+from dispatcher.domain.outgoing import EMAIL_CHANNEL, ERASE_TAG, Attachment, stored_tags
 from dispatcher.domain.status import OnUncertain
 from dispatcher.domain.text import body_fault
 from dispatcher.errors import InvalidEmail
@@ -72,7 +72,9 @@ class Message(Protocol):
     @property
     def attachments(self) -> tuple[Attachment, ...]: ...
     @property
-    def stored_tags(self) -> tuple[str, ...]: ...
+    def stored_tags(self) -> tuple[str, ...]:
+        """The tags as PostgreSQL stores them; see `outgoing.stored_tags`."""
+
     @property
     def correlation_id(self) -> str | None: ...
     @property
@@ -196,10 +198,8 @@ class TextMessage:
 
     @property
     def stored_tags(self) -> tuple[str, ...]:
-        """The tags as PostgreSQL stores them: with `ERASE_TAG` if the content is erased after sending."""
-        if self.erase_after_sending and ERASE_TAG not in self.tags:
-            return (*self.tags, ERASE_TAG)
-        return self.tags
+        """See `Message`."""
+        return stored_tags(self.tags, is_erased=self.erase_after_sending)
 
     @classmethod
     def from_json(cls, document: object) -> Self:

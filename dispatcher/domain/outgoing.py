@@ -26,6 +26,11 @@ ERASE_TAG: Final = "one_time_code"
 """Marks an email whose content is deleted after it is sent. The tag stays in the row; no provider receives it."""
 
 
+def stored_tags(tags: tuple[str, ...], *, is_erased: bool) -> tuple[str, ...]:
+    """The tags as PostgreSQL stores them: with `ERASE_TAG` if the content is erased after sending."""
+    return (*tags, ERASE_TAG) if is_erased and ERASE_TAG not in tags else tags
+
+
 @dataclass(frozen=True, slots=True)
 class OutgoingAttachment:
     """An attachment, as an adapter receives it.
