@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dispatcher.config import Settings
 from dispatcher.domain.filename import endings_of
 from dispatcher.domain.message import Message
-from dispatcher.domain.sms import Sms
+from dispatcher.domain.sms import Sms, too_long
 from dispatcher.errors import InvalidEmail
 
 
@@ -63,7 +63,7 @@ class Policy:
                 raise InvalidEmail(f"headers.{name}", "is a header that this API does not allow")
         if email.attachments:
             self._check_attachments(email)
-        if isinstance(email, Sms) and (fault := email.length_fault(self.sms_segments)):
+        if isinstance(email, Sms) and (fault := too_long(email.text, self.sms_segments)):
             raise InvalidEmail("text", fault)
 
     def _check_attachments(self, email: Message) -> None:

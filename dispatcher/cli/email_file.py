@@ -20,7 +20,7 @@ from dispatcher.cli.table import Table
 from dispatcher.config import Settings
 from dispatcher.domain.json_names import has_duplicate_name
 from dispatcher.domain.message import Message
-from dispatcher.domain.sms import Sms, message_from_json
+from dispatcher.domain.sms import Sms, message_from_json, too_long
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.producers import ALREADY_EXPIRED, BATCH_EMAILS, Acceptance, enqueue_many
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -169,7 +169,7 @@ def _batches(settings: Settings, file: BinaryIO, tally: Tally) -> Iterator[list[
     for entry in read_entries(file, allowed_headers=settings.allowed_provider_headers):
         if isinstance(entry.content, Refusal):
             tally.refuse(entry.content)
-        elif isinstance(entry.content, Sms) and (fault := entry.content.length_fault(settings.sms_max_segments)):
+        elif isinstance(entry.content, Sms) and (fault := too_long(entry.content.text, settings.sms_max_segments)):
             tally.refuse(Refusal(entry.number, "text", fault))
         elif why := capability_gap(entry.content, configured):
             tally.refuse(Refusal(entry.number, why.field, str(why)))

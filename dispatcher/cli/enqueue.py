@@ -19,7 +19,7 @@ from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import shown
 from dispatcher.domain.message import Message
 from dispatcher.domain.outgoing import EMAIL_CHANNEL, Attachment
-from dispatcher.domain.sms import Sms
+from dispatcher.domain.sms import Sms, too_long
 from dispatcher.domain.status import OnUncertain
 from dispatcher.errors import DispatcherError, InvalidEmail
 from dispatcher.providers.capabilities import capabilities_of, capability_gap
@@ -150,7 +150,7 @@ def _enqueue_one(email: Message, *, as_json: bool) -> Exit:
     from dispatcher.store.connections import connected
 
     settings = load_settings("database_url")
-    if isinstance(email, Sms) and (fault := email.length_fault(settings.sms_max_segments)):
+    if isinstance(email, Sms) and (fault := too_long(email.text, settings.sms_max_segments)):
         raise InvalidEmail("--text", fault)
     if why := capability_gap(email, capabilities_of(settings.providers)):
         kind = "Email" if email.channel == EMAIL_CHANNEL else email.channel.upper()

@@ -125,10 +125,6 @@ class Sms(TextMessage):
         """What the networks transmit, and providers charge for."""
         return segments_of(self.text)
 
-    def length_fault(self, most: int) -> str | None:
-        """Why the text is too long; None if it takes at most `most` segments."""
-        return too_long(self.text, most)
-
     @property
     def warnings(self) -> tuple[str, ...]:
         """An unlikely number, and a character that makes the text take more segments."""
