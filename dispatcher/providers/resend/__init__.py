@@ -9,7 +9,6 @@ it. So an email whose outcome is unknown is tried again at Resend; see `domain.c
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,21 +17,17 @@ from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
-from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt
 from dispatcher.providers.resend.request import MAX_OCTETS, MAX_RECIPIENTS, body_of
 from dispatcher.providers.resend.responses import NAME, RESTRICTED_KEY, fault_of, outcome_of
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_response import NoResponse, RequestNotSent
+from dispatcher.transport.http_response import HttpResponse
 from dispatcher.transport.mime_headers import UnrenderableEmail
+from dispatcher.transport.provider_api import ProviderApi
 
-CHECK_SECONDS: Final = 15.0
-"""The limit for `check`."""
 KEY_SECONDS: Final = 23 * 3600.0
 """Resend remembers a key for 24 hours. The last hour is left out, because no two clocks agree, and the last request
 must arrive before the key expires."""
-
-_BAD_TLS: Final = "Check DISPATCHER_RESEND_URL, or set DISPATCHER_CA_FILE to the authority that signed it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +73,8 @@ class ResendProvider:
         Raises:
             ssl.SSLError, OSError: The CA file cannot be used.
         """
-        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._api = ProviderApi(transport, NAME, "Resend", "DISPATCHER_RESEND_URL")
         self._send_url = f"{own.url}/emails"
         self._domains_url = f"{own.url}/domains"
         self._headers = {
@@ -103,14 +99,8 @@ class ResendProvider:
             return Rejected(error.reason, error.message)
         # The key is the email's id in every attempt, on every worker and host, also after a replay.
         headers = {**self._headers, "Idempotency-Key": str(email.email_id)}
-        try:
-            return outcome_of(await self._transport.post(self._send_url, headers, body, attempt))
-        except RequestNotSent as error:
-            if error.is_untrusted:
-                raise _untrusted(error) from error
-            return error.outcome
-        except NoResponse as error:
-            return error.outcome
+        result = await self._api.post(self._send_url, headers, body, attempt)
+        return outcome_of(result) if isinstance(result, HttpResponse) else result
 
     async def check(self) -> str:
         """Check the API key for `dispatcher doctor`. Sends no email.
@@ -118,17 +108,7 @@ class ResendProvider:
         Raises:
             ProviderFault: Resend cannot be reached, or refuses the key.
         """
-        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
-        try:
-            response = await self._transport.get(self._domains_url, self._headers, deadline)
-        except (RequestNotSent, NoResponse) as error:
-            if isinstance(error, RequestNotSent) and error.is_untrusted:
-                raise _untrusted(error) from error
-            raise ProviderFault(
-                NAME,
-                f"Resend cannot be reached: {error.detail}.",
-                remedy="Check that no firewall blocks the connection.",
-            ) from error
+        response = await self._api.check(self._domains_url, self._headers)
         if response.status == 401 and response.document.get("name") == RESTRICTED_KEY:
             return "Resend accepts the API key, which may only send; emails are delivered."
         if response.status != 200:
@@ -137,11 +117,7 @@ class ResendProvider:
 
     async def close(self) -> None:
         """Close the connections."""
-        await self._transport.close()
-
-
-def _untrusted(error: RequestNotSent) -> ProviderFault:
-    return ProviderFault(NAME, f"Resend's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
+        await self._api.transport.close()
 
 
 PROVIDER: Final = ResendProvider

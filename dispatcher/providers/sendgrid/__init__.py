@@ -9,7 +9,6 @@ headers, and logs the key and the email at DEBUG.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,22 +17,18 @@ from typing import Final
 
 from dispatcher.config import ProviderSettings, Settings, setting, values
 from dispatcher.domain.capabilities import Capabilities
-from dispatcher.domain.outcome import Deferred, Outcome, Rejected, Uncertain
+from dispatcher.domain.outcome import Outcome, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry
 from dispatcher.providers.sendgrid.request import LIMITS, body_of, bulk_body_of, bulk_entry_of
 from dispatcher.providers.sendgrid.responses import NAME, bulk_outcomes_of, fault_of, outcome_of
-from dispatcher.transport.body import Body
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+from dispatcher.transport.http_response import HttpResponse
 from dispatcher.transport.mime_headers import UnrenderableEmail
+from dispatcher.transport.provider_api import ProviderApi
 
-CHECK_SECONDS: Final = 15.0
-"""The limit for `check`."""
 SEND_SCOPE: Final = "mail.send"
-
-_BAD_TLS: Final = "Check DISPATCHER_SENDGRID_HOST, or set DISPATCHER_CA_FILE to the authority that signed it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +81,8 @@ class SendGridProvider:
         # At DEBUG, this logger writes the key and whole emails. We never use this client, but other code may.
         logging.getLogger("python_http_client").setLevel(logging.WARNING)
         self._sandbox = own.sandbox
-        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._api = ProviderApi(transport, NAME, "SendGrid", "DISPATCHER_SENDGRID_HOST")
         self._send_url = f"{own.host}/v3/mail/send"
         self._scopes_url = f"{own.host}/v3/scopes"
         client = SendGridAPIClient(own.api_key, own.host).client
@@ -105,7 +101,7 @@ class SendGridProvider:
                 body = body_of(email, sandbox=self._sandbox)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        result = await self._post(body, attempt)
+        result = await self._api.post(self._send_url, self._headers, body, attempt)
         return outcome_of(result, sandbox=self._sandbox) if isinstance(result, HttpResponse) else result
 
     def bulk_entry_of(self, email: OutgoingEmail) -> BulkEntry | None:
@@ -114,21 +110,10 @@ class SendGridProvider:
 
     async def send_bulk(self, parts: Sequence[BulkEntry], attempt: Attempt) -> Sequence[Outcome] | BulkCallRefused:
         """See `contract.BulkProvider.send_bulk`. May raise ProviderFault after `mark_on_wire`."""
-        result = await self._post(bulk_body_of(parts), attempt)
+        result = await self._api.post(self._send_url, self._headers, bulk_body_of(parts), attempt)
         if isinstance(result, HttpResponse):
             return bulk_outcomes_of(result, parts, sandbox=self._sandbox)
         return [result] * len(parts)
-
-    async def _post(self, body: bytes | Body, attempt: Attempt) -> HttpResponse | Deferred | Uncertain:
-        """SendGrid's response, or the outcome if there is none."""
-        try:
-            return await self._transport.post(self._send_url, self._headers, body, attempt)
-        except RequestNotSent as error:
-            if error.is_untrusted:
-                raise _untrusted(error) from error
-            return error.outcome
-        except NoResponse as error:
-            return error.outcome
 
     async def check(self) -> str:
         """Checks the API key's permissions for `dispatcher doctor`. Sends no email.
@@ -136,17 +121,7 @@ class SendGridProvider:
         Raises:
             ProviderFault: SendGrid cannot be reached, or the key may not send.
         """
-        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
-        try:
-            response = await self._transport.get(self._scopes_url, self._headers, deadline)
-        except (RequestNotSent, NoResponse) as error:
-            if isinstance(error, RequestNotSent) and error.is_untrusted:
-                raise _untrusted(error) from error
-            raise ProviderFault(
-                NAME,
-                f"SendGrid cannot be reached: {error.detail}.",
-                remedy="Check that no firewall blocks the connection.",
-            ) from error
+        response = await self._api.check(self._scopes_url, self._headers)
         if response.status != 200:
             raise fault_of(response)
         scopes = response.document.get("scopes")
@@ -161,11 +136,7 @@ class SendGridProvider:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._transport.close()
-
-
-def _untrusted(error: RequestNotSent) -> ProviderFault:
-    return ProviderFault(NAME, f"SendGrid's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
+        await self._api.transport.close()
 
 
 PROVIDER: Final = SendGridProvider

@@ -30,15 +30,12 @@ from dispatcher.providers.twilio.polling import Message, document_of, event_in, 
 from dispatcher.providers.twilio.request import form_of
 from dispatcher.providers.twilio.responses import NAME, fault_of, outcome_of
 from dispatcher.transport.http import HttpTransport
-from dispatcher.transport.http_response import NoResponse, RequestNotSent
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 from dispatcher.transport.mime_headers import UnrenderableEmail
+from dispatcher.transport.provider_api import ProviderApi
 
-CHECK_SECONDS: Final = 15.0
-"""The limit for `check`."""
 POLL_SECONDS: Final = 15.0
 """The limit for `find_event`."""
-
-_BAD_TLS: Final = "Check DISPATCHER_TWILIO_URL, or set DISPATCHER_CA_FILE to the authority that signed it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +99,8 @@ class TwilioProvider:
         Raises:
             ssl.SSLError, OSError: The CA file cannot be used.
         """
-        self._transport = HttpTransport(connections=connections, ca_file=ca_file)
+        transport = HttpTransport(connections=connections, ca_file=ca_file)
+        self._api = ProviderApi(transport, NAME, "Twilio", "DISPATCHER_TWILIO_URL")
         self._own = own
         self._account_url = f"{own.url}/2010-04-01/Accounts/{own.account_sid}"
         self._send_url = f"{self._account_url}/Messages.json"
@@ -128,14 +126,8 @@ class TwilioProvider:
                 form = form_of(email, self._own.sender, self._own.callback_url, attempt.expires_in)
         except UnrenderableEmail as error:
             return Rejected(error.reason, error.message)
-        try:
-            return outcome_of(await self._transport.post(self._send_url, self._headers, form, attempt))
-        except RequestNotSent as error:
-            if error.is_untrusted:
-                raise _untrusted(error) from error
-            return error.outcome
-        except NoResponse as error:
-            return error.outcome
+        result = await self._api.post(self._send_url, self._headers, form, attempt)
+        return outcome_of(result) if isinstance(result, HttpResponse) else result
 
     async def check(self) -> str:
         """Checks the credentials for `dispatcher doctor`. Sends nothing.
@@ -143,17 +135,7 @@ class TwilioProvider:
         Raises:
             ProviderFault: Twilio cannot be reached, or refuses the credentials.
         """
-        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
-        try:
-            response = await self._transport.get(f"{self._account_url}.json", self._headers, deadline)
-        except (RequestNotSent, NoResponse) as error:
-            if isinstance(error, RequestNotSent) and error.is_untrusted:
-                raise _untrusted(error) from error
-            raise ProviderFault(
-                NAME,
-                f"Twilio cannot be reached: {error.detail}.",
-                remedy="Check that no firewall blocks the connection.",
-            ) from error
+        response = await self._api.check(f"{self._account_url}.json", self._headers)
         if response.status != 200:
             raise fault_of(response)
         if (status := response.document.get("status")) != "active":
@@ -178,7 +160,7 @@ class TwilioProvider:
         """A resource of the account; None if it does not exist."""
         deadline = asyncio.get_running_loop().time() + POLL_SECONDS
         try:
-            return document_of(await self._transport.get(f"{self._account_url}{path}", self._headers, deadline))
+            return document_of(await self._api.transport.get(f"{self._account_url}{path}", self._headers, deadline))
         except (RequestNotSent, NoResponse) as error:
             is_about_all = isinstance(error, RequestNotSent)
             raise PollRefused(f"Twilio cannot be reached: {error.detail}.", is_about_all=is_about_all) from error
@@ -187,11 +169,7 @@ class TwilioProvider:
 
     async def close(self) -> None:
         """Closes the connections."""
-        await self._transport.close()
-
-
-def _untrusted(error: RequestNotSent) -> ProviderFault:
-    return ProviderFault(NAME, f"Twilio's certificate cannot be trusted: {error.detail}.", remedy=_BAD_TLS)
+        await self._api.transport.close()
 
 
 PROVIDER: Final = TwilioProvider

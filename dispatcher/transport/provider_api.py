@@ -1,0 +1,72 @@
+"""The HTTP API of a provider: its responses, and otherwise an outcome or a fault that names the provider."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from dispatcher.domain.outcome import Deferred, Uncertain
+from dispatcher.errors import ProviderFault
+from dispatcher.transport.body import Body
+from dispatcher.transport.call import Call
+from dispatcher.transport.http import HttpTransport
+from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
+
+CHECK_SECONDS: Final = 15.0
+"""The limit for `check`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderApi:
+    """Calls one provider's API.
+
+    Attributes:
+        provider: The provider's name in settings, such as `sendgrid`.
+        title: The provider's name in sentences, such as `SendGrid`.
+        url_variable: The variable with the API's URL.
+    """
+
+    transport: HttpTransport
+    provider: str
+    title: str
+    url_variable: str
+
+    async def post(
+        self, url: str, headers: Mapping[str, str], body: bytes | Body, call: Call
+    ) -> HttpResponse | Deferred | Uncertain:
+        """The provider's response, or the outcome if there is none. See `HttpTransport.post`.
+
+        Raises:
+            NoFreeConnection, ProviderFault: Nothing was sent.
+        """
+        try:
+            return await self.transport.post(url, headers, body, call)
+        except RequestNotSent as error:
+            if error.is_untrusted:
+                raise self._fault(error) from error
+            return error.outcome
+        except NoResponse as error:
+            return error.outcome
+
+    async def check(self, url: str, headers: Mapping[str, str]) -> HttpResponse:
+        """The provider's response to a GET for `dispatcher doctor`.
+
+        Raises:
+            ProviderFault: There is no response.
+        """
+        deadline = asyncio.get_running_loop().time() + CHECK_SECONDS
+        try:
+            return await self.transport.get(url, headers, deadline)
+        except (RequestNotSent, NoResponse) as error:
+            raise self._fault(error) from error
+
+    def _fault(self, error: RequestNotSent | NoResponse) -> ProviderFault:
+        if isinstance(error, RequestNotSent) and error.is_untrusted:
+            problem = f"{self.title}'s certificate cannot be trusted: {error.detail}."
+            remedy = f"Check {self.url_variable}, or set DISPATCHER_CA_FILE to the authority that signed it."
+        else:
+            problem = f"{self.title} cannot be reached: {error.detail}."
+            remedy = "Check that no firewall blocks the connection."
+        return ProviderFault(self.provider, problem, remedy=remedy)
