@@ -63,7 +63,8 @@ EVENTS: Final = MappingProxyType(
         "separated by commas).",
         "email.no_channel": "An SMS, or a message of another channel, reached a host without a provider for its "
         "channel. It waits half a minute, and is then due for any host. Set DISPATCHER_SMS_PROVIDERS on all hosts. "
-        "Fields: email_id, channel.",
+        "One line per worker and half a minute at most. Fields: email_id and channel (of the last one), count (since "
+        "the previous line of this event).",
         "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages. PostgreSQL could "
         "not store that. The provider reports it again at the next message. Fields: email_id, reason.",
         "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "

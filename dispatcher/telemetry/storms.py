@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,3 +50,22 @@ class StormLimit:
             window.suppressed += 1
             raise structlog.DropEvent
         return event
+
+
+class CountedLine:
+    """One line of the log per period, with the count since the previous line."""
+
+    def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._clock = clock
+        self._count = 0
+        self._due_at = -math.inf
+
+    def due(self, count: int = 1) -> int:
+        """Adds to the count. If a line is due, returns the count and starts again; otherwise returns 0."""
+        self._count += count
+        now = self._clock()
+        if not self._count or now < self._due_at:
+            return 0
+        due, self._count, self._due_at = self._count, 0, now + self._seconds
+        return due

@@ -30,6 +30,7 @@ from dispatcher.routing.rate import RateLimit
 from dispatcher.routing.routes import Route, Routes
 from dispatcher.store.results import storable
 from dispatcher.telemetry.log import get_log
+from dispatcher.telemetry.storms import CountedLine
 from dispatcher.worker.bulk_calls import BulkSender
 from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEmail, LeaseExpired
 
@@ -188,6 +189,7 @@ class Attempts:
         self._allowed_headers = allowed_headers
         self._sms_segments = sms_segments
         self._log = get_log()
+        self._without_channel = CountedLine(CHANNEL_SECONDS)
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
         """Adds the email to a bulk call; this needs no task. Returns None if `make` must send the email."""
@@ -356,7 +358,9 @@ class Attempts:
                 raise TryLater(seconds)
             raise NoRoute(self._routes.delay_seconds(able))
         if route is None and not self._routes.serve(content.channel):
-            self._log.warning("email.no_channel", email_id=str(email.email_id), channel=content.channel)
+            if count := self._without_channel.due():
+                email_id, channel = str(email.email_id), content.channel
+                self._log.warning("email.no_channel", email_id=email_id, channel=channel, count=count)
             raise NoRoute(CHANNEL_SECONDS)
         return route
 

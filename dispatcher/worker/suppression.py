@@ -32,6 +32,7 @@ from dispatcher.store.bisection import bisect_batch
 from dispatcher.store.suppressions import SuppressionReader, number_of
 from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
+from dispatcher.telemetry.storms import CountedLine
 from dispatcher.worker.outage import StoreOutage
 
 REFRESH_SECONDS: Final = 0.75
@@ -92,8 +93,7 @@ class SuppressedRecipients:
         self._recent_count = 0
         self._until = ""
         self._complete_until = 0.0
-        self._log_at = 0.0
-        self._unlogged = 0
+        self._unlogged = CountedLine(LOG_SECONDS)
 
     async def run(self) -> None:
         """Reads entries, and answers questions, until cancelled."""
@@ -222,7 +222,5 @@ class SuppressedRecipients:
         """Counts suppressed recipients; logs their number once an hour at most."""
         for reason in found.values():
             metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
-        self._unlogged += len(found)
-        if self._unlogged and time.monotonic() >= self._log_at:
-            get_log().warning("recipients.suppressed", count=self._unlogged)
-            self._log_at, self._unlogged = time.monotonic() + LOG_SECONDS, 0
+        if count := self._unlogged.due(len(found)):
+            get_log().warning("recipients.suppressed", count=count)

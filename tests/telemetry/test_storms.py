@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import structlog
 
-from dispatcher.telemetry.storms import LINES_PER_WINDOW, WINDOW_SECONDS, StormLimit
+from dispatcher.telemetry.storms import LINES_PER_WINDOW, WINDOW_SECONDS, CountedLine, StormLimit
 
 
 class Clock:
@@ -53,3 +53,17 @@ def test_attempts_and_recoveries_of_emails_are_not_limited(name: str) -> None:
     limit = StormLimit(Clock())
 
     assert None not in [pass_on(limit, name) for _ in range(10 * LINES_PER_WINDOW)]
+
+
+def test_a_counted_line_is_due_once_per_period_with_the_count_since_the_previous_line() -> None:
+    clock = Clock()
+    line = CountedLine(30, clock)
+
+    assert [line.due() for _ in range(4)] == [1, 0, 0, 0]
+    clock.now = 30
+    assert line.due(2) == 5
+    assert line.due() == 0
+
+
+def test_a_counted_line_without_anything_to_count_is_never_due() -> None:
+    assert CountedLine(30, Clock()).due(0) == 0

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+from structlog.testing import capture_logs
 
 from dispatcher import Sms, enqueue_many
 from dispatcher.domain.capabilities import Capabilities
@@ -61,13 +62,16 @@ async def test_each_channel_is_sent_by_its_providers(bench: Bench) -> None:
 async def test_an_sms_waits_for_a_host_with_a_provider_and_delays_no_email(bench: Bench) -> None:
     worker = await bench.start([ScriptedProvider("smtp")], PREFETCH="2")
     sms_ids = await enqueued(bench, *(an_sms(f"sms-{number}") for number in range(10)))
-    await bench.deliver(sms_ids)
+    with capture_logs() as logs:
+        await bench.deliver(sms_ids)
 
-    email_ids = await bench.enqueue(5)
+        email_ids = await bench.enqueue(5)
 
-    await bench.settled({"pending": 10, "sent": 5})
-    await until(lambda: all(waiting_seconds(bench, each) > 0 for each in sms_ids))
-    await until(lambda: worker.in_flight == 0)
+        await bench.settled({"pending": 10, "sent": 5})
+        await until(lambda: all(waiting_seconds(bench, each) > 0 for each in sms_ids))
+        await until(lambda: worker.in_flight == 0)
+    (line,) = [each for each in logs if each["event"] == "email.no_channel"]
+    assert (line["channel"], line["count"]) == ("sms", 1)
     assert {bench.books.row(each)["attempt_count"] for each in sms_ids} == {0}
     assert {bench.books.row(each)["attempt_count"] for each in email_ids} == {1}
 
