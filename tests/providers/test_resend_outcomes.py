@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -13,41 +13,28 @@ import pytest
 from dispatcher.config import examine, load
 from dispatcher.dev.http_apis import resend_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.resend import KEY_SECONDS, ResendProvider, ResendSettings
 from dispatcher.providers.resend.request import body_of
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.outcome_table import (
+    BROKEN,
+    ELSEWHERE,
+    FAULT,
+    LATE,
+    NOT_CONNECTED,
+    SILENCE,
+    Case,
+    outcome_text,
+    rows_in_docs,
+)
 from tests.providers.resend_place import KEY, resend_place
 from tests.waiting import until
 
-THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
 SECRETS: Final = (KEY, "ann@example.com", "shop@example.org", "Your order", "Thank you")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row of the table, and one way to cause its situation.
-
-    Attributes:
-        row: The table's first column.
-        expected: The outcome's type, and its reason if the type has several; `ProviderFault` for a fault.
-        act: What the server does.
-        code: The outcome's code.
-        detail: A part of the outcome's detail.
-        accepted: How often the email is in the server's ledger.
-        seconds: The attempt's deadline.
-    """
-
-    row: str
-    expected: str
-    act: Fault | Reply | None = None
-    code: str | None = None
-    detail: str = ""
-    accepted: int = 0
-    seconds: float = PATIENCE_SECONDS
 
 
 def invalid(status: int, message: str) -> Reply:
@@ -66,12 +53,6 @@ ACCOUNT: Final = "401, another 403, 404, 405, 451; 429 about a quota"
 THROTTLED: Final = "another 429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from Resend"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
-UNTRUSTED: Final = "the certificate is not trusted"
-LATE: Final = "the deadline passes before the body is sent"
-SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
-BROKEN: Final = "an incomplete response, or invalid HTTP"
-FAULT: Final = "ProviderFault"
 
 CASES: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
@@ -120,21 +101,9 @@ CASES: Final = [
     Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
     Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
 ]  # fmt: skip
-ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
-                    (UNTRUSTED, FAULT)}  # fmt: skip
 
 
-def _named(case: Case) -> str:
-    act = f"{case.act.status} {case.act.body!r}" if isinstance(case.act, Reply) else str(case.act)
-    return re.sub(r"[^a-z0-9]+", "-", f"{case.row} {act}".lower()).strip("-")[:90]
-
-
-def outcome_text(outcome: Outcome) -> str:
-    reason = f" {outcome.reason}" if isinstance(outcome, Deferred | Rejected) else ""
-    return f"{outcome_name(outcome)}{reason}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=_named)
+@pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
 async def test_each_situation_has_the_outcome_of_its_row(
     case: Case, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,12 +128,7 @@ async def test_each_situation_has_the_outcome_of_its_row(
 
 
 def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    section = THE_PAGE.read_text().partition("\n## Resend: outcomes")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
-
-    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
-        (case.row, case.expected) for case in CASES
-    } | ELSEWHERE
+    assert rows_in_docs("Resend") == {(case.row, case.expected) for case in CASES} | ELSEWHERE
 
 
 async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:

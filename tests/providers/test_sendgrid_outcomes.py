@@ -14,17 +14,26 @@ import pytest
 
 from dispatcher.dev.http_apis import sendgrid_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.contract import NoFreeConnection
 from dispatcher.providers.sendgrid.responses import outcome_of
 from dispatcher.transport.http_response import HttpResponse
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.outcome_table import (
+    BROKEN,
+    ELSEWHERE,
+    FAULT,
+    LATE,
+    NOT_CONNECTED,
+    SILENCE,
+    outcome_text,
+    rows_in_docs,
+)
 from tests.providers.sendgrid_place import KEY, sendgrid_place
 from tests.waiting import until
 
-THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
 UNVERIFIED: Final = (
     "The from address does not match a verified Sender Identity. Mail cannot be sent until this error is resolved."
 )
@@ -69,17 +78,11 @@ ACCOUNT: Final = "401, another 403, 404, 405, 451"
 THROTTLED: Final = "429"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from SendGrid"
-SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
-BROKEN: Final = "an incomplete response, or invalid HTTP"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
-UNTRUSTED: Final = "the certificate is not trusted"
-LATE: Final = "the deadline passes before the body is sent"
 
 BAD_SENDER: Final = "rejected rejected_sender"
 BAD_RECIPIENT: Final = "rejected rejected_recipient"
 BAD_CONTENT: Final = "rejected invalid_content"
 DOWN: Final = "deferred server_error"
-FAULT: Final = "ProviderFault"
 
 CASES: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
@@ -128,9 +131,6 @@ CASES: Final = [
     Case(ACCEPTED, "accepted", Fault.FLOOD, accepted=1),
     Case(ACCEPTED, "accepted", Fault.LAST_ANSWER, accepted=1),
 ]  # fmt: skip
-ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
-                    (UNTRUSTED, "ProviderFault")}  # fmt: skip
-"""Rows that need no special server. Other tests below cover these rows; their names show which rows."""
 
 
 def _named(case: Case) -> str:
@@ -347,17 +347,5 @@ async def test_check_of_an_unreachable_server_is_a_fault(tmp_path: Path) -> None
             await place.provider.check()
 
 
-def outcome_text(outcome: Outcome) -> str:
-    """The text of the table's second and third columns."""
-    if isinstance(outcome, Accepted | Uncertain):
-        return outcome_name(outcome)
-    return f"{outcome_name(outcome)} {outcome.reason}"
-
-
 def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    section = THE_PAGE.read_text().partition("\n## SendGrid")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
-
-    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
-        (case.row, case.expected) for case in CASES
-    } | ELSEWHERE
+    assert rows_in_docs("SendGrid") == {(case.row, case.expected) for case in CASES} | ELSEWHERE

@@ -23,8 +23,9 @@ from tests.providers.listeners import (
     speak_plain_http,
     stay_silent,
 )
+from tests.providers.outcome_table import FAULT, outcome_text
 from tests.providers.ses_place import aws_environment, ses_place, ses_provider
-from tests.providers.test_ses_outcomes import ELSEWHERE, FAULT, LATE, NOT_CONNECTED, NOT_SIGNED, outcome_text
+from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, NOT_CONNECTED, NOT_SIGNED
 
 
 @pytest.mark.parametrize("handler", [close_at_once, reset_at_hello])

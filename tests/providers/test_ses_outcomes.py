@@ -13,17 +13,15 @@ import pytest
 from botocore.retries.standard import ThrottledRetryableChecker
 
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected, Uncertain
 from dispatcher.domain.outgoing import OutgoingAttachment
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.ses.responses import VERDICTS
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send, send_until_on_wire
+from tests.providers.outcome_table import FAULT, outcome_text, rows_in_docs
 from tests.providers.ses_place import ses_place
 from tests.waiting import until
-
-THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
-FAULT: Final = "ProviderFault"
 
 
 def aws_error(status: int, kind: str, message: str = "", **headers: str) -> Reply:
@@ -312,18 +310,5 @@ def test_botocores_throttling_errors_are_ours() -> None:
     assert {VERDICTS[code] for code in codes} == {Deferred(Reason.THROTTLED)}
 
 
-def outcome_text(outcome: Outcome | None) -> str:
-    """The text of the table's second and third columns."""
-    assert outcome is not None
-    if isinstance(outcome, Accepted | Uncertain):
-        return outcome_name(outcome)
-    return f"{outcome_name(outcome)} {outcome.reason}"
-
-
 def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    section = THE_PAGE.read_text().partition("\n## SES")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
-
-    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
-        (case.row, case.expected) for case in CASES
-    } | ELSEWHERE
+    assert rows_in_docs("SES") == {(case.row, case.expected) for case in CASES} | ELSEWHERE

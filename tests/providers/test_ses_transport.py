@@ -14,8 +14,9 @@ from dispatcher.providers.contract import NoFreeConnection
 from tests.providers.attempts import FakeAttempt
 from tests.providers.conftest import Authority
 from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.outcome_table import outcome_text
 from tests.providers.ses_place import ses_place
-from tests.providers.test_ses_outcomes import ELSEWHERE, LATE, outcome_text
+from tests.providers.test_ses_outcomes import ELSEWHERE, LATE
 from tests.waiting import until
 
 

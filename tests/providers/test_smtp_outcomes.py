@@ -11,9 +11,10 @@ from typing import Final
 import pytest
 
 from dispatcher.dev.smtp_behaviour import SmtpBehaviour, SmtpFault, Step
-from dispatcher.domain.outcome import Accepted, Deferred, Outcome, Reason, Rejected, Uncertain, outcome_name
+from dispatcher.domain.outcome import Accepted, Deferred, Reason, Rejected
 from dispatcher.errors import ProviderFault
 from tests.providers.emails import PATIENCE_SECONDS, SOON_SECONDS, an_email, send
+from tests.providers.outcome_table import outcome_text
 from tests.providers.places import smtp_place
 from tests.waiting import until
 
@@ -276,13 +277,6 @@ async def test_unicode_local_parts_need_smtputf8(
     assert parameters.endswith("BODY=8BITMIME SMTPUTF8")
     assert isinstance(rejected.outcome, Rejected)
     assert rejected.outcome.reason is reason
-
-
-def outcome_text(outcome: Outcome) -> str:
-    """The text of the table's second and third columns."""
-    if isinstance(outcome, Accepted | Uncertain):
-        return outcome_name(outcome)
-    return f"{outcome_name(outcome)} {outcome.reason}"
 
 
 def test_the_table_in_the_docs_has_the_same_rows() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs
@@ -16,32 +16,29 @@ from dispatcher.dev.conformance import a_text
 from dispatcher.dev.http_apis import twilio_error
 from dispatcher.dev.http_behaviour import Behaviour, Fault, Reply
 from dispatcher.domain.echo import without_echo
-from dispatcher.domain.outcome import Deferred, Outcome, Reason, Rejected, outcome_name
+from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.errors import ProviderFault
 from dispatcher.providers.twilio import TwilioSettings
 from dispatcher.providers.twilio.request import form_of
 from tests.providers.conftest import Authority
-from tests.providers.emails import LATER_SECONDS, PATIENCE_SECONDS, SOON_SECONDS, send
+from tests.providers.emails import LATER_SECONDS, SOON_SECONDS, send
+from tests.providers.outcome_table import (
+    BROKEN,
+    ELSEWHERE,
+    FAULT,
+    LATE,
+    NOT_CONNECTED,
+    SILENCE,
+    Case,
+    outcome_text,
+    rows_in_docs,
+)
 from tests.providers.twilio_place import ACCOUNT, CALLBACK, TOKEN, twilio_place
 from tests.waiting import until
 
-THE_PAGE: Final = Path(__file__).parents[2] / "docs" / "providers.md"
 NUMBER: Final = "+4915112345678"
 SECRETS: Final = (TOKEN, NUMBER, NUMBER[1:], "Your code", "1234.")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One row of the table, and one way to cause its situation; see `test_resend_outcomes.Case`."""
-
-    row: str
-    expected: str
-    act: Fault | Reply | None = None
-    code: str | None = None
-    detail: str = ""
-    accepted: int = 0
-    seconds: float = PATIENCE_SECONDS
 
 
 def refused(code: int, words: str = "no", status: int = 400) -> Reply:
@@ -60,12 +57,6 @@ ACCOUNT_ROW: Final = "401 to 405 without such a number; 20003, 20005, 20006, 200
 THROTTLED: Final = "429; 14107, 20429, 21611, 63038"
 SERVER: Final = "408, 500, 503 and other 5xx"
 GATEWAY: Final = "502 or 504: a gateway got no response from Twilio"
-NOT_CONNECTED: Final = "no connection: refused, unknown host, TLS handshake failed"
-UNTRUSTED: Final = "the certificate is not trusted"
-LATE: Final = "the deadline passes before the body is sent"
-SILENCE: Final = "no response after the body was sent: closed, reset, deadline passed"
-BROKEN: Final = "an incomplete response, or invalid HTTP"
-FAULT: Final = "ProviderFault"
 
 CASES: Final = [
     Case(ACCEPTED, "accepted", accepted=1),
@@ -109,21 +100,9 @@ CASES: Final = [
     Case(BROKEN, "uncertain", Fault.HALF_HEAD, accepted=1),
     Case(BROKEN, "uncertain", Fault.GARBAGE, accepted=1),
 ]  # fmt: skip
-ELSEWHERE: Final = {(NOT_CONNECTED, "deferred connection_failed"), (LATE, "deferred timeout_before_send"),
-                    (UNTRUSTED, FAULT)}  # fmt: skip
 
 
-def _named(case: Case) -> str:
-    act = f"{case.act.status} {case.act.body!r}" if isinstance(case.act, Reply) else str(case.act)
-    return re.sub(r"[^a-z0-9]+", "-", f"{act} {case.row}".lower()).strip("-")[:90]
-
-
-def outcome_text(outcome: Outcome) -> str:
-    reason = f" {outcome.reason}" if isinstance(outcome, Deferred | Rejected) else ""
-    return f"{outcome_name(outcome)}{reason}"
-
-
-@pytest.mark.parametrize("case", CASES, ids=_named)
+@pytest.mark.parametrize("case", CASES, ids=attrgetter("name"))
 async def test_each_situation_has_the_outcome_of_its_row(
     case: Case, tmp_path: Path, authority: Authority, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -148,12 +127,7 @@ async def test_each_situation_has_the_outcome_of_its_row(
 
 
 def test_the_table_in_the_docs_has_the_same_rows() -> None:
-    section = THE_PAGE.read_text().partition("\n## Twilio: outcomes")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (.+?) \| `(\w+)` \| (?:`(\w+)`)? *\| [^|]+ \|$", section, re.MULTILINE)
-
-    assert {(row, f"{outcome} {reason}".strip()) for row, outcome, reason in rows} == {
-        (case.row, case.expected) for case in CASES
-    } | ELSEWHERE
+    assert rows_in_docs("Twilio") == {(case.row, case.expected) for case in CASES} | ELSEWHERE
 
 
 async def test_a_closed_port_is_connection_failed(tmp_path: Path) -> None:
