@@ -157,9 +157,5 @@ class Controls:
         """The pause of a tenant; None if there is none."""
         return self._find(PauseScope.TENANT, tenant_id)
 
-    def pause_of_provider(self, provider: str) -> Pause | None:
-        """The pause of a provider; None if there is none."""
-        return self._find(PauseScope.PROVIDER, provider)
-
     def _find(self, scope: PauseScope, name: str) -> Pause | None:
         return next((pause for pause in self.pauses if pause.scope is scope and pause.name == name), None)

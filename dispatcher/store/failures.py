@@ -15,8 +15,6 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.queries import ids_with, ids_within
 from dispatcher.store.statements import fetch, from_rows
 
-GROUPS: Final = ("error_type", "provider", "tenant", "status", "domain", "error")
-"""The properties that `count_dead` can group by."""
 CAUSES: Final = ("cause", "domain", "tenant")
 """What `group_dead` can group by. A cause is an error type and a provider. An email counts once for each domain of its
 recipients."""
@@ -191,7 +189,7 @@ async def list_dead(
 
 
 async def count_dead(session: AsyncSession, selection: Selection, by: str) -> list[Group]:
-    """The selected emails grouped by one of `GROUPS`, largest group first."""
+    """The selected emails grouped by error_type, provider, tenant, status, domain or error; largest group first."""
     return await fetch(session, "count_dead", {**selection.parameters, "by": by}, into=Group)
 
 
