@@ -10,7 +10,6 @@ and the RequestValidator of Twilio's SDK.
 from __future__ import annotations
 
 import hmac
-import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.events import fields
 from dispatcher.events.contract import EventsRefused, EventsUnreadable, ParsedEvents, Refusal, Skipped
 from dispatcher.events.signatures import decode
-from dispatcher.providers.twilio.statuses import KINDS, NUMBER, OPTED_OUT, event_of
+from dispatcher.providers.twilio.statuses import KINDS, NUMBER, OPTED_OUT, SID, event_of
 
 NAME: Final = "twilio"
 SIGNATURE_HEADER: Final = "X-Twilio-Signature"
@@ -31,7 +30,6 @@ SETTINGS_HEADER: Final = "X-Twilio-Webhooks-Signature-Settings"
 """Which key and algorithm signed the request: `key=…,algorithm=HMAC_SHA256`. Without it, the auth token and SHA-1."""
 MAX_FIELDS: Final = 200
 _ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
-_SID: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
 _IGNORED: Final = frozenset({"scheduled", "receiving", "received", "partially_delivered"})
 
 _STOP: Final = frozenset({"STOP", "STOPALL", "UNSUBSCRIBE", "CANCEL", "END", "QUIT", "OPTOUT", "REVOKE"})
@@ -159,7 +157,7 @@ class InboundSms:
 def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
     """The SMS of a request; None if the request has none."""
     sid, number = form.get("MessageSid", ""), form.get("From", "")
-    if not _SID.fullmatch(sid) or not NUMBER.fullmatch(number):
+    if not SID.fullmatch(sid) or not NUMBER.fullmatch(number):
         return None
     # With Advanced Opt-Out, Twilio says which keyword it found, in any language.
     word = (form.get("OptOutType") or form.get("Body", "").strip()[:20].strip(" .!")).upper()

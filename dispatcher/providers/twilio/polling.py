@@ -7,7 +7,6 @@ message can be the SMS.
 from __future__ import annotations
 
 import email.utils
-import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -18,19 +17,18 @@ from dispatcher.domain.open_message import Traits
 from dispatcher.domain.provider_event import ProviderEvent
 from dispatcher.providers.contract import PollRefused
 from dispatcher.providers.twilio.responses import code_of
-from dispatcher.providers.twilio.statuses import event_of
+from dispatcher.providers.twilio.statuses import SID, event_of
 from dispatcher.transport.http_response import HttpResponse
 
 PAGE_SIZE: Final = 50
 """Messages per request. If the number has more, the list is not complete, and proves nothing."""
-_SID: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
 
 Message = Mapping[str, Any]
 
 
 def path_of(message_id: str) -> str | None:
     """The path of a message below the account; None if the id is not Twilio's."""
-    return f"/Messages/{message_id}.json" if _SID.fullmatch(message_id) else None
+    return f"/Messages/{message_id}.json" if SID.fullmatch(message_id) else None
 
 
 def list_path_of(traits: Traits) -> str:
@@ -65,7 +63,7 @@ def matching(document: Message, traits: Traits, default_sender: str) -> Message 
     found = [each for each in listed if isinstance(each, dict) and _is_like(each, traits, sender)]
     if len(found) != 1 or not isinstance(sid := found[0].get("sid"), str) or sid in traits.other_ids:
         return None
-    return found[0] if _SID.fullmatch(sid) else None
+    return found[0] if SID.fullmatch(sid) else None
 
 
 def _is_like(message: Message, traits: Traits, sender: str) -> bool:

@@ -20,7 +20,8 @@ OPTED_OUT: Final = 21610
 
 _GATEWAYS: Final = frozenset({502, 504})
 """A gateway got no valid response from Twilio (RFC 9110, sections 15.6.3 and 15.6.5)."""
-_THROTTLED: Final = frozenset({14107, 20429, 63038})
+_THROTTLED: Final = frozenset({14107, 20429, 21611, 63038})
+"""Twilio limits our rate, or the sender's queue is full (21611)."""
 _REJECTIONS: Final[Mapping[int, Reason]] = {
     21211: Reason.REJECTED_RECIPIENT,  # invalid number
     21214: Reason.REJECTED_RECIPIENT,  # unreachable number
@@ -32,7 +33,6 @@ _REJECTIONS: Final[Mapping[int, Reason]] = {
     21607: Reason.REJECTED_SENDER,
     21608: Reason.REJECTED_RECIPIENT,  # a trial account sends to verified numbers only
     OPTED_OUT: Reason.OPTED_OUT,
-    21611: Reason.THROTTLED,  # the sender's queue is full
     21612: Reason.REJECTED_RECIPIENT,  # no route from this sender to this number
     21614: Reason.REJECTED_RECIPIENT,  # a landline
     21617: Reason.TOO_LARGE,
@@ -72,7 +72,7 @@ def outcome_of(response: HttpResponse) -> Outcome:
         return Accepted(sid)
     if status < 400 or status in _GATEWAYS:
         return Uncertain(_summary(response), code)
-    if status == 429 or error in _THROTTLED or _REJECTIONS.get(error) is Reason.THROTTLED:
+    if status == 429 or error in _THROTTLED:
         return Deferred(Reason.THROTTLED, _summary(response), code, response.retry_after)
     if status == 408 or status >= 500:
         return Deferred(Reason.SERVER_ERROR, _summary(response), code, response.retry_after)

@@ -15,6 +15,7 @@ from dispatcher.providers.twilio.responses import NAME
 from dispatcher.providers.twilio.responses import OPTED_OUT as _OPTED_OUT
 
 NUMBER: Final = re.compile(r"\+[0-9]{3,15}", re.ASCII)
+SID: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
 OPTED_OUT: Final = str(_OPTED_OUT)
 KINDS: Final = {
     "accepted": EventKind.ACCEPTED,
