@@ -1,24 +1,13 @@
-"""What providers reported lately, for operators."""
+"""How many events providers reported lately, for operators."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
 
-from dispatcher.domain.provider_event import EventKind
 from dispatcher.store import operators_lists as store
 from dispatcher.store.connections import AsyncSession
-from dispatcher.store.operators_lists import EXAMINED_ROWS, Cursor, EventCount, ListPage, RecentEvent
-
-
-@dataclass(frozen=True, slots=True)
-class EventFilter:
-    """Which events to list; a field that is None does not filter."""
-
-    tenant_id: str | None = None
-    provider: str | None = None
-    kind: EventKind | None = None
-    since: datetime | None = None
+from dispatcher.store.operators_lists import EXAMINED_ROWS, EventCount
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,25 +22,6 @@ class EventCounts:
     counts: list[EventCount]
     is_cut: bool
     since: datetime | None
-
-
-async def list_events(
-    session: AsyncSession, wanted: EventFilter, *, before: Cursor | None = None, limit: int
-) -> ListPage[RecentEvent]:
-    """A page of events, by arrival, newest first. A page may be empty although `next` continues.
-
-    Raises:
-        ValueError: `before` is the cursor of another list. The message is a predicate.
-    """
-    return await store.list_events(
-        session,
-        tenant_id=wanted.tenant_id,
-        provider=wanted.provider,
-        kind=wanted.kind,
-        since=wanted.since,
-        before=before,
-        limit=limit,
-    )
 
 
 async def count_events(session: AsyncSession) -> EventCounts:

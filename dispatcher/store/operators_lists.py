@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Generic, TypeVar
 from uuid import UUID
 
+from dispatcher.domain.provider_event import EventKind
 from dispatcher.domain.suppression import SuppressionReason
 from dispatcher.store.statements import Row, Source, fetch, from_rows
 from dispatcher.store.suppressions import Suppression
@@ -103,6 +104,26 @@ class EventCount:
 
 
 @dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events to list; a field that is None does not filter."""
+
+    tenant_id: str | None = None
+    provider: str | None = None
+    kind: EventKind | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which acts to list; a field that is None does not filter."""
+
+    actor: str | None = None
+    action: str | None = None
+    email_id: UUID | None = None
+    since: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AuditEntry:
     """What an operator did, when and why. Contains no address."""
 
@@ -117,30 +138,23 @@ class AuditEntry:
 
 
 async def list_events(
-    source: Source,
-    *,
-    tenant_id: str | None,
-    provider: str | None,
-    kind: str | None,
-    since: datetime | None,
-    before: Cursor | None,
-    limit: int,
+    source: Source, wanted: EventFilter, *, before: Cursor | None, limit: int
 ) -> ListPage[RecentEvent]:
-    """A page of what providers reported, by arrival; a filter that is None does not filter.
+    """A page of what providers reported, by arrival, newest first. A page may be empty although `next` continues.
 
     Raises:
-        ValueError: The cursor is of another list.
+        ValueError: The cursor is of another list. The message is a predicate.
     """
     at, (email_id, event_key) = _below(before, _event_tie, (UUID(int=2**128 - 1), b"\xff" * 64))
-    examined = EXAMINED_ROWS if tenant_id is None else EXAMINED_TENANT_EVENTS
+    examined = EXAMINED_ROWS if wanted.tenant_id is None else EXAMINED_TENANT_EVENTS
     parameters = {
         "at": at,
         "email_id": email_id,
         "event_key": event_key,
-        "since": since or _EPOCH,
-        "provider": provider,
-        "kind": kind,
-        "tenant_id": tenant_id,
+        "since": wanted.since or _EPOCH,
+        "provider": wanted.provider,
+        "kind": wanted.kind,
+        "tenant_id": wanted.tenant_id,
         "limit": limit,
         "examined": examined,
     }
@@ -153,35 +167,26 @@ async def count_events(source: Source) -> list[EventCount]:
     return await fetch(source, "count_recent_events", {"examined": EXAMINED_ROWS}, into=EventCount)
 
 
-async def list_audit(
-    source: Source,
-    *,
-    actor: str | None,
-    action: str | None,
-    email_id: UUID | None,
-    since: datetime | None,
-    before: Cursor | None,
-    limit: int,
-) -> ListPage[AuditEntry]:
-    """A page of what operators did; a filter that is None does not filter.
+async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | None, limit: int) -> ListPage[AuditEntry]:
+    """A page of what operators did, newest first. A page may be empty although `next` continues.
 
     Raises:
-        ValueError: The cursor is of another list.
+        ValueError: The cursor is of another list. The message is a predicate.
     """
     at, audit_id = _below(before, _number, _LARGEST_ID)
     parameters = {
         "at": at,
         "audit_id": audit_id,
-        "since": since or _EPOCH,
-        "actor": actor,
-        "action": action,
+        "since": wanted.since or _EPOCH,
+        "actor": wanted.actor,
+        "action": wanted.action,
         "limit": limit,
         "examined": EXAMINED_ROWS,
     }
-    if email_id is None:
+    if wanted.email_id is None:
         rows = await fetch(source, "list_audit", parameters)
     else:
-        rows = await fetch(source, "list_audit_of_email", {**parameters, "of_email_id": email_id})
+        rows = await fetch(source, "list_audit_of_email", {**parameters, "of_email_id": wanted.email_id})
     return _page(AuditEntry, rows, 2, limit, lambda row: str(row[0]), at=1)
 
 

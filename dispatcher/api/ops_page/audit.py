@@ -14,7 +14,7 @@ from dispatcher.api.ops_page import fields
 from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
-from dispatcher.ops.audit_log import AuditFilter, list_acts
+from dispatcher.store.operators_lists import AuditFilter, list_audit
 
 PATH: Final = "/audit"
 MAX_DETAIL_CHARACTERS: Final = 2000
@@ -32,7 +32,7 @@ def routes(site: Site) -> list[Route]:
             mistake = found
         async with site.session() as session:
             try:
-                page = await list_acts(session, wanted, before=before, limit=fields.PAGE_ROWS)
+                page = await list_audit(session, wanted, before=before, limit=fields.PAGE_ROWS)
             except ValueError:
                 raise fields.wrong_cursor() from None
         return await site.page(

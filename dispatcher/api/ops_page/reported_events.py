@@ -15,7 +15,8 @@ from dispatcher.api.ops_page.site import Site
 from dispatcher.api.ops_page.visitor import Visitor
 from dispatcher.domain.provider_event import EventKind
 from dispatcher.ops.cached import Cached
-from dispatcher.ops.reported_events import EventCounts, EventFilter, count_events, list_events
+from dispatcher.ops.reported_events import EventCounts, count_events
+from dispatcher.store.operators_lists import EventFilter, list_events
 
 COUNT_SECONDS: Final = 5.0
 """How long counts are shown to all visitors before they are read again."""
