@@ -226,7 +226,7 @@ async def _publish(places: Places, sizes: Sizes, database: Any, emails: int, gat
                     messages += 1
                 keys |= {row[0]: row[1] for row in new}
                 await confirms.reached(messages)
-                since = new[-1][-1]
+                since = new[-1][4]
     assert len(keys) == emails, "every email was due once"
     return keys
 

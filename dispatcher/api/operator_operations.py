@@ -102,6 +102,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             "tenant_id": TENANT_ID,
             "error_type": {"type": "string", "enum": list(Reason)},
             "provider": FILTER_TEXT,
+            "channel": FILTER_TEXT,
             "status": {"type": "string", "enum": ["failed", "held"]},
             "email_ids": {"type": "array", "minItems": 1, "maxItems": MAX_IDS, "items": ID},
             "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},

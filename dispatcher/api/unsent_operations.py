@@ -75,6 +75,7 @@ _SELECTION: Final[dict[str, Any]] = {
     "tenant_id": TENANT_ID,
     "status": {"type": "string", "enum": ["pending", "waiting"]},
     "lane": FILTER_TEXT,
+    "channel": FILTER_TEXT,
     "correlation_id": FILTER_TEXT,
     "email_ids": {"type": "array", "minItems": 1, "maxItems": MAX_IDS, "items": ID},
     "older_than_seconds": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_SECONDS},

@@ -121,6 +121,7 @@ _OPTIONS: Final = {
     "tag": click.option(
         "--tag", type=NonBlankText(), metavar="TAG", help="Only emails with this tag, while their content is kept."
     ),
+    "channel": click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms."),
     "discarded": click.option(
         "--discarded",
         is_flag=True,
@@ -145,6 +146,7 @@ _UNSENT_OPTIONS: Final = {
         "--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id."
     ),
     "tag": _OPTIONS["tag"],
+    "channel": _OPTIONS["channel"],
     "older_than": _OPTIONS["older_than"],
     "newer_than": _OPTIONS["newer_than"],
 }

@@ -32,6 +32,7 @@ class Selection:
         email_ids: Only these emails.
         discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
         tag: One of the email's tags. Not found after the content was deleted.
+        channel: `email`, `sms`, or a channel that a package adds.
     """
 
     status: Status | None = None
@@ -44,6 +45,7 @@ class Selection:
     email_ids: tuple[UUID, ...] | None = None
     discarded: bool | None = False
     tag: str | None = None
+    channel: str | None = None
 
     @property
     def filters(self) -> dict[str, Any]:

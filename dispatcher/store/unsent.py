@@ -23,6 +23,7 @@ class UnsentFilter:
         older_than_seconds: Enqueued longer ago than this.
         newer_than_seconds: Enqueued less long ago than this.
         tag: One of the email's tags.
+        channel: `email`, `sms`, or a channel that a package adds.
         email_ids: Only these emails.
     """
 
@@ -34,6 +35,7 @@ class UnsentFilter:
     newer_than_seconds: float | None = None
     email_ids: tuple[UUID, ...] | None = None
     tag: str | None = None
+    channel: str | None = None
 
     @property
     def filters(self) -> dict[str, Any]:

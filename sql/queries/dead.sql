@@ -5,7 +5,7 @@ select
     created_at, dead_letter_due_at is not null, dead_letter_discarded_at, count(*) over ()
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 )
 where %(before)s::uuid is null or email_id < %(before)s
 order by email_id desc
@@ -27,7 +27,7 @@ select
     max(created_at)
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 ) as e
 -- An email counts once for each domain of its recipients. A function, because not every role may read addresses.
 left join lateral unnest(
@@ -49,7 +49,7 @@ select
     (array_agg(e.email_id order by e.email_id))[1:%(sample)s]
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 ) as e
 left join dispatcher.email_content as c using (email_id)
 left join dispatcher.email_log as l using (email_id)
@@ -61,7 +61,7 @@ order by outcome;
 select email_id
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 )
 order by email_id;
 
@@ -72,7 +72,7 @@ select
     e.provider, e.created_at, e.dead_letter_due_at is not null, e.dead_letter_discarded_at
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 ) as e
 where %(before)s::uuid is null or e.email_id < %(before)s
 order by e.email_id desc
@@ -85,7 +85,7 @@ with selected as (
     select e.email_id, e.tenant_id, e.status, e.error_type, e.provider, e.created_at
     from dispatcher.find_dead_emails(
         %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-        %(email_ids)s, %(discarded)s, %(tag)s
+        %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
     ) as e
     order by e.email_id desc
     limit %(limit)s

@@ -43,7 +43,7 @@ grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
     dispatcher.recipient_domains, dispatcher.find_recipients,
     dispatcher.find_dead_emails(
-        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since, dispatcher.email_partitions_make,
     dispatcher.email_partition_prune(text, timestamptz, timestamptz), dispatcher.operator_audit_prune
@@ -67,7 +67,7 @@ grant execute on function
     dispatcher.email_id_lowest_at, dispatcher.email_partitions_ended, dispatcher.hash_addresses,
     dispatcher.recipient_domains,
     dispatcher.find_dead_emails(
-        text, text, text, text, text, double precision, double precision, uuid[], boolean, text
+        text, text, text, text, text, double precision, double precision, uuid[], boolean, text, text
     ),
     dispatcher.email_log_must_stay, dispatcher.email_log_enqueued_since
     to {role};

@@ -5,7 +5,7 @@ select
     count(*) over ()
 from dispatcher.find_dead_emails(
     'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-    %(email_ids)s, %(discarded)s, %(tag)s
+    %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 )
 where %(after)s::uuid is null or email_id > %(after)s
 order by email_id
@@ -19,7 +19,7 @@ with page as (
         e.created_at, e.dead_letter_discarded_at
     from dispatcher.find_dead_emails(
         'held', %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
-        %(email_ids)s, %(discarded)s, %(tag)s
+        %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
     ) as e
     where %(after)s::uuid is null or e.email_id > %(after)s
     order by e.email_id

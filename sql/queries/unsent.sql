@@ -124,6 +124,7 @@ from (
         and (%(status)s::text is null or status = %(status)s)
         and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
         and (%(lane)s::text is null or lane = %(lane)s)
+        and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
         and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
         and (
             %(tag)s::text is null
@@ -151,6 +152,7 @@ where status in ('pending', 'waiting')
     and (%(status)s::text is null or status = %(status)s)
     and (%(tenant_id)s::text is null or tenant_id = %(tenant_id)s)
     and (%(lane)s::text is null or lane = %(lane)s)
+    and (%(channel)s::text is null or coalesce(channel, 'email') = %(channel)s)
     and (%(correlation_id)s::text is null or correlation_id = %(correlation_id)s)
     and (
         %(tag)s::text is null

@@ -154,6 +154,55 @@ async def test_stop_suppresses_for_the_tenants_that_sent_to_the_number_and_start
     assert connection.execute(entries).fetchall() == []
 
 
+async def test_start_leaves_the_entry_of_an_operator(sms_api: Api, connection: psycopg.Connection) -> None:
+    added = await sms_api.call(
+        "POST", "/v1/suppressions", body={"recipients": [NUMBER], "reason": "a complaint by post"}
+    )
+    assert added.status < 300, added.body
+
+    await post(sms_api, INBOUND_URL, {"MessageSid": "SM" + "1" * 32, "From": NUMBER, "Body": "STOP"})
+    await post(sms_api, INBOUND_URL, {"MessageSid": "SM" + "2" * 32, "From": NUMBER, "Body": "START"})
+
+    assert connection.execute("select masked, reason from dispatcher.suppression").fetchall() == [
+        ("+49•••78", "manual")
+    ]
+
+
+async def test_an_earlier_status_that_arrives_late_changes_no_end(sms_api: Api) -> None:
+    email_id = (await enqueued(sms_api)).json["id"]
+    for status in ("delivered", "sent", "queued", "delivered"):
+        form = {"MessageSid": "SM" + "0" * 32, "MessageStatus": status, "To": NUMBER}
+        assert (await post(sms_api, STATUS_URL, form, query=f"email_id={email_id}")).status == 204
+
+    assert (await sms_api.get(f"/v1/emails/{email_id}")).json["status"] == "sent"
+
+
+@pytest.mark.parametrize("query", ["", "email_id=x", f"email_id={'0' * 8}-0000-7000-8000-{'0' * 12}"])
+async def test_a_status_of_an_unknown_sms_is_answered_alike_and_suppresses_nobody(
+    sms_api: Api, connection: psycopg.Connection, query: str
+) -> None:
+    form = {"MessageSid": "SM" + "0" * 32, "MessageStatus": "undelivered", "ErrorCode": "30006", "To": NUMBER}
+
+    assert (await post(sms_api, STATUS_URL, form, query=query)).status == 204
+
+    assert connection.execute("select from dispatcher.suppression").fetchall() == []
+
+
+async def test_a_callback_that_is_too_large_is_refused(sms_api: Api) -> None:
+    form = {"MessageSid": "SM" + "0" * 32, "Body": "x" * (5 << 20)}
+
+    assert (await post(sms_api, INBOUND_URL, form)).status == 413
+
+
+async def test_an_email_and_an_sms_share_the_keys_of_a_tenant(sms_api: Api) -> None:
+    await enqueued(sms_api, "order-17")
+    email = {"from": "shop@example.com", "to": ["ann@example.org"], "subject": "x", "text": "x"}
+
+    answer = await sms_api.call("POST", "/v1/emails", body=email, headers={"Idempotency-Key": "order-17"})
+
+    assert (answer.status, answer.code) == (422, "idempotency-key-reused")
+
+
 def test_the_command_reads_the_token_that_verifies_callbacks(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = {
         "DATABASE_URL": "postgresql://localhost/mail",

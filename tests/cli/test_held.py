@@ -45,6 +45,17 @@ def test_a_page_names_the_next_page(prepared: CommandLine, tables: Books) -> Non
     assert (shown.code, shown.stdout, shown.stderr) == (0, "", "No held email matches.\n")
 
 
+@pytest.mark.parametrize("command", [("held", "list"), ("dlq", "list")])
+def test_a_channel_selects_its_messages(prepared: CommandLine, tables: Books, command: tuple[str, str]) -> None:
+    an_email, an_sms = held(tables, 2)
+    tables.change(UUID(an_sms), channel="sms")
+
+    def found(channel: str) -> list[str]:
+        return [each["email_id"] for each in prepared(*command, "--channel", channel, "--json").json["emails"]]
+
+    assert (found("email"), found("sms"), found("fax")) == ([an_email], [an_sms], [])
+
+
 def test_an_expired_email_is_not_released(prepared: CommandLine, tables: Books) -> None:
     (email_id,) = held(tables, 1)
     tables.connection.execute("update email_log set expires_at = now() - interval '1 minute'")

@@ -63,6 +63,16 @@ def test_too_late_names_the_status_and_the_exit_code_says_how_many(prepared: Com
     }
 
 
+def test_a_channel_selects_its_messages(prepared: CommandLine, tables: Books) -> None:
+    (an_email,) = lane(tables, "normal", 1)
+    (an_sms,) = lane(tables, "normal", 1, channel="sms")
+
+    done = prepared("cancel", "--channel", "sms", *WHY, "--yes")
+
+    assert done.code == 0
+    assert (tables.status(UUID(an_email)), tables.status(UUID(an_sms))) == ("pending", "cancelled")
+
+
 def test_a_filter_shows_what_it_selects_and_asks(prepared: CommandLine, tables: Books) -> None:
     bulk = lane(tables, "bulk", 25)
     (late,) = lane(

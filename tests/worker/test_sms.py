@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+from urllib.parse import urlencode
 from uuid import UUID
 
 import psycopg
@@ -12,8 +14,11 @@ from dispatcher import Sms, enqueue_many
 from dispatcher.domain.capabilities import Capabilities
 from dispatcher.domain.outcome import Reason, Rejected
 from dispatcher.domain.outgoing import OutgoingEmail
+from dispatcher.events.twilio import SIGNATURE_HEADER, sign
 from dispatcher.providers.contract import Attempt
-from tests.waiting import until
+from dispatcher.providers.twilio import TwilioSettings
+from tests.api.running_api import Api, running
+from tests.waiting import until, until_answer
 from tests.worker.bench import Bench
 from tests.worker.scripted import ScriptedProvider, accept, answer
 from tests.worker.test_capabilities import waiting_seconds
@@ -121,3 +126,61 @@ async def test_no_table_but_that_of_the_content_has_the_number(bench: Bench) -> 
     for table in ("email_log", "email_recipient", "email_idempotency"):
         (row,) = bench.books.select(f"select t::text as text from {table} as t where email_id = %s", email_id)  # noqa: S608 - our own names
         assert NUMBER[1:] not in row["text"]
+
+
+TOKEN = "the_token_of_the_account_0123456789"
+ORIGIN = "https://mail.example.org"
+
+
+async def reply(api: Api, body: str, sid: str) -> None:
+    """A recipient answers an SMS: Twilio posts it, signed."""
+    form = {"MessageSid": f"SM{sid * 32}", "From": NUMBER, "Body": body}
+    headers = {
+        "Content-Type": "application/x-www-form-urlencoded",
+        SIGNATURE_HEADER: sign(TOKEN, f"{ORIGIN}/v1/inbound/twilio", form),
+    }
+    answer = await api.call("POST", "/v1/inbound/twilio", raw=urlencode(form).encode(), headers=headers)
+    assert answer.status == 200
+
+
+async def test_stop_ends_the_sms_to_a_number_until_start_and_copies_of_both_change_nothing(bench: Bench) -> None:
+    texts = sms_provider()
+    await bench.start([texts])
+    settings = bench.settings(API_ALLOW_ANONYMOUS="on")
+    own = TwilioSettings(
+        account_sid="AC" + "0" * 32, auth_token=TOKEN, callback_url=f"{ORIGIN}/v1/events/twilio", sender="Example"
+    )
+    settings = replace(settings, providers=("smtp", "twilio"), own={**settings.own, "twilio": own})
+
+    async def next_ends_as(status: str) -> None:
+        """Sends SMS until one ends so: a worker reads the changed suppressions every 0.75 s."""
+
+        async def one_does() -> bool:
+            (email_id,) = await enqueued(bench, an_sms(f"next-{len(bench.books.rows())}"))
+            await bench.deliver([email_id])
+            await until(lambda: bench.books.row(email_id)["status"] in ("sent", "failed"))
+            row = bench.books.row(email_id)
+            assert row["error_type"] in (None, "suppressed")
+            return bool(row["status"] == status)
+
+        await until_answer(one_does)
+
+    async with running(settings) as api:
+        await next_ends_as("sent")
+        await reply(api, "stop ", "1")
+        await next_ends_as("failed")
+        count = sum(texts.accepted.values())
+        await next_ends_as("failed")
+        assert sum(texts.accepted.values()) == count
+
+        await reply(api, "START", "2")
+        entries = "select masked, reason from suppression"
+        assert bench.books.select(entries) == []
+        await reply(api, "stop ", "1")
+        assert bench.books.select(entries) == []
+        await next_ends_as("sent")
+
+        await reply(api, "STOP", "3")
+        await reply(api, "START", "2")
+        assert bench.books.select(entries) == [{"masked": "+49•••78", "reason": "unsubscribe"}]
+        await next_ends_as("failed")

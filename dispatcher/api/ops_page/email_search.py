@@ -208,6 +208,7 @@ def read_form(given: Mapping[str, str], *, tenant_id: str | None, now: datetime)
         "tag": _text,
         "sender": _sender,
         "lane": _lane,
+        "channel": _text,
         "since": lambda text: instant_or_age(text, now),
         "until": lambda text: instant_or_age(text, now),
         "cursor": _cursor,

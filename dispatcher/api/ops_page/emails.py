@@ -48,6 +48,7 @@ _LABELS: Final[Mapping[str, str]] = {
     "sender": "From",
     "tag": "Tag",
     "lane": "Lane",
+    "channel": "Channel",
     "tenant_id": "Tenant",
     "since": "Since",
     "until": "Until",
