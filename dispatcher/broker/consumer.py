@@ -2,6 +2,7 @@
 
 Each lane has a consumer and a prefetch window of its own on the channel, so no lane's messages delay another lane's.
 If a lane's queue does not exist, the other lanes are consumed, and this module looks for the queue once per second.
+RabbitMQ 3.10 does not always report that a queue was deleted, so this module also checks the queues that it consumes.
 
 A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
 requeued separately; until then, the part is open. When no part is open, the whole message is acked or returned.
@@ -40,6 +41,8 @@ STEADY_SECONDS: Final = 30.0
 """Only a connection that lasted longer than this resets the backoff."""
 LOOK_SECONDS: Final = 1.0
 """How often to look for a missing queue."""
+CHECK_SECONDS: Final = 10.0
+"""How often to check that the consumed queues still exist."""
 
 
 class Delivery(NamedTuple):
@@ -81,6 +84,7 @@ class Consumer:
         name: str,
         ca_file: Path | None = None,
         backoff: Backoff | None = None,
+        check_seconds: float = CHECK_SECONDS,
     ) -> None:
         """Creates a consumer. Does not connect yet.
 
@@ -90,6 +94,7 @@ class Consumer:
             on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
             on_refused: Called (instead of `on_attempt`) whenever RabbitMQ refuses the login. The consumer keeps trying.
             name: The name of the connection on RabbitMQ's management page.
+            check_seconds: How often to check that the consumed queues still exist.
 
         Raises:
             ConfigurationError: A URL is invalid.
@@ -107,6 +112,7 @@ class Consumer:
         self._name = name
         self._ca_file = ca_file
         self._backoff = backoff or Backoff(FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS)
+        self._check_seconds = check_seconds
         self._generation = 1
         self._outstanding: dict[int, int] = {}  # by tag, ascending: one bit per open part
         self._refused: dict[int, bool] = {}  # by tag, while other parts are open: whether to requeue
@@ -238,6 +244,16 @@ class Consumer:
                     else:
                         self._missing_lanes.discard(lane)
 
+    async def _stop_missing_lanes(self, session: _Session) -> None:
+        """Cancels the consumers whose queue no longer exists. `_consume_lanes` then reports the queue as missing."""
+        async with self._lanes_lock:
+            for lane in session.lanes:
+                try:
+                    with suppress(BrokerUnavailable):  # a queue that cannot be reached now may still exist
+                        await find(session.connection, self._queues[lane])
+                except TopologyError:
+                    await session.cancel([lane])
+
     def _note_missing(self, lane: str, fault: TopologyError) -> None:
         if lane not in self._missing_lanes:
             self._missing_lanes.add(lane)
@@ -292,13 +308,14 @@ class Consumer:
         consumed: list[str] | None = None
         try:
             while not session.is_over:
+                await self._stop_missing_lanes(session)
                 await self._consume_lanes(session)
                 self._on_attempt()
                 if session.lanes != consumed:
                     consumed = session.lanes
                     log.info("broker.connected", queues=[self._queues[lane] for lane in consumed])
                 metrics.CONSUMING.set(bool(consumed))
-                await session.changed(LOOK_SECONDS if self._missing_lanes else None)
+                await session.changed(LOOK_SECONDS if self._missing_lanes else self._check_seconds)
         finally:
             metrics.CONSUMING.set(0)
             self._session = None
@@ -431,7 +448,7 @@ class _Session:
         self._given_up = True
         self._changed.set()
 
-    async def changed(self, seconds: float | None) -> None:
+    async def changed(self, seconds: float) -> None:
         """Waits until RabbitMQ cancels a consumer, until the session is over, or until the timeout."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):

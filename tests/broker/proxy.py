@@ -27,6 +27,7 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self.connections = 0
         self.holds = False
+        self._changes = (b"", b"")
         self._cuts_after: int | None = None
         self.url = ""
 
@@ -83,6 +84,10 @@ class Proxy:
         for client in self._clients:
             client.write(frame)
 
+    def change(self, old: bytes, new: bytes) -> None:
+        """From now on, forward these bytes of clients as other bytes."""
+        self._changes = (old, new)
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
         if task := asyncio.current_task():
@@ -102,7 +107,7 @@ class Proxy:
             while data := await reader.read(65536):
                 self.holds = not self._flowing.is_set()
                 await self._flowing.wait()
-                below.write(data)
+                below.write(data.replace(*self._changes) if self._changes[0] else data)
                 await below.drain()
         except OSError:
             pass

@@ -280,3 +280,25 @@ async def test_a_queue_that_is_missing_at_the_start_stops_only_its_lane(
     finally:
         await consumer.close()
         await asyncio.wait_for(task, 10)
+
+
+async def test_a_deleted_queue_is_noticed_and_later_consumed_again_although_rabbitmq_does_not_report_it(
+    amqp_url: str, proxy: Proxy, topology: Topology, rabbit: Rabbit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    proxy.change(b"consumer_cancel_notifyt\x01", b"consumer_cancel_notifyt\x00")  # as if the client asked for no report
+    deliveries: list[Delivery] = []
+    consumer = Consumer(proxy.url, topology.send_queues, prefetch=2, name="lanes", check_seconds=0.1)
+    task = asyncio.create_task(consumer.run(deliveries.append, deliveries.clear))
+    try:
+        await eventually(lambda: consumer.is_consuming, "the consumers")
+        await rabbit.delete_queue(topology.queue)
+        await eventually(lambda: "broker.queue_missing" in capsys.readouterr().out, "the report")
+        await rabbit.publish(topology.send_queues["urgent"], b"of another lane")
+        await eventually(lambda: len(deliveries) == 1, "the other lane's delivery")
+
+        await declare(amqp_url, topology)
+        await rabbit.publish(topology.queue, b"of the new queue")
+        await eventually(lambda: len(deliveries) == 2, "the delivery")
+    finally:
+        await consumer.close()
+        await asyncio.wait_for(task, 10)
