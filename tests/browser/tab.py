@@ -34,6 +34,7 @@ _OVERFLOWING: Final = """() => {
 _REFRESH: Final = """() => {
     for (const each of document.querySelectorAll("[data-refresh]")) htmx.trigger(each, "refresh", {}, false);
 }"""
+_TWO_FRAMES: Final = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 _FOCUSED: Final = """() => {
     const element = document.activeElement;
     return `${element.tagName.toLowerCase()} ${element.id || element.innerText || element.name}`;
@@ -107,9 +108,10 @@ class Tab:
         return found
 
     def show(self, colors: Colors = "light", width: int = WIDE) -> None:
-        """Changes the colour scheme and the width of the window."""
+        """Changes the colour scheme and the width of the window, and waits until charts are drawn with that width."""
         self.page.emulate_media(color_scheme=colors, reduced_motion="reduce")
         self.page.set_viewport_size({"width": width, "height": 900})
+        self.page.evaluate(_TWO_FRAMES)
 
     def expect(self, pattern: str) -> None:
         """Ignores errors on the console that match the pattern, from now on."""

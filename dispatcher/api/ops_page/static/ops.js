@@ -98,7 +98,7 @@
       [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
       [1, "{HH}:{mm}:{ss}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
     ];
-    const exact = (_plot, value) => (value == null ? "-" : value.toLocaleString("en") + (chart.unit ? ` ${chart.unit}` : ""));
+    const exact = (_plot, value) => (value == null ? "" : value.toLocaleString("en") + (chart.unit ? ` ${chart.unit}` : ""));
     return {
       width,
       height: height - 34, // the legend's height
@@ -106,7 +106,7 @@
       scales: { y: { range: (_plot, _low, high) => [0, uPlot.rangeNum(0, high || 1, 0.1, true)[1]] } },
       axes: [{ ...axis, space: 60, values: times }, { ...axis, size: 48, space: 32, values: (_plot, values) => values.map((value) => compact.format(value)) }],
       series: [
-        { label: "time", value: (_plot, seconds) => (seconds == null ? "-" : localTime(new Date(seconds * 1000)).slice(0, 16)) },
+        { label: "time", value: (_plot, seconds) => (seconds == null ? "" : localTime(new Date(seconds * 1000)).slice(0, 16)) },
         ...chart.series.map((series, index) => ({
           label: series.label,
           stroke: colour(`--chart-${series.colour ?? index + 1}`),
@@ -220,6 +220,9 @@
     htmx_before_morph_attr: (element, { attrName }) => !(attrName === "open" && /^(DETAILS|DIALOG)$/.test(element.tagName)),
   });
 
+  // On a narrow screen, the navigation scrolls sideways.
+  const current = document.querySelector(".main-nav [aria-current]");
+  current?.closest("ul").scrollTo({ left: current.offsetLeft - 40 });
   showLocalTimes(document);
   showState();
   drawCharts();
