@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any, Final, cast
 
 import psycopg
+import pytest
 from starlette.routing import Route
 
 from dispatcher.api.ops_page.application import make_ops_app
@@ -131,6 +132,47 @@ async def test_a_session_is_new_at_each_sign_in_and_ends_on_the_server(
     browser.cookies["dispatcher-ops"] = second
     assert (await browser.get("/ops/")).status == 303
     assert books.select("select * from ops_session") == []
+
+
+@pytest.mark.parametrize(
+    ("used_ago", "began_ago", "ends"),
+    [
+        pytest.param(0.9, 0.0, False, id="idle for less than the limit"),
+        pytest.param(1.1, 0.0, True, id="idle for too long"),
+        pytest.param(0.0, 1.1, True, id="used until now, but old"),
+    ],
+)
+async def test_a_session_ends_when_it_is_idle_or_old(
+    browser: Browser,
+    operator_key: str,
+    connection: psycopg.Connection,
+    ops_api: Api,
+    used_ago: float,
+    began_ago: float,
+    ends: bool,
+) -> None:
+    await browser.sign_in(operator_key)
+    ages = used_ago * ops_api.settings.ops_idle_seconds, began_ago * ops_api.settings.ops_session_seconds
+    connection.execute(
+        "update ops_session set seen_at = seen_at - %s * interval '1 s', created_at = created_at - %s * interval '1 s'",
+        ages,
+    )
+
+    assert ((await browser.get("/ops/")).status == 303) is ends
+
+
+async def test_a_page_that_refreshes_itself_keeps_no_operator_signed_in(
+    browser: Browser, operator_key: str, connection: psycopg.Connection, ops_api: Api
+) -> None:
+    await browser.sign_in(operator_key)
+    for headers, ends in (({}, False), ({"HX_Request": "true"}, True)):
+        for share in (0.6, 0.6):
+            connection.execute(
+                "update ops_session set seen_at = seen_at - %s * interval '1 s'",
+                [share * ops_api.settings.ops_idle_seconds],
+            )
+            answer = await browser.get("/ops/", **headers)
+        assert (answer.status != 200) is ends
 
 
 async def test_signing_in_leads_to_no_other_website(browser: Browser, operator_key: str) -> None:
