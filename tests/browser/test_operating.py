@@ -1,6 +1,6 @@
 """Operators at work: a running dispatcher, a provider that refuses and accepts, and a browser.
 
-One dispatcher, one API and one browser serve all these tests. `./run test -m slow tests/browser` runs them.
+One dispatcher, one API and one browser serve all these tests. `./run test -m slow tests/browser` runs more of them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from tests.browser.pages import PAGES
 from tests.browser.stage import Stage
 from tests.browser.tab import NARROW, Tab, Tabs
 from tests.supervisor.program import eventually
-
-pytestmark = pytest.mark.slow  # Chromium is fetched on first use
 
 
 @pytest.fixture(scope="module")
