@@ -178,7 +178,7 @@ async def test_an_event_during_the_wait_for_a_retry_stops_the_retry(bench: Bench
     await until(lambda: bench.books.status(neighbour) == "sent")
     # The worker renews the lease for the second attempt, and then releases the email.
     await until(lambda: bench.books.status(email_id) == "pending")
-    assert worker.in_flight == 0
+    await until(lambda: worker.in_flight == 0)
     assert bench.provider.accepted == {neighbour: 1}
     row = bench.books.row(email_id)
     assert (row["attempt_count"], row["proven_by"]) == (1, "sendgrid")
