@@ -198,7 +198,7 @@ async def test_an_email_whose_lease_the_relay_voided_is_released_unsent_without_
     await bench.settled({"pending": 3})
     assert bench.provider.accepted == {}
     assert {row["attempt_count"] for row in bench.books.rows()} == {0}
-    assert worker.in_flight == 0
+    await until(lambda: worker.in_flight == 0)
     # Leases that the worker takes from now on are valid.
     await bench.deliver(email_ids)
     await bench.settled({"sent": 3})
