@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from dispatcher.ops.figures import (
     ProviderFigures,
 )
 from dispatcher.ops.shared_reading import Answer, SharedReading
-from dispatcher.store.activity import MISSED_REPORTS, WorkerSeen, find_vanished_hosts
+from dispatcher.store.activity import MISSED_REPORTS, Latency, WorkerSeen, find_vanished_hosts
 from dispatcher.store.connections import AsyncSession
 from dispatcher.store.controls import read_controls
 from dispatcher.store.overview import (
@@ -47,6 +47,8 @@ from dispatcher.store.samples import Attempts, MinuteSample, list_samples, sum_a
 
 MONTH_FRESH_SECONDS: Final = 60.0
 """The attempts per day are summed from many rows, and change little."""
+TRENDS_FRESH_SECONDS: Final = 5.0
+"""The latency, the oldest emails and the attempts per hour are read from thousands of rows."""
 MAX_TENANTS: Final = 256
 """The answers of so many tenants are kept."""
 MINUTES: Final = 60
@@ -54,6 +56,23 @@ DAYS: Final = 31
 _HOUR_SECONDS: Final = 3600.0
 _DAY_SECONDS: Final = 86_400.0
 ACCEPTED: Final = "accepted"
+
+
+@dataclass(frozen=True, slots=True)
+class Trends:
+    """Figures that are read less often than the others.
+
+    Attributes:
+        pending_seconds: The longest wait of a pending email; None if no email is pending, or if too many are.
+        due_seconds: The longest time for which an email has been due; None as above.
+        latency: The latency of the newest emails; None if none was sent in the last ten minutes.
+        hours: The attempts of the last 24 hours, by hour.
+    """
+
+    pending_seconds: float | None
+    due_seconds: float | None
+    latency: Latency | None
+    hours: Sequence[Attempts]
 
 
 class OverviewReader:
@@ -65,6 +84,7 @@ class OverviewReader:
         self._settings = settings
         self._open_session = open_session
         self._days = SharedReading(self._read_days, fresh_seconds=MONTH_FRESH_SECONDS)
+        self._trends = SharedReading(self._read_trends, fresh_seconds=TRENDS_FRESH_SECONDS)
         self._all = SharedReading(self._read_all)
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
@@ -90,6 +110,13 @@ class OverviewReader:
         async with self._open_session() as session, one_snapshot(session):
             return await sum_attempts(session, "day", (DAYS - 1) * _DAY_SECONDS)
 
+    async def _read_trends(self) -> Trends:
+        async with self._open_session() as session, one_snapshot(session):
+            pending_seconds, due_seconds = await find_oldest(session)
+            latency = await measure_recent_latency(session)
+            hours = await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
+        return Trends(pending_seconds, due_seconds, latency, hours)
+
     async def _read_tenant(self, tenant_id: str) -> Overview:
         async with self._open_session() as session, one_snapshot(session):
             counts = await count_for_overview_of_tenant(session, tenant_id)
@@ -98,13 +125,15 @@ class OverviewReader:
         return Overview(datetime.now(UTC), Counts(**counts), own)
 
     async def _read_all(self) -> Overview:
-        days = (await self._days.get()).value
+        days, trends = (await self._days.get()).value, (await self._trends.get()).value
         async with self._open_session() as session:
-            return await read_overview(session, self._settings, days)
+            return await read_overview(session, self._settings, days, trends)
 
 
-async def read_overview(session: AsyncSession, settings: Settings, days: Sequence[Attempts]) -> Overview:
-    """Reads all figures from one snapshot.
+async def read_overview(
+    session: AsyncSession, settings: Settings, days: Sequence[Attempts], trends: Trends
+) -> Overview:
+    """Reads all other figures from one snapshot.
 
     Args:
         days: The attempts per day.
@@ -114,15 +143,13 @@ async def read_overview(session: AsyncSession, settings: Settings, days: Sequenc
         counts = await count_for_overview(session)
         controls = await read_controls(session)
         paused = await count_paused(session) if controls.pauses else BoundedCount(0)
-        pending_seconds, due_seconds = await find_oldest(session)
-        latency = await measure_recent_latency(session)
         samples = await list_samples(session, MINUTES + 1)
-        hours = await sum_attempts(session, "hour", 23 * _HOUR_SECONDS)
         workers = await list_workers(session)
         reports = await list_host_reports(session)
         troubles = {trouble.provider: trouble for trouble in await find_troubles(session)}
         rates = await list_rates(session)
         check = await find_alert_check(session, settings.dlq)
+    pending_seconds, due_seconds = trends.pending_seconds, trends.due_seconds
     sample = samples[-1] if samples else None
     if sample is not None and sample.age_seconds < OLD_SAMPLE_SECONDS:
         counts = {name: _with_sample(name, count, sample) for name, count in counts.items()}
@@ -134,12 +161,12 @@ async def read_overview(session: AsyncSession, settings: Settings, days: Sequenc
         controls.pauses,
         pending_seconds,
         due_seconds,
-        latency,
+        trends.latency,
         points_of_minutes(samples, now),
-        points(hours, [_hour(now) - timedelta(hours=ago) for ago in reversed(range(24))]),
+        points(trends.hours, [_hour(now) - timedelta(hours=ago) for ago in reversed(range(24))]),
         points(days, [_day(now) - timedelta(days=ago) for ago in reversed(range(DAYS))]),
         hosts_of(workers, reports, settings),
-        _providers(settings, troubles, rates, controls.pauses, hours),
+        _providers(settings, troubles, rates, controls.pauses, trends.hours),
         _lanes(settings, controls, sample),
         sample,
         check,

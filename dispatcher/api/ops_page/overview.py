@@ -32,6 +32,7 @@ def routes(site: Site) -> list[Route]:
             request,
             visitor,
             "overview.html",
+            shared=None if answer.fault else answer.value,  # a page that says how old its figures are is not shared
             overview=answer.value,
             stale_seconds=answer.age_seconds if answer.fault and answer.age_seconds > STALE_SECONDS else None,
             fault=answer.fault,

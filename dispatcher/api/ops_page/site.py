@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -34,6 +34,8 @@ CONCURRENT_PAGES: Final = 8
 """The most pages that a process makes at the same time. Further requests wait."""
 WAIT_SECONDS: Final = 2.0
 """How long a request waits for its turn before it gets a page that asks the visitor to try again."""
+MAX_PARTS: Final = 256
+"""The most rendered parts that are kept for refreshes, by URL and tenant."""
 PATH: Final = "/ops"
 _KEY_READS: Final = ("This API key may only read.", "Sign in with a key that has the scope operate.")
 _PERSON_READS: Final = (
@@ -79,6 +81,7 @@ class Site:
         self._pool = pool
         self._rendering = Rendering(self.path)
         self._turns = asyncio.Semaphore(CONCURRENT_PAGES)
+        self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
         """A database session whose statements time out after two seconds. Errors are translated, and become pages."""
@@ -165,28 +168,54 @@ class Site:
             self._turns.release()
 
     async def page(
-        self, request: Request, visitor: Visitor | None, template: str, *, status: int = 200, **values: Any
+        self,
+        request: Request,
+        visitor: Visitor | None,
+        template: str,
+        *,
+        status: int = 200,
+        shared: object = None,
+        **values: Any,
     ) -> Response:
-        """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it."""
-        token = self.sessions.token(request)
+        """Renders a template: the whole page, or only its <main> if htmx refreshes a part of it.
+
+        Args:
+            shared: The object that <main> shows, if <main> is the same for all visitors with the same tenant. While the
+                object stays the same, it is rendered once for all their refreshes.
+        """
         paused = [] if visitor is None else seen_by(await self._paused(), visitor.tenant_id)
-        html = self._rendering.render(
+        is_part = "hx-request" in request.headers
+        if shared is None or visitor is None or not is_part:
+            html = self._render(request, visitor, template, paused, is_part=is_part, **values)
+        else:
+            place = request.url.path, request.url.query, visitor.tenant_id
+            of, with_paused, html = self._parts.get(place, (None, paused, ""))
+            if of is not shared or with_paused != paused:
+                html = self._render(request, visitor, template, paused, is_part=True, **values)
+                if len(self._parts) >= MAX_PARTS:
+                    self._parts.clear()
+                self._parts[place] = shared, paused, html
+        response = Response(html, status, media_type="text/html")
+        if (new_token := self.sessions.new_token(request)) is not None:
+            self.sessions.send_token(request, response, new_token)
+        return response
+
+    def _render(
+        self, request: Request, visitor: Visitor | None, template: str, paused: Sequence[Pause], **values: Any
+    ) -> str:
+        token = self.sessions.token(request)
+        return self._rendering.render(
             template,
             request=request,
             visitor=visitor,
             csrf_token=csrf_token(token) if token else None,
             entries=entries(self.settings, visitor, _path_below(request, self.path)),
             paused=paused,
-            is_part="hx-request" in request.headers,
             can_sign_out=visitor is not None and not self.access.is_open,
             has_openid=self.settings.ops_oidc_issuer is not None,
             is_confidential=is_secure(request, self.settings.ops_url) or is_for_loopback(request),
             **values,
         )
-        response = Response(html, status, media_type="text/html")
-        if (new_token := self.sessions.new_token(request)) is not None:
-            self.sessions.send_token(request, response, new_token)
-        return response
 
     async def _paused(self) -> list[Pause]:
         try:
