@@ -28,7 +28,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_INSERTS: Final = 2
-"""While one statement waits for the disk, the next one is sent."""
+"""The most concurrent inserts of new batches. While one insert waits for the disk, the other is sent."""
 CONCURRENT_RETRIES: Final = 2
 """Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not wait."""
 
@@ -63,7 +63,7 @@ class _QueuedDraft:
 
 @dataclass(slots=True)
 class InsertBatcher:
-    """Inserts drafts in batches.
+    """Inserts drafts, which are prepared emails, in batches.
 
     Attributes:
         publisher: Decides which emails the API publishes itself, and publishes them after the commit.
@@ -90,8 +90,8 @@ class InsertBatcher:
                 tenant_queue = self._waiting[draft.email.tenant_id] = deque()
             tenant_queue.append(queued)
         if not self._is_scheduled:
-            # Start the inserts a moment later, so that requests that the event loop reads in the same turn join the
-            # batch.
+            # Start the inserts a moment later, so that the batch also gets the requests that the event loop reads in
+            # the same iteration.
             self._is_scheduled = True
             loop.call_soon(self._start_inserts)
         await request.done

@@ -44,7 +44,7 @@ def parse(body: bytearray) -> Any:
     A string that is longer than any email allows is truncated, but stays longer than allowed.
 
     Raises:
-        Problem: `malformed-json`: the body is not JSON, is nested too deep, or repeats a name in one object.
+        Problem: `malformed-json`: the body is not JSON, is nested too deeply, or repeats a name in one object.
             `body-too-large`: the body is larger than any email or batch.
     """
     if len(body) < LARGE_BYTES:
@@ -95,7 +95,7 @@ def _load(text: bytearray) -> Any:
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # Parsers differ in which of the values they use. A proxy may have checked the value that we would not use.
+        # Parsers differ in which of the two values they use. A proxy may have checked one value, and we the other.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 

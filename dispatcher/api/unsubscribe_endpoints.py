@@ -1,7 +1,7 @@
 """One-click unsubscribe (RFC 8058): the page and the action behind the List-Unsubscribe header.
 
 A request needs no API key: the token in its path is signed. GET changes nothing, because mail scanners follow links. A
-token that is not genuine gets the same answer as one whose email does not exist.
+forged token gets the same answer as the token of an email that does not exist.
 """
 
 from __future__ import annotations
