@@ -44,7 +44,12 @@ class Form(Mapping[str, str]):
         return Form([pair for pair in self.pairs if pair[0] != CSRF_FIELD])
 
     def kept(self, path: str, title: str) -> KeptForm:
-        """This form as one to be sent again, to a path below `site.path`."""
+        """This form as a `KeptForm`, which the visitor can send again.
+
+        Args:
+            path: The form's target, below `site.path`.
+            title: What the form does.
+        """
         return KeptForm(path, title, self.without_internals().pairs)
 
     def kept_before(self) -> KeptForm | None:
@@ -71,7 +76,7 @@ class KeptForm:
 
 
 async def read_form(request: Request) -> Form:
-    """The fields of a request's body. The body is read once.
+    """The form in a request's body. Later calls for the same request return the same form.
 
     Raises:
         PageError: the body is too large, or is not a form.
@@ -81,7 +86,7 @@ async def read_form(request: Request) -> Form:
         return found
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/x-www-form-urlencoded":
-        raise PageError(400, "The request has no form.", "Use the forms of these pages.")
+        raise PageError(400, "The request has no form.", "Use the forms on these pages.")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -92,7 +97,7 @@ async def read_form(request: Request) -> Form:
             body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, encoding="utf-8", errors="strict"
         )
     except ValueError:  # too many fields, or not UTF-8
-        raise PageError(400, "The form could not be read.", "Use the forms of these pages.") from None
+        raise PageError(400, "The form could not be read.", "Use the forms on these pages.") from None
     # Browsers send line ends of text areas as CR LF.
     form = Form([(name, value.replace("\r\n", "\n").replace("\0", "")) for name, value in pairs])
     request.state.form = form

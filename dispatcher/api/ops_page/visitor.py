@@ -1,4 +1,4 @@
-"""Who is signed in."""
+"""Visitors of the operators' page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dispatcher.ops.acts import Act
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who is signed in.
+    """A signed-in visitor, and what the visitor may see and do.
 
     Attributes:
         key_id: The API key's id; empty if the visitor signed in without a key.
