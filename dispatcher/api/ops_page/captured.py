@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import SECURITY_HEADERS, Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.ops.captured import CapturedEmail, CapturedName, list_captured, parse_name, read_captured
 from dispatcher.providers.capture import NAME as CAPTURE
@@ -128,12 +128,7 @@ def _check_allowed(site: Site, visitor: Visitor) -> None:
     """
     if CAPTURING.isdisjoint(site.settings.providers) or visitor.tenant_id is not None:
         raise PageError(404, "There is no page at this address.", "Use the navigation.")
-    if not visitor.may_act:
-        raise PageError(
-            403,
-            "This API key may only read, and captured emails show addresses and content.",
-            "Sign in with a key that has the scope operate.",
-        )
+    require_operate(visitor)
 
 
 async def _email(site: Site, request: Request, visitor: Visitor) -> CapturedEmail:

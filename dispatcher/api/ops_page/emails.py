@@ -19,9 +19,9 @@ from dispatcher.api.ops_page import email_view
 from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
 from dispatcher.api.ops_page.forms import Form
-from dispatcher.api.ops_page.page_errors import PageError, not_found
+from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_rules import instant
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Reason
@@ -54,7 +54,6 @@ _LABELS: Final[Mapping[str, str]] = {
     "until": "Until",
     "cursor": "The link to this page",
 }
-_READ_ONLY: Final = PageError(403, "This API key may only read.", "Sign in with a key that has the scope operate.")
 
 
 @dataclass(slots=True)
@@ -180,8 +179,7 @@ class _EmailPages:
 
     async def ask(self, decision: Decision, request: Request, visitor: Visitor) -> Response:
         """The page that asks the visitor to confirm a decision."""
-        if not visitor.may_act:
-            raise _READ_ONLY
+        require_operate(visitor)
         async with self._site.session() as session:
             history = await self._history(session, request, visitor)
             choices = await find_choices(session, history.email)
@@ -211,8 +209,7 @@ class _EmailPages:
 
     async def ask_to_reveal(self, request: Request, visitor: Visitor) -> Response:
         """The page that asks for the reason to reveal an email."""
-        if not visitor.may_act:
-            raise _READ_ONLY
+        require_operate(visitor)
         async with self._site.session() as session:
             history = await self._history(session, request, visitor)
         return await self._form(request, visitor, history, "reveal", "Reveal", REVEAL_DOES)

@@ -17,7 +17,7 @@ from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
@@ -67,8 +67,7 @@ class ReplayPages:
 
     async def preview(self, request: Request, visitor: Visitor) -> Response:
         """The page with the dry run of a filter."""
-        if not visitor.may_act:
-            raise PageError(403, "This API key may only read.", "Sign in with a key that has the scope operate.")
+        require_operate(visitor)
         try:
             wanted = read_filter(visitor, request.query_params)
         except Mistake as mistake:

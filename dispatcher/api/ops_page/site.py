@@ -20,7 +20,7 @@ from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_s
 from dispatcher.api.ops_page.page_errors import PageError, page_error_of
 from dispatcher.api.ops_page.rendering import Rendering
 from dispatcher.api.ops_page.sessions import Sessions, csrf_token
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause
 from dispatcher.errors import StoreUnavailable
@@ -35,11 +35,6 @@ CONCURRENT_PAGES: Final = 8
 WAIT_SECONDS: Final = 2.0
 """How long a request waits for a free slot before it gets a page that asks the visitor to try again."""
 PATH: Final = "/ops"
-_KEY_READS: Final = ("This API key may only read.", "Sign in with a key that has the scope operate.")
-_PERSON_READS: Final = (
-    "You may only read.",
-    "Ask an administrator to give your account a value that DISPATCHER_OPS_OIDC_OPERATE lists. Then sign in again.",
-)
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -114,8 +109,7 @@ class Site:
             visitor = await self.sessions.visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request, self._kept(request, form, title))
-            if not visitor.may_act:
-                raise PageError(403, *(_KEY_READS if visitor.key_id else _PERSON_READS))
+            require_operate(visitor)
             if not self.sessions.is_valid_csrf_token(request, form):
                 return await self.ask_to_confirm(request, visitor, self._kept(request, form, title))
             return await handler(request, visitor, form.without_internals())
