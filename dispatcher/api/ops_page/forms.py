@@ -20,7 +20,7 @@ KEPT_TITLE: Final = "kept_title"
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form. If a field occurs several times, `form[name]` is its last value; see `every`."""
+    """The fields of a form. If a field occurs several times, `form[name]` is its last value."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pairs = tuple(pairs)
@@ -34,10 +34,6 @@ class Form(Mapping[str, str]):
 
     def __len__(self) -> int:
         return len(self._last)
-
-    def every(self, name: str) -> list[str]:
-        """All values of a field, such as the checked boxes with this name."""
-        return [value for own, value in self.pairs if own == name]
 
     def without_internals(self) -> Form:
         """The form without its CSRF token."""
