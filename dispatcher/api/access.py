@@ -237,7 +237,7 @@ class AccessControl:
         """
         key = self._matching(secret)
         if key is None:
-            # Refreshes even for a known id with a wrong secret: otherwise the response time would show which ids exist.
+            # Refresh even for a known id with a wrong secret: otherwise the response time would show which ids exist.
             await self._refresh_after_now()
             key = self._matching(secret)
         return key if key is not None and key.revoked_at is None else None

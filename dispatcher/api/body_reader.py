@@ -148,7 +148,8 @@ def _check_media_type(request: Request, *, any_media_type: bool) -> None:
 
 
 _LARGE_BODY_THREAD: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large bodies")
-"""A single thread: more would compete with the event loop for the GIL, and parse no faster."""
+"""The thread that parses large bodies. More threads would compete with the event loop for the GIL, and parse no
+faster."""
 
 
 async def run_off_loop(size: int, work: Callable[[], T]) -> T:

@@ -179,7 +179,7 @@ def _as_problems(provider: str) -> Iterator[None]:
         yield
     except EventsRefused as error:
         report_refusal(provider, error.refusal)
-        # The body may be unread.
+        # Close the connection, because the body may be unread.
         raise Problem(error.refusal.value, error.detail, closes=True) from None
     except EventsUnreadable as error:
         raise Problem("malformed-json", str(error)) from None

@@ -105,9 +105,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._static_paths = static_paths
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
-        self._overhead_bytes = 0  # bytes outside the body, since the request began or the body last grew
+        self._overhead_bytes = 0  # bytes outside the body, since the request began or since the last byte of the body
         self._is_in_head = True
-        self._body_bytes = 0  # since the rate was last checked
+        self._body_bytes = 0  # bytes of the body since its rate was last checked
         self._small_chunks_left = 0
         self._request_deadline = 0.0
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -140,7 +140,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Feeds the parser, and checks the size of the head."""
         if self._lingering.is_closing():
             return
-        self._overhead_bytes += len(data)  # the parser's callbacks reset it
+        self._overhead_bytes += len(data)  # the parser's callbacks set it to 0
         if self._overhead_bytes > MAX_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
             return
@@ -162,7 +162,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._on_refusal("overloaded")
-            self.transport.abort()  # the client would take a problem for the response to an earlier request
+            self.transport.abort()  # sends no problem: the client would take it for the response to an earlier request
             raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
         super().on_message_begin()
         self._is_in_head = True
@@ -181,7 +181,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._static_paths and self.url.startswith(self._static_paths):
             self.cycle.default_headers = []
-        self.headers = self._trailers  # collects the headers after the body
+        self.headers = self._trailers  # refuses the headers after the body
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:

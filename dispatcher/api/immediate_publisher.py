@@ -170,7 +170,7 @@ class ImmediatePublisher:
         batch = [queued for queued in batch if now >= self._paused_until[queued[0]]]
         messages: list[Outgoing] = []
         message_of: list[int] = []
-        batch.sort(key=itemgetter(0))  # by lane; stable
+        batch.sort(key=itemgetter(0))  # by lane; keeps the order within a lane
         for lane, queued in groupby(batch, key=itemgetter(0)):
             pointers = [pointer for _, pointer, _ in queued]
             of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
@@ -184,7 +184,7 @@ class ImmediatePublisher:
             return
         published = [confirmed[index] for index in message_of]
         refused = {lane for (lane, _, _), routed in zip(batch, published, strict=True) if not routed}
-        for lane in refused:  # RabbitMQ returned or rejected a message. The other lanes go on.
+        for lane in refused:  # RabbitMQ returned or rejected a message; other lanes are still published
             self._pause([lane], f'RabbitMQ did not route every message to the queue "{self._queues[lane]}".')
         recovered = [lane for lane in {lane for lane, _, _ in batch} - refused if self._outages[lane].reset()]
         if recovered:

@@ -30,7 +30,8 @@ from dispatcher.telemetry.log import get_log
 CONCURRENT_INSERTS: Final = 2
 """The most concurrent inserts of new batches. While one insert waits for the disk, the other is sent."""
 CONCURRENT_RETRIES: Final = 2
-"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not wait."""
+"""The most concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not
+wait."""
 
 InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
@@ -125,7 +126,7 @@ class InsertBatcher:
             if not tenant_queue:
                 del self._waiting[tenant_id]
             elif len(self._waiting) > 1:
-                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # to the end of the order
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # so that the other tenants are next
         return batch
 
     async def _run_insert(self, batch: list[_QueuedDraft]) -> None:

@@ -19,7 +19,7 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool, session
 
 CALLER: Final = "unsubscribe"
-"""All these requests share the slots of one caller, so that they cannot displace the clients that enqueue emails."""
+"""The caller to which all these requests belong. They share its slots, so that they cannot displace other clients."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

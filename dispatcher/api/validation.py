@@ -27,7 +27,7 @@ KEY_HEADER: Final = "Idempotency-Key"
 _KEY_NAMES: Final = f"{KEY_HEADER} or message_key"
 MAX_BATCH_EMAILS: Final = 1000
 # RFC 8941, section 3.3.3: a quoted string, as the draft of the Idempotency-Key header requires. A key without quotes is
-# accepted, too, because many clients send it so.
+# accepted, too, because many clients send such keys.
 _CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
 _BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
 KEY_PATTERN: Final = (

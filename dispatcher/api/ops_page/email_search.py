@@ -24,7 +24,7 @@ MAX_CHARACTERS: Final = 998
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGE: Final = re.compile(r"([0-9]{1,6})([smhdw])")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Email ids contain no earlier time."""
+"""The earliest instant of a search, because email ids contain no earlier time."""
 _NOT_PRINTABLE: Final = "contains a character that is not printable. Remove it."
 
 

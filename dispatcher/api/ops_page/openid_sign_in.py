@@ -169,7 +169,7 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
         return None
     try:
         return tenant(*values)
-    except (InvalidEmail, TypeError):  # TypeError: not exactly one
+    except (InvalidEmail, TypeError):  # TypeError: the claim does not have exactly one value
         raise PageError(
             403,
             f"The issuer knows you, but the claim {claim} of your ID token does not name exactly one tenant.",

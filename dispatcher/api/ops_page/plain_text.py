@@ -8,7 +8,7 @@ from typing import Final
 from markupsafe import Markup
 
 SHORT_CHARACTERS: Final = 160
-"""Longer texts are shortened. The visitor can open the whole text."""
+"""The most characters of a text that are shown at once. The visitor can open the whole text."""
 MAX_CHARACTERS: Final = 200_000
 """The most characters of a text on a page, so that an email of 10 MB does not stop the browser."""
 

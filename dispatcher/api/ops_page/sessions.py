@@ -30,7 +30,8 @@ ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, lab
 """The visitor while the API needs no key: for development."""
 COOKIE: Final = "dispatcher-ops"
 SECURE_COOKIE: Final = "__Host-dispatcher-ops"
-"""Browsers accept a cookie with this prefix only from this host over HTTPS, so no other host can set it."""
+"""The cookie's name over HTTPS. Browsers accept the prefix `__Host-` only from this host, so no other host can set
+it."""
 TOKEN_CHARACTERS: Final = 43
 
 
