@@ -268,7 +268,7 @@ class AccessControl:
             if self._failed_at >= called_at:
                 # The refresh failed while this call waited. If every waiting call tried again, the calls would time out
                 # one after the other.
-                raise StoreUnavailable("The keys could not be read.")
+                raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
                 try:

@@ -134,7 +134,7 @@ class Quotas:
                 if chunk.failed_at >= called_at:
                     # The refill failed while this call waited. If every waiting call retried, the calls would time out
                     # one after the other.
-                    raise StoreBusy("The key's quota could not be read.")
+                    raise StoreBusy("The API key's quota could not be read.")
                 try:
                     if not await self._refill(chunk, key, recipients):
                         return False

@@ -163,7 +163,7 @@ def _status_after(changed: Changed) -> Status:
         case Change.RESCHEDULED:
             return Status.WAITING
         case Change.EXPIRES_FIRST:
-            error = FieldError("pointer", "#/send_at", "must be earlier than the time when the email expires")
+            error = FieldError("pointer", "#/send_at", "must be before the email expires")
             raise Problem("invalid-body", errors=[error])
         case Change.LOCKED:
             raise Problem("overloaded", "Another transaction has locked the email's row.", retry_after=1)

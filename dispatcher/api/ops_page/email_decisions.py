@@ -277,7 +277,7 @@ def _changed(changed: unsent.Changed) -> Result:
         case Change.CANCELLED | Change.RESCHEDULED:
             return Result()
         case Change.EXPIRES_FIRST:
-            return Result("must be before the time when the email expires.", "send_at")
+            return Result("must be before the email expires.", "send_at")
         case Change.ALREADY_CANCELLED:
             return Result("The email was already cancelled, or has expired.")
         case Change.LOCKED:

@@ -189,7 +189,7 @@ def _by(text: str) -> By:
 
 def _cursor(text: str) -> UUID:
     if (found := as_id(text)) is None:
-        raise ValueError("is not a page of this list. Begin at the first page.")
+        raise ValueError("is not complete. Begin at the first page.")
     return found
 
 
