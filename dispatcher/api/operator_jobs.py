@@ -44,8 +44,8 @@ class OperatorJobs:
     def start_replay(self, replay: Replay) -> None:
         """Runs a replay in the background, unless this process already runs it.
 
-        At most CONCURRENT_REPLAYS replays of one tenant run at the same time, and at most as many of all tenants.
-        Further replays wait.
+        At most CONCURRENT_REPLAYS replays of one tenant run at the same time. Replays that select emails of all tenants
+        have the same limit together. Further replays wait.
         """
         work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
         self._start(_replay_name(replay.replay_id), work)

@@ -39,7 +39,8 @@ _WAITS: Final[Mapping[WaitReason, str]] = {
     WaitReason.QUEUED: "other emails are ahead of it",
     WaitReason.LEASED: "a worker is sending it",
 }
-"""The reasons that a tenant's visitor sees. All other reasons are about the whole service, and are not shown."""
+"""How the page explains a wait to a tenant's visitor. All other reasons are about the whole service, and get one
+general explanation."""
 
 
 def for_tenant(history: EmailHistory, is_own_key: Callable[[str], bool]) -> EmailHistory:
