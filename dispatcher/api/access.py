@@ -56,8 +56,8 @@ class Caller:
             asked: The request's `tenant_id`, if it has one.
 
         Raises:
-            Problem: the request has a different tenant than the key, or the key is for all tenants and the request has
-                none.
+            Problem: the request names a different tenant than the key's, or the key is for all tenants and the request
+                names none.
         """
         if self.key is None:
             return asked if isinstance(asked, str) else DEFAULT_TENANT
@@ -73,7 +73,7 @@ class Caller:
         """Checks that the caller may send from an address.
 
         Raises:
-            Problem: the key does not allow it.
+            Problem: the key does not allow the address.
         """
         if self.key is not None and not may_send_from(sender, self.key):
             error = FieldError("pointer", pointer_of("from", prefix), "is an address that this key may not send from")
@@ -82,23 +82,23 @@ class Caller:
 
     @property
     def lane(self) -> str | None:
-        """The lane of emails that name none; None: by the sender's rule, or normal."""
+        """The lane of emails that name no lane. None: the lane is that of the sender's rule, or `normal`."""
         return None if self.key is None else self.key.lane
 
     def check_lane(self, lane: str | None, prefix: str = "") -> None:
-        """Checks that the caller may name a lane.
+        """Checks that the caller may choose the lane that an email names.
 
         Raises:
-            Problem: the key does not allow it.
+            Problem: the key does not allow the lane.
         """
         key = self.key
         if lane is not None and key is not None and lane != key.lane and lane not in key.allowed_lanes:
             error = FieldError("pointer", pointer_of("lane", prefix), "is a lane that this key may not use")
-            detail = "Leave out lane, or use a key that was created with --lane or --allow-lane for it."
+            detail = "Leave out lane, or use a key that was created with --lane or --allow-lane for this lane."
             raise Problem("lane-forbidden", detail, errors=[error])
 
     def check_scope(self, scope: Scope, field: str, prefix: str = "") -> None:
-        """Checks that the caller may use a field of an email.
+        """Checks that the caller's key has the scope that a field of an email needs.
 
         Raises:
             Problem: the key does not have the scope.
@@ -204,10 +204,10 @@ class AccessControl:
         return Caller(key, key.key_id)
 
     def charge(self, key: ApiKey | None, more: int = 0) -> None:
-        """Charges the key's rate for one request, or for the further emails of a batch.
+        """Counts one request, or the further emails of a batch, against the key's requests per second.
 
         Args:
-            more: Emails of a batch beyond the first. They are always admitted, and delay later requests.
+            more: The number of emails of a batch after the first. They are always admitted, and delay later requests.
 
         Raises:
             Problem: `rate-limited`.
@@ -237,7 +237,7 @@ class AccessControl:
         """
         key = self._matching(secret)
         if key is None:
-            # Refreshes even for a known id with a wrong secret: otherwise the response time would show which ids exist.
+            # Refresh even for a known id with a wrong secret: otherwise the response time would show which ids exist.
             await self._refresh_after_now()
             key = self._matching(secret)
         return key if key is not None and key.revoked_at is None else None
@@ -266,8 +266,9 @@ class AccessControl:
         called_at = time.monotonic()
         async with self._refresh_lock:
             if self._failed_at >= called_at:
-                # The refresh failed while this call waited. If each call tried again, they would time out one by one.
-                raise StoreUnavailable("The keys could not be read.")
+                # The refresh failed while this call waited. If every waiting call tried again, the calls would time out
+                # one after the other.
+                raise StoreUnavailable("The API keys could not be read.")
             if self._refreshed_at < called_at:
                 await asyncio.sleep(self._refreshed_at + MIN_REFRESH_INTERVAL_SECONDS - time.monotonic())
                 try:
@@ -277,10 +278,11 @@ class AccessControl:
                     raise
 
     def check_local(self, request: Request) -> None:
-        """Accepts only direct requests to the loopback while requests need no key.
+        """Checks that a request without a key came directly to the loopback.
 
         The check of the Host header prevents DNS rebinding, where a web page's own name resolves to the loopback. A
-        proxy would admit every client, so requests with a proxy's headers are refused. Some proxies add no such header.
+        proxy would admit every client, so requests with a proxy's headers are refused. A proxy that adds no such header
+        is not detected.
 
         Raises:
             Problem: `host-forbidden`.
@@ -301,7 +303,7 @@ def _is_proxy_header(header: str) -> bool:
 
 
 class _TokenBucket:
-    """A key's rate limit in this process. Has room for the tokens of one second, at least one token; see `overdraw`."""
+    """A key's rate limit in this process. Saves the tokens of at most one second, but always at least one token."""
 
     __slots__ = ("_at", "_tokens", "per_second")
 
@@ -311,7 +313,7 @@ class _TokenBucket:
         self._at = time.monotonic()
 
     def acquire(self) -> float:
-        """Takes a token and returns 0; if there is none, returns the seconds until a token is available."""
+        """Takes a token and returns 0. If no token is available, returns the seconds until one is."""
         now = time.monotonic()
         self._tokens = min(max(1.0, self.per_second), self._tokens + (now - self._at) * self.per_second)
         self._at = now

@@ -75,8 +75,9 @@ def make_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    # Starlette's outermost middleware answers every exception that reaches it with a bare 500, so handle exceptions
-    # inside it. The `ErrorMiddleware` around the application gets only those of `FastRoutes`.
+    # Starlette's outermost middleware answers every exception that reaches it with a bare 500. This middleware runs
+    # inside it, and handles exceptions first. A second `ErrorMiddleware`, around the whole application, handles the
+    # exceptions of `FastRoutes`.
     app.add_middleware(ErrorMiddleware, refusals=refusals)
     app.add_exception_handler(Problem, partial(_on_problem, refusals))
     app.add_exception_handler(HTTPException, partial(_on_http_exception, refusals))
@@ -155,7 +156,7 @@ def _add_pages(app: FastAPI, access: AccessControl) -> None:
     cached: dict[bool, tuple[bytes, str]] = {}
 
     def documentation() -> tuple[bytes, str]:
-        # The document changes once, when the first key is created.
+        # The document changes once: as soon as a key exists, it says that operations need a key.
         if access.is_open not in cached:
             whole = openapi.document(app, needs_key=not access.is_open)
             cached[access.is_open] = orjson.dumps(whole), page(whole)

@@ -19,7 +19,8 @@ LARGE_BYTES: Final = 64 * 1024
 MIN_CHARGED_BYTES: Final = 16 * 1024
 """The least memory that counts for a request: for its headers, and for the task that waits for its body."""
 CHARGED_BYTES_PER_VALUE: Final = 200
-"""Memory per parsed JSON value, in addition to its text. It is used until the value's email is inserted."""
+"""Memory per parsed JSON value, in addition to its text. The memory is in use until the value's email is
+inserted."""
 
 T = TypeVar("T")
 
@@ -52,9 +53,10 @@ class BodyReader:
         self._any_media_type = any_media_type
 
     def read(self, request: Request, caller: Caller) -> _BodyContext:
-        """A context manager that reads the body. The body's memory and a slot count until the block ends.
+        """A context manager that reads the body.
 
-        The request takes its slot only after its whole body has arrived, so a slow client occupies no slot.
+        The body's memory and a request slot count against the caller's limits until the block ends. A request
+        gets its slot only after its whole body has arrived, so a slow client occupies no slot.
         """
         return _BodyContext(self, request, caller.name)
 
@@ -79,7 +81,8 @@ class BodyReader:
                 self._charge(context, len(body))
         length = len(body)
         if length >= LARGE_BYTES:
-            # A smaller body is parsed without yielding to the event loop, so only one such body is parsed at a time.
+            # The values of smaller bodies are not counted: a smaller body is parsed without yielding to the event loop,
+            # so only one such body is parsed at a time.
             values = await run_off_loop(length, lambda: count_values(body))
             if values > MAX_VALUES:
                 detail = f"The body has more than {MAX_VALUES:,} JSON values. Send fewer emails per request."
@@ -108,7 +111,7 @@ class BodyReader:
 
 
 class _BodyContext:
-    """One body, from its first byte to the response."""
+    """What one request's body occupies, from its first byte to the response."""
 
     __slots__ = ("_reader", "charged", "has_slot", "name", "request")
 
@@ -145,11 +148,16 @@ def _check_media_type(request: Request, *, any_media_type: bool) -> None:
 
 
 _LARGE_BODY_THREAD: Final = ThreadPoolExecutor(max_workers=1, thread_name_prefix="large bodies")
-"""A single thread: more would compete with the event loop for the GIL, and parse no faster."""
+"""The thread that parses large bodies. More threads would compete with the event loop for the GIL, and parse no
+faster."""
 
 
 async def run_off_loop(size: int, work: Callable[[], T]) -> T:
-    """Runs `work` and returns its result; in a thread if the body size is large."""
+    """Runs `work` and returns its result. Uses a thread if the body is large.
+
+    Args:
+        size: The size of the body that `work` processes, in bytes.
+    """
     if size < LARGE_BYTES:
         return work()
     return await asyncio.get_running_loop().run_in_executor(_LARGE_BODY_THREAD, work)

@@ -146,10 +146,10 @@ _FIELDS: Final[dict[str, Any]] = {
             "scope `ignore_suppression`.",
         }
     ),
-    "send_at": _optional(_instant("The email is not sent before. At most 366 days ahead.")),
+    "send_at": _optional(_instant("The email is not sent before this time. At most 366 days ahead.")),
     "expires_at": _optional(
         _instant(
-            "From then on, the email is not sent, but cancelled. Must be in the future, later than `send_at`, "
+            "If the email is not sent by this time, it is cancelled. Must be in the future, later than `send_at`, "
             "and at most 366 days ahead."
         )
     ),
@@ -177,8 +177,10 @@ ATTACHMENT: Final[dict[str, Any]] = {
 _SMS_FIELDS: Final = {
     **{name: _FIELDS[name] for name in sorted(TEXT_FIELDS - {"channel", "to", "text", "from"})},
     "channel": _optional({"const": SMS_CHANNEL}),
-    "to": _text(40, "The recipient's number in E.164.", shortest=3, pattern=r"^\+"),
-    "from": _optional(_text(40, "A number, a short code, a name or a pool of senders. Default: the provider's.")),
+    "to": _text(40, "The recipient's number in E.164, such as `+4915112345678`.", shortest=3, pattern=r"^\+"),
+    "from": _optional(
+        _text(40, "A number, a short code, a name or a pool of senders. Default: the provider's setting.")
+    ),
     "text": _text(Sms.max_characters, "The text.", shortest=1),
 }
 SMS_EXAMPLE: Final[dict[str, Any]] = {"to": "+4915112345678", "text": "4711 is your code."}

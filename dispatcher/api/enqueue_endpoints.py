@@ -45,7 +45,7 @@ class EnqueueEndpoints:
         return await self._create(request, {})
 
     async def create_sms(self, request: Request) -> Response:
-        """Enqueues one SMS, as `create`."""
+        """Enqueues one SMS. The SMS is committed before the response is sent."""
         return await self._create(request, {"channel": SMS_CHANNEL})
 
     async def _create(self, request: Request, kind: Mapping[str, str]) -> Response:
@@ -124,7 +124,7 @@ class EnqueueEndpoints:
         recipients = sum(recipients_of(item.email) for item in drafts)
         reservation = await self.access.quotas.reserve(caller.key, recipients)
         if isinstance(reservation, QuotaExhausted):
-            return await self._replay(drafts, reservation)
+            return await self._enqueue_known(drafts, reservation)
         answers = await self.batcher.enqueue(drafts)
         unused = sum(
             recipients_of(item.email)
@@ -134,8 +134,8 @@ class EnqueueEndpoints:
         await self.access.quotas.return_unused(reservation, unused)
         return answers
 
-    async def _replay(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
-        """The results for drafts that earlier requests have all enqueued. Such drafts use no quota.
+    async def _enqueue_known(self, drafts: Sequence[Draft], quota: QuotaExhausted) -> list[InsertResult]:
+        """Returns the results for drafts that earlier requests have enqueued. Such drafts use no quota.
 
         Raises:
             Problem: `quota-exceeded`: at least one draft is new.
@@ -151,7 +151,10 @@ class EnqueueEndpoints:
 
 
 def accepted(enqueued: Enqueued, email: Message) -> dict[str, Any]:
-    """The response for an enqueued email. A repeated request gets the same response, even if the status has changed."""
+    """The response for an enqueued email.
+
+    A repeated request gets the same response, even if the email's status has changed.
+    """
     status = Status.PENDING if email.send_at is None else Status.WAITING
     warnings = {"warnings": email.warnings} if email.warnings else {}
     return {"id": enqueued.email_id, "message_key": enqueued.message_key, "status": status, **warnings}

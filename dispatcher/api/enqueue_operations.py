@@ -60,8 +60,8 @@ CREATE_SMS: Final = replace(
     CREATE,
     name="create_sms",
     summary="Enqueue an SMS",
-    description="As for an email. `warnings` in the response report a number that no operator is known to assign, and "
-    "a character that makes the text take more segments.",
+    description="Works as for an email. `warnings` in the response report a number that no telephone company is "
+    "known to assign, and a character because of which the text needs more segments.",
     request_schema="Sms",
     example=SMS_EXAMPLE,
 )

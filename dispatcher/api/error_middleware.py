@@ -13,7 +13,7 @@ from dispatcher.telemetry.log import get_log
 
 
 class ErrorMiddleware:
-    """Answers with a problem when the wrapped application raises, and counts the problem."""
+    """Answers with a problem if the wrapped application raises an exception, and counts the problem."""
 
     def __init__(self, app: ASGIApp, *, refusals: RefusalCounter) -> None:
         self._app = app

@@ -37,7 +37,7 @@ MAX_BODY_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """All providers, as a caller of the API."""
+    """All providers together, as one caller of the API. They share the limits of this caller."""
 
     name: str = "provider events"
 
@@ -67,7 +67,7 @@ class EventEndpoints:
 
         Args:
             fetch: Sends requests to Amazon SNS; by default over the network.
-            pool: For SMS from recipients.
+            pool: Database sessions for SMS from recipients.
         """
         keys, topics, seconds = (
             settings.sendgrid_events_keys,
@@ -130,7 +130,7 @@ class EventEndpoints:
         return Response(status_code=204)
 
     async def receive_twilio_sms(self, request: Request) -> Response:
-        """Suppresses a number that has answered STOP, or ends that after START."""
+        """Suppresses a recipient's number if the SMS says STOP. Ends the suppression if it says START."""
         assert self.pool is not None
         with _as_problems(twilio.NAME):
             form = await self._twilio_form(request, inbound_url(self.twilio_url))
@@ -138,14 +138,14 @@ class EventEndpoints:
             if sms is not None and sms.reply is not None:
                 change = opt_out if sms.reply is twilio.Reply.STOP else opt_in
                 await change(self.pool, sms.number, sms.message_id)
-        return Response("<Response/>", media_type="text/xml")  # Twilio sends no answer to the recipient
+        return Response("<Response/>", media_type="text/xml")  # empty, so Twilio sends no SMS to the recipient
 
     async def _twilio_form(self, request: Request, url: str) -> dict[str, str]:
         assert self.twilio is not None
         if request.url.query:
             url = f"{url}?{request.url.query}"
         if not request.headers.get(twilio.SIGNATURE_HEADER):
-            self.twilio.verify({}, url, b"")  # a forged request should cost little: its body is not read
+            self.twilio.verify({}, url, b"")  # refuses a request without a signature before its body is read
         async with self.bodies.read(request, Providers()) as body:
             return self.twilio.verify(request.headers, url, body)
 
@@ -155,7 +155,7 @@ class EventEndpoints:
 
 
 def inbound_url(callback_url: str) -> str:
-    """The public URL for SMS from recipients, beside that for status callbacks."""
+    """The public URL to which Twilio posts SMS from recipients, made from the URL for status callbacks."""
     return f"{callback_url.removesuffix('/').removesuffix('/events/twilio')}/inbound/twilio"
 
 
@@ -174,12 +174,12 @@ def _verified(verifier: SendGridVerifier | None, signature: SendGridSignature, b
 
 @contextmanager
 def _as_problems(provider: str) -> Iterator[None]:
-    """Turns what a source raises into problems, and counts it."""
+    """Turns the exceptions of an event source into problems. Counts refused requests."""
     try:
         yield
     except EventsRefused as error:
         report_refusal(provider, error.refusal)
-        # The body may be unread.
+        # Close the connection, because the body may be unread.
         raise Problem(error.refusal.value, error.detail, closes=True) from None
     except EventsUnreadable as error:
         raise Problem("malformed-json", str(error)) from None

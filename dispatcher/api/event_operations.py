@@ -36,8 +36,8 @@ RECEIVE_SENDGRID: Final = Operation(
 RECEIVE_SES: Final = Operation(
     name="receive_ses_events",
     summary="Receive Amazon SES's events from Amazon SNS",
-    description="For HTTPS subscriptions of the topics in DISPATCHER_SES_EVENTS_TOPICS. The API confirms them itself. "
-    "The body may have any media type.",
+    description="For HTTPS subscriptions of the topics in DISPATCHER_SES_EVENTS_TOPICS. The API confirms the "
+    "subscriptions itself. The body may have any media type.",
     status=204,
     response_schema=None,
     request_schema="SnsMessage",
@@ -48,9 +48,9 @@ RECEIVE_SES: Final = Operation(
 RECEIVE_TWILIO: Final = Operation(
     name="receive_twilio_status",
     summary="Receive Twilio's status callbacks",
-    description="Twilio posts a form for each change of an SMS. Twilio signs the URL, so it must request "
-    "DISPATCHER_TWILIO_CALLBACK_URL. The API responds after the event is committed, and never shows whether the SMS "
-    "exists.",
+    description="Twilio posts a form for each change of an SMS's status. The signature covers the URL, so Twilio "
+    "must post to DISPATCHER_TWILIO_CALLBACK_URL. The API responds after the event is committed, and never shows "
+    "whether the SMS exists.",
     status=204,
     response_schema=None,
     request_schema="TwilioForm",
@@ -64,7 +64,7 @@ RECEIVE_TWILIO_SMS: Final = replace(
     name="receive_twilio_sms",
     summary="Receive SMS from recipients",
     description="Twilio posts a form for each SMS to one of your numbers. STOP suppresses the number for every tenant "
-    "that has sent it an SMS, and START ends that. Nothing else is done with the SMS.",
+    "that has sent it an SMS, and START ends the suppression. The API does nothing else with the SMS.",
     example={"MessageSid": f"SM{'0' * 32}", "From": "+4915112345678", "Body": "STOP"},
 )
 SCHEMAS: Final[dict[str, Any]] = {

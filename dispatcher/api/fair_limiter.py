@@ -6,7 +6,7 @@ from dispatcher.api.problems import Problem
 
 
 class FairLimiter:
-    """A counted resource that several callers share.
+    """A counted resource that several callers share, such as request slots or bytes of memory.
 
     Attributes:
         max_per_caller: The most that one caller may have at the same time.

@@ -16,13 +16,13 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class FastRoutes:
-    """An ASGI application that calls some endpoints itself and passes other requests on."""
+    """An ASGI application that calls some endpoints itself, and passes other requests to the wrapped application."""
 
     def __init__(self, app: ASGIApp, endpoints: Mapping[tuple[str, str], Endpoint]) -> None:
         """
         Args:
             app: Serves all other requests.
-            endpoints: By method and path.
+            endpoints: The endpoints that this application calls itself, by method and path.
         """
         self._app = app
         self._endpoints = endpoints

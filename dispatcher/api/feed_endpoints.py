@@ -1,4 +1,4 @@
-"""The endpoint with which applications poll what became of their emails."""
+"""The endpoint with which applications poll the events of their emails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     "after": Parameter(
         Cursor.parse,
         {"type": "string"},
-        "The `next` of an earlier response, or the `cursor` of an event. Without it, the oldest event that is kept.",
+        "The `next` of an earlier response, or the `cursor` of an event. Without it, the response begins with the "
+        "oldest event that is kept.",
     ),
     "limit": Parameter(
         _limit,

@@ -21,9 +21,10 @@ from dispatcher.domain.provider_event import Bounce
 LIST_EVENTS: Final = Operation(
     name="list_events",
     summary="Poll what became of emails",
-    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, complained "
-    "about, suppressed, cancelled. No event is left out, whenever its transaction commits. Poll again with `next`. The "
-    "first request starts the recording of events. Events are kept for DISPATCHER_RETAIN_EVENTS_DAYS.",
+    description="The tenant's events after a cursor, oldest first: sent, failed, held, delivered, bounced, "
+    "complained about, suppressed, cancelled. No event is skipped, however late its transaction commits. Poll again "
+    "with `next`. The first request starts the recording of events. Events are kept for "
+    "DISPATCHER_RETAIN_EVENTS_DAYS.",
     response_schema="Events",
     parameters=(*(query_parameter(name, parameter) for name, parameter in PARAMETERS.items()), TENANT_PARAMETER),
     problems=("invalid-parameter",),
@@ -33,7 +34,10 @@ SCHEMAS: Final[dict[str, Any]] = {
     "FeedEvent": object_schema(
         {
             "id": {**ID, "description": "The same in each response and each webhook."},
-            "cursor": {"type": "string", "description": "`after=` this cursor returns the events after this event."},
+            "cursor": {
+                "type": "string",
+                "description": "Pass this cursor as `after` to get the events after this event.",
+            },
             "type": EVENT_TYPES,
             "timestamp": INSTANT,
             "data": object_schema(

@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from dispatcher.api.problems import MEDIA_TYPE, Problem
 
 MAX_HEAD_BYTES: Final = 32 * 1024
-"""The most bytes of a request line and headers, between two chunks of a body, or after the last chunk. The longest
+"""The most bytes of a request line with its headers, between two chunks of a body, or after the last chunk. The longest
 valid key, parameters and trace context need a few kilobytes."""
 MIN_BODY_BYTES_PER_SECOND: Final = 1024
 """The slowest rate at which a client may send a body."""
@@ -34,12 +34,13 @@ LINGER_SECONDS: Final = 3.0
 """How long the connection stays open for a client that is still sending a refused request."""
 MAX_SMALL_CHUNKS: Final = 4096
 MIN_CHUNK_BYTES: Final = 64
-"""The average chunk size that a body needs after `MAX_SMALL_CHUNKS`. Parsing a chunk costs the CPU of a header."""
+"""The average chunk size that a body must have if it has more than `MAX_SMALL_CHUNKS` chunks. Parsing a chunk takes as
+much CPU as parsing a header."""
 MAX_PIPELINED: Final = 16
 """The most pipelined requests per connection. Most clients do not pipeline. A client that sends thousands of requests
 and reads no response would keep the process busy with parsing."""
-MAX_PIPELINED_STARTS_PER_TURN: Final = 16
-"""How many pipelined requests start per turn of the event loop, on all connections together."""
+MAX_PIPELINED_STARTS_PER_ITERATION: Final = 16
+"""How many pipelined requests start per iteration of the event loop, on all connections together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,10 @@ class Timeouts:
 
 
 class PipelineQueue:
-    """Pipelined requests. A few start per turn of the event loop, so that other connections are served in between."""
+    """Pipelined requests that wait for their start.
+
+    A few requests start per iteration of the event loop, so that other connections are served in between.
+    """
 
     def __init__(self) -> None:
         self._waiting: deque[Callable[[], None]] = deque()
@@ -71,14 +75,14 @@ class PipelineQueue:
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
-        for _ in range(min(MAX_PIPELINED_STARTS_PER_TURN, len(self._waiting))):
+        for _ in range(min(MAX_PIPELINED_STARTS_PER_ITERATION, len(self._waiting))):
             self._waiting.popleft()()
         if self._waiting:
             asyncio.get_running_loop().call_soon(self._start)
 
 
 class StrictHttpProtocol(HttpToolsProtocol):
-    """One client connection."""
+    """One client connection with timeouts, size limits and strict framing."""
 
     def __init__(
         self,
@@ -91,7 +95,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
     ) -> None:
         """
         Args:
-            static_paths: Responses for paths that begin with one of these get no default headers. Browsers may cache
+            static_paths: Beginnings of paths. Responses for these paths get no default headers, so browsers may cache
                 them.
         """
         super().__init__(*arguments, **named)
@@ -101,9 +105,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._static_paths = static_paths
         self._timer: TimerHandle | None = None
         self._write_timer: TimerHandle | None = None
-        self._overhead_bytes = 0  # bytes outside the body, since the request began or the body last grew
+        self._overhead_bytes = 0  # bytes outside the body, since the request began or since the last byte of the body
         self._is_in_head = True
-        self._body_bytes = 0  # since the rate was last checked
+        self._body_bytes = 0  # bytes of the body since its rate was last checked
         self._small_chunks_left = 0
         self._request_deadline = 0.0
         self._unanswered: deque[RequestResponseCycle] = deque()
@@ -136,7 +140,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Feeds the parser, and checks the size of the head."""
         if self._lingering.is_closing():
             return
-        self._overhead_bytes += len(data)  # the parser's callbacks reset it
+        self._overhead_bytes += len(data)  # the parser's callbacks set it to 0
         if self._overhead_bytes > MAX_HEAD_BYTES and self._is_in_head and self._has_endless_head(data):
             self._refuse("headers-too-large", f"The limit is {MAX_HEAD_BYTES:,} bytes.")
             return
@@ -158,7 +162,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         """Starts the timer for the head; closes the connection of a client that pipelines too many requests."""
         if len(self.pipeline) >= MAX_PIPELINED:
             self._on_refusal("overloaded")
-            self.transport.abort()  # the client would take a response for the response to an earlier request
+            self.transport.abort()  # sends no problem: the client would take it for the response to an earlier request
             raise ConnectionAbortedError  # stops the parser, which would continue with buffered input
         super().on_message_begin()
         self._is_in_head = True
@@ -177,7 +181,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self._static_paths and self.url.startswith(self._static_paths):
             self.cycle.default_headers = []
-        self.headers = self._trailers  # collects the headers after the body
+        self.headers = self._trailers  # refuses the headers after the body
         self._unanswered.append(self.cycle)
 
     def _check_framing(self) -> None:
@@ -191,7 +195,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
         if b"transfer-encoding" in names and (
             version == "1.0" or dict(self.headers)[b"transfer-encoding"].lower() != b"chunked"
         ):
-            self._reject("Send a Content-Length, or in HTTP/1.1 Transfer-Encoding: chunked without another coding.")
+            self._reject(
+                "Send a Content-Length header. HTTP/1.1 also allows Transfer-Encoding: chunked, without another coding."
+            )
 
     def on_chunk_header(self) -> None:
         """Refuses a body of too many small chunks."""
@@ -214,7 +220,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Lets the next pipelined request start in its turn."""
+        """Queues the start of the next pipelined request."""
         self._unanswered.popleft()
         if self.pipeline:
             self._pipeline_queue.add(super().on_response_complete)
@@ -227,7 +233,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
         self._write_timer = self.loop.call_later(self._timeouts.response_seconds, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Stops the timer: the client reads the response."""
+        """Stops the timer, because the client reads the response again."""
         if self._write_timer is not None:
             self._write_timer.cancel()
             self._write_timer = None
@@ -235,7 +241,7 @@ class StrictHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's signature
         """Refuses a request that the parser cannot parse."""
-        self._refuse("malformed-request", "It could not be parsed as HTTP/1.1.")
+        self._refuse("malformed-request", "The request could not be parsed as HTTP/1.1.")
 
     def _set_timer(self, seconds: float | None) -> None:
         if self._timer is not None:
@@ -260,7 +266,9 @@ class StrictHttpProtocol(HttpToolsProtocol):
             limits = (
                 f"{self._timeouts.head_seconds:g} s for the headers, {self._timeouts.request_seconds:g} s for the body"
             )
-            self._refuse("request-timeout", f"Limits: {limits}, {MIN_BODY_BYTES_PER_SECOND:,} bytes per second.")
+            self._refuse(
+                "request-timeout", f"Limits: {limits}. Send at least {MIN_BODY_BYTES_PER_SECOND:,} bytes per second."
+            )
 
     def _reject(self, detail: str) -> NoReturn:
         """Refuses a request from within a parser callback."""
@@ -337,7 +345,7 @@ class _LingeringTransport:
         self._transport.resume_reading()
 
     def end(self) -> None:
-        """Cancels the linger timer, and drops the reference to the protocol. For a closed connection."""
+        """Cancels the linger timer, and drops the reference to the protocol. Called after the connection is closed."""
         self._has_unread_request = _nothing_is_unread
         if self._end is not None:
             self._end.cancel()

@@ -1,10 +1,10 @@
 """Publishes the messages of new emails immediately after their commit, without the relay.
 
-This saves time, but nothing depends on it. The publisher publishes only while the email's lane is neither paused nor
-backed up, and only emails of tenants without a pause or a ceiling. All other emails are due at once, and the relay
-publishes them in turns. If RabbitMQ is unreachable or the process exits first, the email stays due, and the relay
-publishes its message five seconds after the insert. One second after RabbitMQ has confirmed messages, one statement
-clears the due marks of the emails that no worker has leased yet.
+This saves time, but nothing depends on it. The publisher publishes an email only if the email's lane is not paused, the
+lane's queue has few messages, and the tenant has neither a pause nor a ceiling. All other emails are due immediately,
+and the relay publishes them: lanes and tenants take turns. If RabbitMQ is unreachable, or if the process exits before
+it publishes, the email stays due, and the relay publishes its message five seconds after the insert. One second after
+RabbitMQ has confirmed messages, one statement clears the due marks of the emails that no worker has leased yet.
 """
 
 from __future__ import annotations
@@ -45,13 +45,14 @@ MARK_AFTER_SECONDS: Final = 1.0
 MAX_QUEUED: Final = 20_000
 """The most emails in the queue, so that a slow broker does not fill the memory. The relay publishes further emails."""
 FIRST_COUNT_SECONDS: Final = 1.0
-"""The longest wait for RabbitMQ at the start. Until it answers, the relay publishes all emails."""
+"""How long the start of the process waits until RabbitMQ has counted the messages on the queues. Without these counts,
+the relay publishes all emails."""
 _Queued: TypeAlias = "tuple[str, Pointer, datetime]"
 """A committed email: its lane, its pointer, and when it is due."""
 
 
 class ControlsReader:
-    """Reads what operators set, once per second.
+    """Reads the controls from the database, once per second.
 
     Attributes:
         now: The controls that were read last.
@@ -72,9 +73,10 @@ class ControlsReader:
 
 
 class ImmediatePublisher:
-    """Publishes emails in batches, one batch at a time.
+    """Publishes the messages of new emails in batches, one batch at a time.
 
-    When RabbitMQ has confirmed an email's message, clears the email's due mark. The relay then does not publish it.
+    When RabbitMQ has confirmed an email's message, the publisher clears the email's due mark, so that the relay does
+    not publish the email.
     """
 
     interval_seconds = 0.25
@@ -103,13 +105,13 @@ class ImmediatePublisher:
         self._log = get_log()
 
     def direct_lanes(self) -> list[str]:
-        """The lanes whose new emails this publisher publishes: neither paused nor backed up."""
+        """The lanes whose new emails this publisher publishes: not paused, and with few messages on their queues."""
         now, controls = time.monotonic(), self._controls.now
         open_lanes = [lane for lane, until in self._paused_until.items() if now >= until]
         return [lane for lane in open_lanes if controls.pause_of_lane(lane) is None and self._has_credit(lane)]
 
     def relay_tenants(self, tenant_ids: Iterable[str]) -> list[str]:
-        """Those of the tenants whose emails the relay publishes: they are paused or have a ceiling."""
+        """Returns the tenants that are paused or have a ceiling. The relay publishes their emails."""
         controls = self._controls.now
         paused = controls.paused_tenants
         limits = controls.tenants
@@ -120,7 +122,10 @@ class ImmediatePublisher:
         ]
 
     def add(self, drafts: Sequence[Draft], insertion: Insertion) -> None:
-        """Queues committed emails that this publisher publishes. Drops them while too many are queued."""
+        """Queues committed emails that this publisher publishes.
+
+        If too many are queued, leaves the emails to the relay.
+        """
         direct = insertion.direct_lane
         if self._queued + len(direct) > MAX_QUEUED:
             return
@@ -165,7 +170,7 @@ class ImmediatePublisher:
         batch = [queued for queued in batch if now >= self._paused_until[queued[0]]]
         messages: list[Outgoing] = []
         message_of: list[int] = []
-        batch.sort(key=itemgetter(0))  # by lane; stable
+        batch.sort(key=itemgetter(0))  # by lane; keeps the order within a lane
         for lane, queued in groupby(batch, key=itemgetter(0)):
             pointers = [pointer for _, pointer, _ in queued]
             of_lane, indexes = Outgoing.of_pointers(self._queues[lane], pointers, self._bundle)
@@ -179,7 +184,7 @@ class ImmediatePublisher:
             return
         published = [confirmed[index] for index in message_of]
         refused = {lane for (lane, _, _), routed in zip(batch, published, strict=True) if not routed}
-        for lane in refused:  # RabbitMQ returned or rejected a message. The other lanes go on.
+        for lane in refused:  # RabbitMQ returned or rejected a message; other lanes are still published
             self._pause([lane], f'RabbitMQ did not route every message to the queue "{self._queues[lane]}".')
         recovered = [lane for lane in {lane for lane, _, _ in batch} - refused if self._outages[lane].reset()]
         if recovered:
@@ -212,7 +217,7 @@ class ImmediatePublisher:
         try:
             await self._store.mark_published(due)
         except DispatcherError as error:
-            # The relay publishes these emails again; their workers find that they are already leased or finished.
+            # The relay publishes these emails again. The workers find that the emails are already leased or finished.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=0)
 
 

@@ -28,9 +28,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_INSERTS: Final = 2
-"""While one statement waits for the disk, the next one is sent."""
+"""The most concurrent inserts of new batches. While one insert waits for the disk, the other is sent."""
 CONCURRENT_RETRIES: Final = 2
-"""Concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not wait."""
+"""The most concurrent inserts of split batches, in addition to `CONCURRENT_INSERTS`, so that new batches do not
+wait."""
 
 InsertResult = Enqueued | DispatcherError
 """The result for one email. Errors are values, since other emails of the same batch have other results."""
@@ -63,7 +64,7 @@ class _QueuedDraft:
 
 @dataclass(slots=True)
 class InsertBatcher:
-    """Inserts drafts in batches.
+    """Inserts drafts, which are prepared emails, in batches.
 
     Attributes:
         publisher: Decides which emails the API publishes itself, and publishes them after the commit.
@@ -90,8 +91,8 @@ class InsertBatcher:
                 tenant_queue = self._waiting[draft.email.tenant_id] = deque()
             tenant_queue.append(queued)
         if not self._is_scheduled:
-            # Start the inserts a moment later, so that requests that the event loop reads in the same turn join the
-            # batch.
+            # Start the inserts a moment later, so that the batch also gets the requests that the event loop reads in
+            # the same iteration.
             self._is_scheduled = True
             loop.call_soon(self._start_inserts)
         await request.done
@@ -125,7 +126,7 @@ class InsertBatcher:
             if not tenant_queue:
                 del self._waiting[tenant_id]
             elif len(self._waiting) > 1:
-                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # to the end of the order
+                self._waiting[tenant_id] = self._waiting.pop(tenant_id)  # so that the other tenants are next
         return batch
 
     async def _run_insert(self, batch: list[_QueuedDraft]) -> None:

@@ -26,7 +26,7 @@ MAX_WIDE_CHARACTERS: Final = MAX_BODY_OCTETS + (1 << 20)
 four bytes."""
 MAX_OUTLINE_BYTES: Final = 16 << 20
 LARGE_BYTES: Final = 4 << 20
-"""From this size, long strings are extracted before parsing."""
+"""From this size, the long strings of a body are extracted before the body is parsed."""
 _LONG_BYTES: Final = 256
 _LONG_SCALAR_BYTES: Final = 4096
 _STEP_BYTES: Final = 32 * 1024
@@ -44,7 +44,7 @@ def parse(body: bytearray) -> Any:
     A string that is longer than any email allows is truncated, but stays longer than allowed.
 
     Raises:
-        Problem: `malformed-json`: the body is not JSON, is nested too deep, or repeats a name in one object.
+        Problem: `malformed-json`: the body is not JSON, is nested too deeply, or repeats a name in one object.
             `body-too-large`: the body is larger than any email or batch.
     """
     if len(body) < LARGE_BYTES:
@@ -91,11 +91,12 @@ def _load(text: bytearray) -> Any:
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        # orjson's message quotes nothing from the body.
+        # The messages of orjson quote nothing from the body.
         place = f"line {error.lineno}, column {error.colno}"
         raise Problem("malformed-json", f"{error.msg.capitalize()} ({place}).") from None
     if has_duplicate_name(text, value):
-        # Parsers differ in which of the values they use. A proxy may have checked the value that we would not use.
+        # If an object has a name twice, parsers differ in which value they use. A proxy may have checked one value, and
+        # we would use the other.
         raise Problem("malformed-json", "An object has the same name twice.")
     return value
 

@@ -22,8 +22,9 @@ from dispatcher.api import (
 )
 
 ABOUT: Final = (
-    "Stores emails durably, each key once, and reports their status. `dispatcher run` sends them. Every error response "
-    "is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the request."
+    "Stores emails durably, one per message key, and reports their status. `dispatcher run` sends them. Every error "
+    "response is a problem document (RFC 9457): `code` identifies the problem, `errors` locates each mistake in the "
+    "request."
 )
 _SCHEMAS: Final[dict[str, Any]] = {
     **email_schema.SCHEMAS,

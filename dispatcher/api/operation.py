@@ -1,7 +1,7 @@
 """One operation of the HTTP API as the OpenAPI 3.1 document describes it, and the parts that descriptions share.
 
-`feed_operations.py` describes the operations of `feed_endpoints.py`, and so on for each subject. `openapi.py` makes one
-document of them.
+`feed_operations.py` describes the operations of `feed_endpoints.py`, and so on for each subject. `openapi.py` combines
+all descriptions into one document.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BODY_PROBLEMS: Final = ("malformed-json", "body-too-large", "unsupported-media-t
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One path and method.
+    """The description of one operation: of one method of one path.
 
     Attributes:
         response_schema: The name of the success response's schema; None if the response has no body.
@@ -58,7 +58,7 @@ class Operation:
     needs_key: bool = True
 
     def responses(self) -> dict[int | str, dict[str, Any]]:
-        """All responses by status."""
+        """The descriptions of all responses, by HTTP status."""
         success: dict[str, Any] = {"description": "Success."}
         if self.response_schema is not None:
             success["content"] = {"application/json": {"schema": reference(self.response_schema)}}

@@ -1,4 +1,4 @@
-"""The endpoints for operators: confirm and release held emails, and replay failed ones. `ops/` does the work."""
+"""The endpoints for operators: confirm and release held emails, and replay failed emails. `ops/` does the work."""
 
 from __future__ import annotations
 
@@ -96,6 +96,7 @@ DECISION: Final[Mapping[str, tuple[Check, str]]] = {
     "reason": (_is_reason, _REASON_RULE),
     "tenant_id": (_is_tenant, _TENANT_RULE),
 }
+"""The fields that most requests of operators have; see `operator_request`."""
 TEXT: Final[tuple[Check, str]] = (_is_text, f"must be 1 to {MAX_FILTER_CHARACTERS} printable characters")
 IDS: Final[tuple[Check, str]] = (_is_ids, f"must be a list of 1 to {MAX_IDS:,} email ids (UUIDs)")
 AGES: Final[Mapping[str, tuple[Check, str]]] = dict.fromkeys(
@@ -114,15 +115,15 @@ _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
     "force": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _NOT_HELD: Final[Mapping[Verdict, str]] = {
-    Verdict.ALREADY_SENT: "Nothing was changed: its status is sent.",
-    Verdict.UNDER_WAY: "Nothing was changed: its status is pending, waiting or sending.",
-    Verdict.CANCELLED: "Nothing was changed: its status is cancelled.",
-    Verdict.EXPIRED: "Nothing was changed: it has expired, and is never sent again.",
-    Verdict.FAILED: "Nothing was changed: its status is failed. Replay it instead.",
-    Verdict.CONTENT_PRUNED: "Nothing was changed: its content has been deleted, so it cannot be sent again.",
+    Verdict.ALREADY_SENT: "Nothing was changed: the email's status is sent.",
+    Verdict.UNDER_WAY: "Nothing was changed: the email's status is pending, waiting or sending.",
+    Verdict.CANCELLED: "Nothing was changed: the email's status is cancelled.",
+    Verdict.EXPIRED: "Nothing was changed: the email has expired, and is never sent again.",
+    Verdict.FAILED: "Nothing was changed: the email's status is failed. Replay the email instead.",
+    Verdict.CONTENT_PRUNED: "Nothing was changed: the email's content has been deleted, so it cannot be sent again.",
     Verdict.UNKNOWN: "Nothing was changed: the email no longer exists.",
 }
-"""The fields of most requests that change something; see `operator_request`."""
+"""Why a held email was neither confirmed nor released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +180,7 @@ class OperatorEndpoints:
         return json_response(document(stopped or replay))
 
     async def resume_replay(self, request: Request) -> Response:
-        """Continues a stopped or interrupted replay in this process. No effect if it is running or done."""
+        """Continues a stopped or interrupted replay in this process. Has no effect on a running or done replay."""
         async with (
             operator_request(self.access, self.bodies, request, DECISION) as (caller, given),
             session(self.pool) as connection,
@@ -215,10 +216,10 @@ async def operator_request(
     required: Sequence[str] = ("reason",),
     scopes: Sequence[Scope] = (Scope.OPERATE,),
 ) -> AsyncIterator[tuple[Caller, Mapping[str, Any]]]:
-    """The caller and the body's validated fields. Occupies a request slot during the block.
+    """Yields the caller and the body's validated fields. Occupies a request slot during the block.
 
     Args:
-        known: A check for each allowed field, and the error if the check fails.
+        known: For each allowed field, its check, and the error message if the check fails.
         required: The fields that must be present.
         scopes: The caller's key needs one of these scopes.
 
@@ -236,15 +237,11 @@ async def operator_request(
         errors += [
             FieldError("pointer", f"#/{name}", why)
             for name, (fits, why) in known.items()
-            if not _fits(given, name, fits)
+            if name in given and not fits(given[name])
         ]
         if errors:
             raise Problem("invalid-body", errors=errors)
         yield caller, given
-
-
-def _fits(given: Mapping[str, Any], name: str, fits: Check) -> bool:
-    return name not in given or fits(given[name])
 
 
 def act_of(caller: Caller, reason: str) -> Act:
@@ -297,5 +294,4 @@ def document(replay: Replay) -> dict[str, Any]:
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A response with a JSON body."""
     return Response(orjson.dumps(value), status, headers, "application/json")

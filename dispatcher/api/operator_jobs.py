@@ -24,7 +24,7 @@ from dispatcher.store.replays import Replay
 from dispatcher.telemetry.log import get_log
 
 CONCURRENT_REPLAYS: Final = 2
-"""The most concurrent replays per tenant and process. Further replays wait until one of these ends."""
+"""The most concurrent replays per tenant and process. Further replays wait until a running replay ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,11 @@ class OperatorJobs:
     _replay_slots: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     def start_replay(self, replay: Replay) -> None:
-        """Runs a replay, unless this process runs it already. Replays of one tenant, or of all tenants, take turns."""
+        """Runs a replay in the background, unless this process already runs it.
+
+        At most CONCURRENT_REPLAYS replays of one tenant run at the same time. Replays that select emails of all tenants
+        have the same limit together. Further replays wait.
+        """
         work = partial(self._run_replay, replay.replay_id, str(replay.selection.get("tenant_id", "")))
         self._start(_replay_name(replay.replay_id), work)
 
@@ -59,7 +63,8 @@ class OperatorJobs:
         """Creates a replay of any size over a connection without a statement timeout, and runs it.
 
         Returns:
-            The replay; None if its creation takes longer than `within_seconds`. It goes on, and its errors are logged.
+            The replay; None if its creation takes longer than `within_seconds`. The creation then continues, and its
+            errors are logged.
 
         Raises:
             SelectionGrown: see `replaying.create`.
@@ -105,7 +110,7 @@ class OperatorJobs:
 
     @asynccontextmanager
     async def open_dlq(self, purpose: str) -> AsyncIterator[DeadLetterQueue]:
-        """The DLQ, over a connection that is closed at the end of the block.
+        """Opens the DLQ over a connection that is closed at the end of the block.
 
         Raises:
             BrokerUnavailable: RabbitMQ is unreachable.
@@ -135,7 +140,10 @@ class OperatorJobs:
                 dlq = await self._open_dlq_or_none(opened)
                 ended = await replaying.run(connection, dlq, replay_id)
             if ended.locked:
-                text = f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. Resume it."
+                text = (
+                    f"Replay {replay_id} skipped {ended.locked} rows that other transactions have locked. "
+                    "Resume the replay."
+                )
                 get_log().error("error.unexpected", where="replay", error=text)
         except replaying.ReplayBusy:
             return  # another process runs this replay

@@ -58,7 +58,7 @@ CREATE_REPLAY: Final = Operation(
     headers={
         "Location": {
             "schema": {"type": "string"},
-            "description": "The path of the replay's progress.",
+            "description": "The path at which the replay's progress is reported.",
             "required": True,
         }
     },
@@ -83,7 +83,8 @@ STOP_REPLAY: Final = Operation(
 RESUME_REPLAY: Final = Operation(
     name="resume_replay",
     summary="Resume a replay",
-    description="Continues a stopped or interrupted replay with its next email. No effect if it is running or done.",
+    description="Continues a stopped or interrupted replay with its next email. Has no effect on a running or done "
+    "replay.",
     status=202,
     response_schema="Replay",
     request_schema="Decision",

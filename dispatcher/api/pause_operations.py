@@ -29,9 +29,9 @@ LIST_PAUSES: Final = Operation(
 CREATE_PAUSE: Final = Operation(
     name="create_pause",
     summary="Pause the tenant",
-    description="No email of the tenant is sent, on all hosts, within two seconds. Emails that are on the wire to a "
-    "provider end as usual. Emails can be enqueued meanwhile: they wait. A second pause changes the end and the "
-    "reason. The audit log records the reason.",
+    description="Within two seconds, all hosts stop sending the tenant's emails. The pause does not stop emails that "
+    "are already on the wire to a provider. Emails can be enqueued meanwhile: they wait. If the tenant is already "
+    "paused, the request changes the end and the reason of the pause. The audit log records the reason.",
     response_schema="Pause",
     request_schema="NewPause",
     example={"reason": "complaints about the newsletter", "for_seconds": 7200},
@@ -40,7 +40,7 @@ CREATE_PAUSE: Final = Operation(
 REMOVE_PAUSE: Final = Operation(
     name="remove_pause",
     summary="Resume the tenant",
-    description="The tenant's emails are sent again, within two seconds. Returns the pause that has ended.",
+    description="Within two seconds, all hosts resume sending the tenant's emails. Returns the pause that has ended.",
     response_schema="Pause",
     request_schema="Decision",
     example={"reason": "the list is clean now"},
@@ -50,7 +50,10 @@ SCHEMAS: Final[dict[str, Any]] = {
     "Pause": object_schema(
         {
             "tenant_id": {"type": "string"},
-            "until": {**nullable("string", "date-time"), "description": "When it ends by itself; null: never."},
+            "until": {
+                **nullable("string", "date-time"),
+                "description": "When the pause ends by itself; null: it lasts until it is resumed.",
+            },
             "reason": {"type": "string"},
             "actor": {"type": "string"},
             "began_at": INSTANT,

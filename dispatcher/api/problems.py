@@ -35,7 +35,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "malformed-request": ProblemType(400, "The HTTP request is malformed, or this API does not accept its form."),
         "malformed-json": ProblemType(400, "The request body is not valid JSON."),
         "invalid-parameter": ProblemType(400, "A query parameter is unknown, repeated or has an invalid value."),
-        "idempotency-key-missing": ProblemType(400, "The email has no key."),
+        "idempotency-key-missing": ProblemType(400, "The email has no message key."),
         "idempotency-key-invalid": ProblemType(400, "The Idempotency-Key header is not a valid key."),
         "unauthorized": ProblemType(401, "The request needs a valid API key in the Authorization header."),
         "insufficient-scope": ProblemType(403, "The API key lacks the scope that this operation needs."),
@@ -53,7 +53,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "idempotency-key-in-use": ProblemType(409, "Another transaction is enqueueing an email with this key."),
         "too-late": ProblemType(409, "The email can no longer be cancelled or rescheduled."),
         "not-held": ProblemType(409, "The email is not held, or its content has been deleted."),
-        "too-many-webhooks": ProblemType(409, "The tenant already has as many webhooks as it may have."),
+        "too-many-webhooks": ProblemType(409, "The tenant already has the maximum number of webhooks."),
         "body-too-large": ProblemType(413, "The request body is too large."),
         "unsupported-media-type": ProblemType(
             415, "The request body must be application/json, in UTF-8, uncompressed."
@@ -71,7 +71,7 @@ PROBLEM_TYPES: Final[Mapping[str, ProblemType]] = MappingProxyType(
         "internal-error": ProblemType(500, "An internal error occurred."),
         "overloaded": ProblemType(503, "The API is handling too many requests or too much data."),
         "database-unavailable": ProblemType(503, "The database is unavailable."),
-        "provider-unavailable": ProblemType(503, "A server of the provider is needed and unavailable."),
+        "provider-unavailable": ProblemType(503, "A server of the provider, which this request needs, is unavailable."),
     }
 )
 
@@ -96,14 +96,14 @@ class FieldError:
 
 
 class Problem(Exception):
-    """A request that the API refuses or cannot serve.
+    """Raised for a request that the API refuses or cannot serve.
 
     Attributes:
         code: A key of `PROBLEM_TYPES`.
         detail: A sentence about this request; None if the title says enough.
         errors: The mistakes in the request.
         retry_after: Seconds after which the same request may succeed.
-        email_status: The status of the email that the request is about; None if the status is not the problem.
+        email_status: The status of the email that the request is about; None if the status is not the cause.
         closes: Whether the response closes the connection, because part of the request was not read.
     """
 
@@ -170,12 +170,13 @@ _STEP: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 def pointer_of(field: str, prefix: str = "") -> str:
-    """The JSON pointer, as a URI fragment, to a field in the domain's notation, such as `to[1]`.
+    """The JSON pointer to a field of an email, as a URI fragment.
 
     Args:
+        field: The field as `InvalidEmail` names it, such as `to[1]`.
         prefix: The pointer to the email in the body, such as `/emails/3`.
     """
-    if field == "email":  # the domain's name for the whole document
+    if field == "email":  # `InvalidEmail` means the whole document
         return f"#{prefix}"
     if field.startswith("headers."):  # the header's name may contain dots
         steps = ["headers", field.removeprefix("headers.")]

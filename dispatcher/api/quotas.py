@@ -55,7 +55,7 @@ class _Chunk:
         day: The day of the chunk, by the database's clock.
         day_ends_at: The earliest possible end of that day, on this process's monotonic clock.
         remaining: The number of recipients left in the chunk.
-        failed_at: When the last failed refill failed, on the monotonic clock.
+        failed_at: When a refill failed for the last time, on the monotonic clock.
     """
 
     day: date = date.min
@@ -92,7 +92,7 @@ class Quotas:
         return QuotaExhausted(max(1, math.ceil(chunk.day_ends_at - self._clock())))
 
     async def return_unused(self, reservation: Reservation, recipients: int) -> None:
-        """Returns unused recipients to this process's chunk. The database gets those that exceed the chunk's size.
+        """Returns unused recipients to this process's chunk, and recipients above the chunk's size to the database.
 
         Has no effect if the day of the reservation is over.
         """
@@ -109,7 +109,7 @@ class Quotas:
             except StoreBusy:
                 chunk.remaining += surplus if chunk.day == reservation.day else 0
             except StoreUnavailable:
-                pass  # The database may have got the recipients back. Keeping them, too, could exceed the quota.
+                pass  # The database may have received the recipients. Keeping them, too, could exceed the quota.
 
     async def close(self) -> None:
         """Returns all chunks of this process to the database."""
@@ -132,8 +132,9 @@ class Quotas:
         async with chunk.refill_lock:
             while not self._spend(chunk, recipients):
                 if chunk.failed_at >= called_at:
-                    # The refill failed while this call waited. If each call retried, they would time out one by one.
-                    raise StoreBusy("The key's quota could not be read.")
+                    # The refill failed while this call waited. If every waiting call retried, the calls would time out
+                    # one after the other.
+                    raise StoreBusy("The API key's quota could not be read.")
                 try:
                     if not await self._refill(chunk, key, recipients):
                         return False

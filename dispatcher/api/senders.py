@@ -7,7 +7,11 @@ from dispatcher.store.comparable_address import comparable_address
 
 
 def may_send_from(sender: str, key: ApiKey) -> bool:
-    """Whether a key allows a valid sender: an address, or the sender of an SMS, which may be empty."""
+    """Whether a key allows a sender.
+
+    Args:
+        sender: A valid address, or the sender of an SMS, which may be empty.
+    """
     if key.sender_domains is None and key.sender_addresses is None:
         return True
     address = comparable_address(sender) if "@" in sender else sender

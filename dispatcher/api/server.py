@@ -57,31 +57,33 @@ if TYPE_CHECKING:
 
 LOCK_SECONDS: Final = 0.25
 """How long an insert waits for a transaction that is inserting the same message key, and how long a request waits for
-its API key's quota row. All emails in the same batch wait."""
+its API key's quota row. While an insert waits, all emails of its batch wait."""
 READ_SESSIONS: Final = 3
 KEY_SESSIONS: Final = 2
-"""Database sessions for keys and quotas only: keys and quotas do not wait for list queries."""
+"""The number of database sessions for keys and quotas only, so that these do not wait for list queries."""
 OPERATOR_SESSIONS: Final = 2
-"""Database sessions for operators' requests: if a row is locked, only operators' requests wait."""
+"""The number of database sessions for operators' requests only. If a row is locked, no other request waits for it."""
 OPERATOR_LOCK_SECONDS: Final = 2.0
 OPS_SESSIONS: Final = 3
-"""Database sessions for the operators' page only."""
+"""The number of database sessions for the operators' page only."""
 OPS_STATEMENT_SECONDS: Final = 2.0
-"""A page whose statements take longer is answered with a page that asks for a narrower filter."""
+"""The time limit of each statement for the operators' page. If a statement takes longer, the visitor gets a page that
+asks for a narrower filter."""
 EVENT_SESSIONS: Final = 2
-"""Database sessions for providers' events: one stores a batch, the other looks for locked rows."""
+"""The number of database sessions for providers' events: one stores a batch, the other looks for locked rows."""
 KEEP_ALIVE_SECONDS: Final = 75
-"""Longer than proxies keep idle connections (60 s). If the API closed first, a proxy's next request would fail."""
+"""How long an idle connection stays open. Proxies keep idle connections for 60 s. If the API closed a connection before
+the proxy, the proxy's next request would fail."""
 SHUTDOWN_SECONDS: Final = 3.0
 """How long the process publishes emails at shutdown. The relay publishes the remaining emails."""
 BACKLOG: Final = 4096
-ACCEPTS_PER_TURN: Final = 16
-"""New connections per turn of the event loop. libuv accepts one connection per listening descriptor and turn, so the
-loop gets several descriptors of the same socket. With a single descriptor, clients that connect and disconnect would
-keep all other clients in the backlog."""
+ACCEPTS_PER_ITERATION: Final = 16
+"""How many new connections the event loop accepts per iteration. libuv accepts one connection per listening descriptor
+and iteration, so the loop gets several descriptors of the same socket. With a single descriptor, clients that connect
+and disconnect would keep all other clients in the backlog."""
 GC_THRESHOLDS: Final = (10_000, 20, 50)
-"""Requests leave almost no reference cycles. With Python's defaults and a few thousand waiting requests, the garbage
-collector would scan all of them repeatedly, for up to 40 ms each time."""
+"""The garbage collector's thresholds. Requests leave almost no reference cycles. With Python's defaults and a few
+thousand waiting requests, the collector would repeatedly scan the objects of all requests, up to 40 ms each time."""
 LARGE_BLOCK_BYTES: Final = 1 << 20
 _M_MMAP_THRESHOLD: Final = -3
 SWITCH_SECONDS: Final = 0.0005
@@ -109,7 +111,7 @@ def run_api(settings: Settings, listener: socket.socket) -> int:
     try:
         uvloop.run(_serve_until_signalled(settings, listener))
     finally:
-        # The interpreter restores the default handlers at exit. A late signal must not kill the process then.
+        # At exit, the interpreter restores the default handlers. With these, a late signal would kill the process.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         metric_files.end()
@@ -320,7 +322,7 @@ def is_loopback(settings: Settings) -> bool:
 
 
 def _pages(settings: Settings) -> list[WebServer]:
-    """The server for /metrics; none if DISPATCHER_API_METRICS_ADDRESS is empty."""
+    """A list with the server for /metrics; empty if DISPATCHER_API_METRICS_ADDRESS is empty."""
     if not settings.api_metrics_address.host:
         return []
 
@@ -347,7 +349,7 @@ def _log_start(listener: socket.socket, access: AccessControl) -> None:
 
 async def _until_stopped(server: _Server, listener: socket.socket, others: list[asyncio.Task[Any]]) -> None:
     """Serves until one of `others` ends: the task that waits for the stop, or a background task that failed."""
-    listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_TURN - 1))]
+    listeners = [listener, *(listener.dup() for _ in range(ACCEPTS_PER_ITERATION - 1))]
     serving = asyncio.create_task(server.serve(sockets=listeners))
     ended, _ = await asyncio.wait([serving, *others], return_when=asyncio.FIRST_COMPLETED)
     server.should_exit = True
@@ -369,7 +371,7 @@ def _server(
     settings: Settings, app: ErrorMiddleware, refusals: RefusalCounter, static_paths: tuple[bytes, ...]
 ) -> _Server:
     for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # they would log paths and addresses
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)  # these loggers would log paths and addresses
     timeouts = Timeouts(settings.api_head_seconds, settings.api_request_seconds)
     return _Server(
         uvicorn.Config(

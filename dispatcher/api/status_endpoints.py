@@ -96,7 +96,7 @@ def _sender(text: str) -> str:
 
 
 def _parsed(text: str) -> Recipient:
-    """The address or domain. Errors do not repeat it."""
+    """Parses an address or a domain. Errors do not repeat the text."""
     if len(text) > MAX_ADDRESS_CHARACTERS:
         raise ValueError(f"must have at most {MAX_ADDRESS_CHARACTERS} characters")
     try:
@@ -113,7 +113,11 @@ def _cursor(text: str) -> UUID:
 
 
 def limit_of(text: str) -> int:
-    """The parser of a page's length."""
+    """Parses the number of rows per page.
+
+    Raises:
+        ValueError: The text is not such a number. The message is a predicate.
+    """
     if not text.isascii() or not text.isdigit() or len(text) > 4 or not 1 <= int(text) <= MAX_PAGE_EMAILS:
         raise ValueError(f"must be a whole number from 1 to {MAX_PAGE_EMAILS}")
     return int(text)
@@ -147,9 +151,9 @@ PARAMETERS: Final[Mapping[str, Parameter]] = {
     ),
     "domain": Parameter(_domain, _ADDRESS, "Only emails with a recipient in this domain."),
     "from": Parameter(
-        _sender, _ADDRESS, "Only emails from this address, or from this domain (`@example.com`), while content is kept."
+        _sender, _ADDRESS, "Only emails from this address or domain (`@example.com`) whose content is not deleted yet."
     ),
-    "tag": Parameter(_text, FILTER_TEXT, "Only emails with this tag, while their content is kept."),
+    "tag": Parameter(_text, FILTER_TEXT, "Only emails with this tag whose content is not deleted yet."),
     "status": Parameter(_one_of(Status), {"type": "string", "enum": list(Status)}, "Only emails with this status."),
     "error_type": Parameter(
         _one_of(Reason),
@@ -178,7 +182,7 @@ TENANT: Final = Parameter(
 _SAME_NAMES: Final = ("recipient", "domain", "tag", "status", "channel", "error_type", "provider", "correlation_id")
 """The parameters that have the name of a field of `EmailQuery`."""
 _PRIVATE_ACTS: Final = frozenset({"reveal", "forget"})
-"""What operators do with private data. Left out of what a tenant gets, as are the operators' names and reasons."""
+"""Acts of operators on private data. A tenant does not see these acts, nor the names and reasons of operators."""
 _SHOWN: Final = (
     *("email_id", "message_key", "channel", "status", "attempt_count", "correlation_id", "error_type", "error"),
     *("provider", "provider_message_id", "created_at", "sent_at"),

@@ -41,7 +41,7 @@ GET: Final = Operation(
 GET_BY_KEY: Final = Operation(
     name="get_email_by_key",
     summary="Get an email's status by its key",
-    description="Percent-encode the key as UTF-8. A slash in it may stay unencoded.",
+    description="Percent-encode the key as UTF-8. A slash in the key may stay unencoded.",
     response_schema="EmailStatus",
     parameters=(
         path_parameter("message_key", {"type": "string", "minLength": 1, "maxLength": 255}, "The email's message key."),
@@ -94,8 +94,8 @@ SCHEMAS: Final[dict[str, Any]] = {
             "recipient": {
                 "type": ["integer", "null"],
                 "minimum": 1,
-                "description": "The recipient's position, counted over to, cc, bcc; null if unknown, or if the content "
-                "was deleted.",
+                "description": "The recipient's position in the list of to, cc and bcc; null if unknown, or if the "
+                "content was deleted.",
             },
         }
     ),
@@ -113,7 +113,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             "timeline": {
                 "type": "array",
                 "items": reference("Moment"),
-                "description": "Every instant that is known, oldest first.",
+                "description": "What is known to have happened to the email, oldest first.",
             },
         }
     ),
@@ -134,7 +134,8 @@ SCHEMAS: Final[dict[str, Any]] = {
             "next": nullable("string", "uuid"),
             "recipients_since": {
                 **nullable("string", "date-time"),
-                "description": "With `recipient` or `domain`: older emails are not found by them. Null: all are.",
+                "description": "With `recipient` or `domain`: emails that were created before this time cannot be "
+                "found by them. Null: all emails can.",
             },
         }
     ),

@@ -24,7 +24,7 @@ from dispatcher.store.suppressions import Suppression, list_suppressions
 
 MAX_RECIPIENTS: Final = 1000
 MAX_STOPPED: Final = 1000
-"""The most ids of stopped emails in a response; `POST /v1/replays` takes as many."""
+"""The most ids of stopped emails in a response. `POST /v1/replays` accepts as many."""
 MAX_NOTE_CHARACTERS: Final = 500
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 200
@@ -89,7 +89,7 @@ class SuppressionEndpoints:
     pool: Pool
 
     async def list(self, request: Request) -> Response:
-        """Returns a page of entries."""
+        """Returns a page of the tenant's suppression entries."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             given = parameters(request, {**PARAMETERS, "tenant_id": TENANT})
             limit = given.get("limit", DEFAULT_PAGE)
@@ -122,7 +122,10 @@ class SuppressionEndpoints:
         return json_response({"added": added})
 
     async def remove(self, request: Request) -> Response:
-        """Removes entries, and returns the emails that they had stopped. Sends none of them."""
+        """Removes entries, and returns the ids of the emails that these entries had stopped.
+
+        Does not send the emails.
+        """
         async with (
             operator_request(self.access, self.bodies, request, _REMOVAL, _REQUIRED) as (caller, given),
             session(self.pool) as connection,

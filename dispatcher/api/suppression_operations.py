@@ -32,7 +32,7 @@ ADD_SUPPRESSIONS: Final = Operation(
     name="add_suppressions",
     summary="Suppress recipients",
     description="Addresses and domains get no email of the tenant any more. A domain does not include its subdomains. "
-    "An entry that already lasts as long stays as it is. The audit log records the reason.",
+    "An existing entry that lasts at least as long is not changed. The audit log records the reason.",
     response_schema="AddedSuppressions",
     request_schema="NewSuppressions",
     example={"recipients": ["ann@example.org", "example.net"], "reason": "closed account"},
@@ -41,8 +41,8 @@ ADD_SUPPRESSIONS: Final = Operation(
 REMOVE_SUPPRESSIONS: Final = Operation(
     name="remove_suppressions",
     summary="Remove suppressed recipients",
-    description="The next email goes to the recipients again. `stopped_email_ids` are failed emails that the entries "
-    "had stopped, oldest first: `POST /v1/replays` with these ids sends each of them once.",
+    description="The recipients get the tenant's next emails again. `stopped_email_ids` are failed emails that the "
+    "entries had stopped, oldest first: `POST /v1/replays` with these ids sends each of them once.",
     response_schema="RemovedSuppressions",
     request_schema="OldSuppressions",
     example={"recipients": ["ann@example.org"], "reason": "mailbox works again"},

@@ -77,8 +77,11 @@ def _reschedule(given: Mapping[str, Any], act: Act, tenant_id: str) -> ChangeMan
 
 @dataclass(frozen=True, slots=True)
 class UnsentEndpoints:
-    """Cancels and reschedules emails. An application may change its tenant's emails one by one; a filter is for
-    operators."""
+    """Cancels and reschedules emails.
+
+    With the scope `send`, an application may change emails of its tenant one by one. A filter needs the scope
+    `operate`.
+    """
 
     access: AccessControl
     bodies: BodyReader
@@ -89,7 +92,7 @@ class UnsentEndpoints:
         return await self._change_one(request, _cancel, {})
 
     async def reschedule(self, request: Request) -> Response:
-        """Lets an email that is pending or waiting wait until a time."""
+        """Changes when a pending or waiting email is sent."""
         return await self._change_one(request, _reschedule, _SEND_AT)
 
     async def cancel_selected(self, request: Request) -> Response:
@@ -160,14 +163,14 @@ def _status_after(changed: Changed) -> Status:
         case Change.RESCHEDULED:
             return Status.WAITING
         case Change.EXPIRES_FIRST:
-            error = FieldError("pointer", "#/send_at", "must be earlier than the time when the email expires")
+            error = FieldError("pointer", "#/send_at", "must be before the email expires")
             raise Problem("invalid-body", errors=[error])
         case Change.LOCKED:
             raise Problem("overloaded", "Another transaction has locked the email's row.", retry_after=1)
         case Change.UNKNOWN:
             raise Problem("not-found", "The tenant has no email with this id.")
         case Change.TOO_LATE:
-            detail = f"Nothing was changed: its status is {changed.status}."
+            detail = f"Nothing was changed: the email's status is {changed.status}."
             raise Problem("too-late", detail, email_status=changed.status)
 
 

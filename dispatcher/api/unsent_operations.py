@@ -28,8 +28,8 @@ _SELECTED: Final = (
 CANCEL: Final = Operation(
     name="cancel_email",
     summary="Cancel an email",
-    description="If the email is pending or waiting, it is not given to a provider any more. Otherwise, the request is "
-    f"too late. Idempotent. {_WHO}",
+    description="Cancels an email that is pending or waiting: it is never sent. Otherwise, the request is `too-late`. "
+    f"Idempotent. {_WHO}",
     response_schema="ChangedEmail",
     request_schema="Decision",
     example={"reason": "The customer has paid."},
@@ -39,8 +39,8 @@ CANCEL: Final = Operation(
 RESCHEDULE: Final = Operation(
     name="reschedule_email",
     summary="Change when an email is sent",
-    description="If the email is pending or waiting, it waits until `send_at`. A time that has passed means at once. "
-    f"Otherwise, the request is too late. {_WHO}",
+    description="A pending or waiting email waits until `send_at`. If `send_at` has passed, the email is due "
+    f"immediately. With any other status, the request is `too-late`. {_WHO}",
     response_schema="ChangedEmail",
     request_schema="NewTime",
     example={"send_at": "2026-12-24T18:00:00+01:00", "reason": "The customer asked for it."},
@@ -68,7 +68,7 @@ RESCHEDULE_SELECTED: Final = Operation(
 _SEND_AT: Final = {
     "type": "string",
     "format": "date-time",
-    "description": "With a zone, at most 366 days ahead. A time that has passed means at once.",
+    "description": "With a zone, at most 366 days ahead. If the time has passed, the email is due immediately.",
 }
 _SELECTION: Final[dict[str, Any]] = {
     "reason": REASON,

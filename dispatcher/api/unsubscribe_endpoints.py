@@ -1,7 +1,7 @@
 """One-click unsubscribe (RFC 8058): the page and the action behind the List-Unsubscribe header.
 
 A request needs no API key: the token in its path is signed. GET changes nothing, because mail scanners follow links. A
-token that is not genuine gets the same answer as one whose email does not exist.
+forged token gets the same answer as the token of an email that does not exist.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dispatcher.store.address_hashes import AddressHasher
 from dispatcher.store.connections import Pool, session
 
 CALLER: Final = "unsubscribe"
-"""All these requests share the slots of one caller, so that they cannot displace the clients that enqueue emails."""
+"""The caller to which all these requests belong. They share its slots, so that they cannot displace other clients."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'",
     "Referrer-Policy": "no-referrer",

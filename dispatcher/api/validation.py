@@ -26,7 +26,8 @@ from dispatcher.providers.capabilities import capability_gap
 KEY_HEADER: Final = "Idempotency-Key"
 _KEY_NAMES: Final = f"{KEY_HEADER} or message_key"
 MAX_BATCH_EMAILS: Final = 1000
-# RFC 8941, section 3.3.3: a quoted string, as the header's draft requires. Many clients send the key without quotes.
+# RFC 8941, section 3.3.3: a quoted string, as the draft of the Idempotency-Key header requires. A key without quotes is
+# accepted, too, because many clients send such keys.
 _CHARACTER: Final = r'(?:[!#-\[\]-~]|\\["\\])'
 _BETWEEN: Final = f"{{0,{MAX_KEY_CHARACTERS - 2}}}"
 KEY_PATTERN: Final = (
@@ -59,7 +60,7 @@ def idempotency_key(request: Request) -> str | None:
 
 
 def require_key(document: object, key: str | None) -> None:
-    """Checks that the header or the body has a key.
+    """Checks that the header or the body has a message key.
 
     Raises:
         Problem: `idempotency-key-missing`.
@@ -186,7 +187,7 @@ def require_enqueued(answer: InsertResult, prefix: str = "") -> Enqueued:
             raise Problem("idempotency-key-in-use", f"Retry the request with the same {_KEY_NAMES}.", retry_after=1)
         case StoreUnavailable():
             detail = (
-                f"The email may have been stored. Retry with the same {_KEY_NAMES}: that never creates a second email."
+                f"The email may have been stored. Retry with the same {_KEY_NAMES}: this never creates a second email."
             )
             raise Problem("database-unavailable", detail, retry_after=1)
         case DispatcherError():

@@ -1,4 +1,4 @@
-"""The endpoints for webhooks. Each tenant sees and changes only its own."""
+"""The endpoints for webhooks. Each tenant sees and changes only its own webhooks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _is_kinds(value: object) -> bool:
 _NEW: Final[Mapping[str, tuple[Check, str]]] = {
     **DECISION,
     "url": (lambda value: isinstance(value, str), "must be a URL"),
-    "events": (_is_kinds, f"must be a list of some of: {', '.join(TYPES)}"),
+    "events": (_is_kinds, f"must be a list of one or more of: {', '.join(TYPES)}"),
     "recipients": (lambda value: isinstance(value, bool), "must be true or false"),
 }
 _REPLAY: Final[Mapping[str, tuple[Check, str]]] = {
@@ -129,7 +129,7 @@ class WebhookEndpoints:
     async def _own(
         self, request: Request, reason: str = "over HTTP"
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act]]:
-        """The tenant's webhook of a request without a body."""
+        """Yields a session, the tenant's webhook in the path, and the caller's act, for a request without a body."""
         async with self.access.admit(request, Scope.OPERATE) as caller:
             tenant = caller.tenant(parameters(request, {"tenant_id": TENANT}).get("tenant_id"))
             async with session(self.pool) as connection:
@@ -139,7 +139,7 @@ class WebhookEndpoints:
     async def _changed(
         self, request: Request, known: Mapping[str, tuple[Check, str]], *more: str
     ) -> AsyncIterator[tuple[AsyncSession, Webhook, Act, Mapping[str, Any]]]:
-        """The tenant's webhook of a request with a body."""
+        """Yields a session, the tenant's webhook in the path, the caller's act, and the fields of the body."""
         async with (
             operator_request(self.access, self.bodies, request, known, ("reason", *more)) as (caller, given),
             session(self.pool) as connection,

@@ -46,7 +46,7 @@ LIST_WEBHOOKS: Final = Operation(
 GET_WEBHOOK: Final = Operation(
     name="get_webhook",
     summary="Get a webhook",
-    description="The webhook's state, and how many of its events wait.",
+    description="The webhook's state, and how many of its events wait for delivery.",
     response_schema="Webhook",
     parameters=(_WEBHOOK_ID, TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
@@ -62,7 +62,8 @@ REMOVE_WEBHOOK: Final = Operation(
 TEST_WEBHOOK: Final = Operation(
     name="test_webhook",
     summary="Post a test event",
-    description="Posts an event of the type `webhook.test`, even if the webhook is disabled, and returns the answer.",
+    description="Posts an event of the type `webhook.test`, even if the webhook is disabled. Returns the receiver's "
+    "answer.",
     response_schema="WebhookTest",
     parameters=(_WEBHOOK_ID, TENANT_PARAMETER),
     problems=("not-found", "invalid-parameter"),
@@ -90,7 +91,7 @@ ENABLE_WEBHOOK: Final = Operation(
 REPLAY_WEBHOOK: Final = Operation(
     name="replay_webhook",
     summary="Deliver events again",
-    description="Delivers the events since a time again, with the same ids.",
+    description="Delivers all events since the time `since` again, with the same ids.",
     response_schema="Webhook",
     request_schema="WebhookReplay",
     example={"since": "2026-11-21T10:00:00Z", "reason": "the receiver lost them"},
@@ -122,7 +123,7 @@ SCHEMAS: Final[dict[str, Any]] = {
             "url": {
                 "type": "string",
                 "maxLength": MAX_URL_CHARACTERS,
-                "description": "An https URL without a user.",
+                "description": "An https URL without a user name.",
             },
             "reason": REASON,
             "tenant_id": TENANT_ID,

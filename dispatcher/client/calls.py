@@ -40,7 +40,7 @@ _JSON: Final = ("Content-Type", "application/json")
 
 
 class ApiResponse(NamedTuple):
-    """An HTTP response."""
+    """An HTTP response. `header` returns a header's value; None if the response has no such header."""
 
     status: int
     body: bytes
@@ -59,11 +59,14 @@ class ApiCall(Generic[T]):
 
 
 def send(email: Email | Sms) -> ApiCall[Receipt]:
-    """The request that enqueues a message. It leaves out the tenant `default`, so the API uses the key's tenant."""
+    """The request that enqueues an email or an SMS.
+
+    Leaves out the tenant `default`: the API then uses the key's tenant.
+    """
     document = _document(email)
     headers = [_JSON]
     path = "/v1/sms" if isinstance(email, Sms) else "/v1/emails"
-    if email.message_key.isascii():  # a header is visible to proxies and logs
+    if email.message_key.isascii():  # proxies and logs can see a key in the header, which can contain only ASCII
         del document["message_key"]
         escaped = email.message_key.replace("\\", "\\\\").replace('"', '\\"')
         headers.append(("Idempotency-Key", f'"{escaped}"'))
@@ -94,8 +97,9 @@ class Filters(TypedDict, total=False):
     Attributes:
         recipient: An address in to, cc or bcc.
         domain: The domain of a recipient.
-        sender: An address, or a domain as `@example.com`.
-        created_from, created_before: With a time zone.
+        sender: An address, or a domain such as `@example.com`.
+        created_from: The earliest time at which the emails were created, with a time zone.
+        created_before: The emails were created before this time, with a time zone.
         cursor: The `next` of the previous page.
         limit: The most emails per page, from 1 to 200.
     """
@@ -195,10 +199,12 @@ def base_url(url: str) -> str:
 
 
 class RetrySchedule:
-    """The waits between the attempts of one call: growing, plus the API's Retry-After.
+    """The waits between the attempts of one call.
+
+    The upper bound of the waits grows to 5 seconds. The API's Retry-After is added to a wait.
 
     Args:
-        seconds: The limit for all attempts together, from now.
+        seconds: The time limit of all attempts together, from now on.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -206,7 +212,11 @@ class RetrySchedule:
         self._backoff = Backoff(base_seconds=0.2, cap_seconds=5.0)
 
     def next_wait(self, retry_after: float | None = None) -> float | None:
-        """Seconds to wait before the next attempt; None to give up."""
+        """Returns the seconds to wait before the next attempt; None if the caller must give up.
+
+        Args:
+            retry_after: The seconds in the response's Retry-After header.
+        """
         seconds = self._backoff.next_wait(random.random)
         if retry_after is not None:
             seconds += retry_after

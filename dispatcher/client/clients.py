@@ -46,7 +46,7 @@ ATTEMPT_SECONDS: Final = 15.0
 PAGE_EVENTS: Final = 500
 RETRIED_STATUSES: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 _FINAL_CODES: Final = frozenset({"too-late"})
-"""Problems with such a status that a repetition cannot solve."""
+"""Codes of problems whose status is in RETRIED_STATUSES, but which a repeated request cannot solve."""
 
 
 class _BaseClient(ABC):
@@ -78,7 +78,7 @@ class _BaseClient(ABC):
         return builder if call.body is None else builder.body_bytes(call.body)
 
     async def _request(self, call: ApiCall[T]) -> T:
-        """Sends a request, and retries it until a response is final or the time is over.
+        """Sends a request, and retries it until a response is final or the time limit has passed.
 
         Raises:
             ApiProblem: the API refused the request, or the last attempt got a temporary error.
@@ -176,16 +176,18 @@ class Client(_BaseClient):
             reason: A few words for the audit log, without addresses.
 
         Raises:
-            ApiProblem: with the code `too-late` and the `email_status` if a worker has leased the email, or it is sent,
-                failed or held; with the code `not-found` if the tenant has no email with this id.
+            ApiProblem: With the code `too-late` if a worker has leased the email, or if the email is sent, failed or
+                held; `email_status` is then the email's status. With the code `not-found` if the tenant has no email
+                with this id.
         """
         return _result(self._request(cancel(email_id, reason)))
 
     def reschedule(self, email_id: UUID, send_at: datetime, *, reason: str) -> Status:
-        """Lets an email that is pending or waiting wait until a time; returns its status, `waiting`.
+        """Changes when a pending or waiting email is sent; returns the email's new status, `waiting`.
 
         Args:
-            send_at: With a time zone. A time that has passed means at once.
+            send_at: The earliest time at which the email is sent, with a time zone. If the time has passed, the email
+                is due immediately.
 
         Raises:
             InvalidEmail: `send_at` has no time zone, or is too far ahead.
@@ -194,7 +196,12 @@ class Client(_BaseClient):
         return _result(self._request(reschedule(email_id, send_at, reason)))
 
     def events(self, *, after: str | None = None) -> Events:
-        """An iterator of the events since a cursor, oldest first; None for the oldest event that is kept."""
+        """Returns an iterator over the tenant's events, oldest first.
+
+        Args:
+            after: The iterator begins after the event with this cursor. None: it begins with the oldest event that is
+                kept.
+        """
         return Events(self, after)
 
     def _page(self, after: str | None) -> EventPage:
@@ -284,18 +291,19 @@ def _result(work: Coroutine[Any, Any, T]) -> T:
 
 
 class _Feed:
-    """The cursor that both iterators of events remember.
+    """The cursor of an iterator over events. `Events` and `AsyncEvents` share this code.
 
     Attributes:
-        cursor: All events up to here were handled: the next loop goes on after them, and so does
-            `events(after=cursor)`, even in another process. None: the oldest event that is kept.
+        cursor: The caller has handled all events up to this cursor. The next loop continues after it, and so does
+            `events(after=cursor)`, even in another process. None: the next loop begins with the oldest event that is
+            kept.
     """
 
     def __init__(self, cursor: str | None) -> None:
         self.cursor = cursor
 
     def _advance(self, page: EventPage) -> Iterator[FeedEvent]:
-        """Yields the events of a page. An event counts as handled as soon as the next one is requested."""
+        """Yields the events of a page. An event counts as handled as soon as the next event is requested."""
         for event in page.events:
             yield event
             self.cursor = event.cursor
@@ -303,9 +311,10 @@ class _Feed:
 
 
 class Events(_Feed):
-    """Events of a tenant. A loop ends when no event is left; a later loop over the same object goes on from there.
+    """An iterator over a tenant's events, oldest first.
 
-    If the body of a loop raises an exception, its event is not handled, and the next loop begins with it.
+    A loop ends when no event is left. A later loop over the same object continues after the last event. If the body of
+    a loop raises an exception, the current event does not count as handled, and the next loop begins with this event.
     """
 
     def __init__(self, client: Client, cursor: str | None) -> None:

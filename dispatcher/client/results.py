@@ -19,7 +19,7 @@ class ApiProblem(DispatcherError):
         status: The HTTP status.
         code: The problem's code, such as `invalid-email`; `unknown` if the response is not from the API.
         errors: The mistakes in the request. Each has `detail`, and `pointer`, `header` or `parameter`.
-        retry_after: The API's Retry-After in seconds; None without that header.
+        retry_after: The seconds in the response's Retry-After header; None if the header is missing.
         email_status: With the code `too-late`, the email's status; otherwise None.
     """
 
@@ -101,7 +101,7 @@ class WaitStatus:
 
     Attributes:
         reason: A reason from docs/api.md, such as `provider_paused`.
-        until: When the wait ends at the latest, or the next attempt begins; None if unknown.
+        until: The latest time at which the wait ends, or the time of the next attempt; None if unknown.
     """
 
     reason: str
@@ -110,7 +110,7 @@ class WaitStatus:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One instant in the history of an email."""
+    """One entry of an email's timeline: what happened to the email, and when."""
 
     at: datetime
     what: str
@@ -171,11 +171,12 @@ class ListedEmail:
 
 @dataclass(frozen=True, slots=True)
 class EmailPage:
-    """A page of emails, newest first. It may be short or empty although more emails follow.
+    """A page of emails, newest first. A page may be short or empty even if more emails follow.
 
     Attributes:
-        next: The cursor of the next page; None: this is the last page.
-        recipients_since: With a recipient or a domain: older emails are not found by them. None: all are.
+        next: The cursor of the next page; None on the last page.
+        recipients_since: Set if the request has a recipient or a domain, and emails that were created before this time
+            cannot be found by their recipients. None: all emails can.
     """
 
     emails: tuple[ListedEmail, ...]
@@ -184,7 +185,7 @@ class EmailPage:
 
 
 def parse_receipt(document: Mapping[str, Any], *, is_known: bool) -> Receipt:
-    """Parses the response to a single email."""
+    """Parses the response to a request with one email."""
     return Receipt(UUID(document["id"]), document["message_key"], is_known, tuple(document.get("warnings", ())))
 
 
@@ -223,7 +224,7 @@ def parse_page(document: Mapping[str, Any]) -> EmailPage:
 def _email_fields(kind: type[EmailStatus | ListedEmail], document: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {name: document.get(name) for name in kind.__dataclass_fields__}
     fields["id"] = UUID(document["id"])
-    fields["channel"] = document.get("channel") or "email"  # an older API has no other channel
+    fields["channel"] = document.get("channel") or "email"  # an older API knows only email, and sends no channel
     fields["status"] = Status(document["status"])
     fields["created_at"] = datetime.fromisoformat(document["created_at"])
     fields["sent_at"] = datetime.fromisoformat(document["sent_at"]) if document["sent_at"] else None
@@ -251,18 +252,18 @@ def _provider_event(document: Mapping[str, Any]) -> ProviderEvent:
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """What became of an email.
+    """An event of the feed: an email's new status, or what a provider reported about the email.
 
     Attributes:
-        id: The same each time that the event is read, and in webhooks.
-        cursor: `events(after=cursor)` goes on after this event.
+        id: The event's id, which is the same in every response and in webhooks.
+        cursor: `events(after=cursor)` continues after this event.
         type: `email.sent`, `email.failed`, `email.held`, `email.delivered`, `email.bounced`, `email.complained` or
             `email.suppressed`; later releases may have more.
         timestamp: When the event was recorded.
         reason: Why the email failed or is held.
         code: The status code of the provider, or of the recipient's server.
         bounce: `hard`, `soft` or `blocked`; None unless the email bounced.
-        happened_at: When it happened: by the provider's clock, if the provider reported it.
+        happened_at: When the event happened; by the provider's clock if a provider reported the event.
     """
 
     id: UUID
@@ -282,7 +283,7 @@ class FeedEvent:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """One response with events.
+    """A page of events, oldest first.
 
     Attributes:
         next: The cursor for the next request.

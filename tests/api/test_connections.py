@@ -14,7 +14,7 @@ import orjson
 import uvloop
 from structlog.testing import capture_logs
 
-from dispatcher.api.http_protocol import MAX_PIPELINED_STARTS_PER_TURN, PipelineQueue, StrictHttpProtocol
+from dispatcher.api.http_protocol import MAX_PIPELINED_STARTS_PER_ITERATION, PipelineQueue, StrictHttpProtocol
 from dispatcher.api.problems import Problem
 from dispatcher.config import Settings
 from tests.api.raw import exchange, request
@@ -59,7 +59,7 @@ def test_many_new_connections_are_accepted_per_turn_of_the_event_loop(settings: 
 async def test_a_few_pipelined_requests_start_per_turn_of_the_event_loop() -> None:
     started: list[int] = []
     queue = PipelineQueue()
-    for number in range(2 * MAX_PIPELINED_STARTS_PER_TURN + 1):
+    for number in range(2 * MAX_PIPELINED_STARTS_PER_ITERATION + 1):
         queue.add(partial(started.append, number))
 
     counts = []
@@ -69,9 +69,9 @@ async def test_a_few_pipelined_requests_start_per_turn_of_the_event_loop() -> No
 
     assert counts == [
         0,
-        MAX_PIPELINED_STARTS_PER_TURN,
-        2 * MAX_PIPELINED_STARTS_PER_TURN,
-        2 * MAX_PIPELINED_STARTS_PER_TURN + 1,
+        MAX_PIPELINED_STARTS_PER_ITERATION,
+        2 * MAX_PIPELINED_STARTS_PER_ITERATION,
+        2 * MAX_PIPELINED_STARTS_PER_ITERATION + 1,
     ]
     assert started == sorted(started)
 

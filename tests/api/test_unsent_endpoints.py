@@ -50,7 +50,7 @@ async def test_too_late_has_the_status_of_the_email(
     unknown = await api.call("POST", f"/v1/emails/0199c0de-0000-7000-8000-000000000000/{verb}", body=body)
 
     assert (late.status, late.code, late.json["email_status"]) == (409, "too-late", "sending")
-    assert late.json["detail"] == "Nothing was changed: its status is sending."
+    assert late.json["detail"] == "Nothing was changed: the email's status is sending."
     assert (unknown.status, unknown.code) == (404, "not-found")
 
 

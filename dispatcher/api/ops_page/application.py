@@ -75,7 +75,7 @@ class OpsMount:
     """The application, and the paths at which the API mounts it.
 
     Attributes:
-        paths: A proxy may pass requests on with the path that the browser uses, or with /ops instead.
+        paths: Two paths, because a proxy may keep the path that the browser uses, or replace it with /ops.
     """
 
     app: Starlette
@@ -83,7 +83,7 @@ class OpsMount:
 
     @property
     def paths(self) -> list[str]:
-        """Where the API mounts the application."""
+        """The paths at which the API mounts the application."""
         return sorted({PATH, self.site.path} - {""})
 
     @property
@@ -92,5 +92,5 @@ class OpsMount:
         return tuple(f"{path}/static/".encode() for path in self.paths)
 
     async def redirect(self, _request: Request) -> Response:
-        """Leads from /ops to /ops/."""
+        """Redirects from /ops to /ops/."""
         return with_security_headers(RedirectResponse(f"{self.site.path}/", 307))

@@ -9,7 +9,7 @@ from typing import Final
 
 ATTEMPTS_PER_CLIENT: Final = 5
 SECONDS_PER_CLIENT_ATTEMPT: Final = 10.0
-"""After five failures, a client may try again once in this time."""
+"""After five failures, a client may make one more attempt in this time."""
 ATTEMPTS_IN_TOTAL: Final = 60
 SECONDS_PER_ATTEMPT: Final = 1.0
 MAX_CLIENTS: Final = 10_000
@@ -19,7 +19,7 @@ class AttemptLimiter:
     """Counts the failed attempts that this process has seen.
 
     A client uses up its own attempts long before it could use up the attempts of all clients together. A client that
-    has signed in from its address before does not wait because of other clients' failures.
+    has already signed in from its address does not wait because of other clients' failures.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class AttemptLimiter:
             self._clients.popitem(last=False)
 
     def add_success(self, client: str) -> None:
-        """Remembers a client that has signed in. Its failures stay: a valid key buys no further guesses."""
+        """Remembers a client that has signed in. Its failures still count: a valid key must not allow more guesses."""
         self._known[client] = None
         self._known.move_to_end(client)
         if len(self._known) > MAX_CLIENTS:
@@ -52,7 +52,7 @@ class AttemptLimiter:
 
 
 class _Failures:
-    """Failures that drain over time, one per `seconds`."""
+    """A number of failures that decreases by one per `seconds`. `most` failures are allowed."""
 
     __slots__ = ("_at", "_count", "_most", "_seconds")
 

@@ -21,7 +21,7 @@ MAX_DETAIL_CHARACTERS: Final = 2000
 
 
 def routes(site: Site) -> list[Route]:
-    """The page."""
+    """The route of the page Audit."""
 
     async def show(request: Request, visitor: Visitor) -> Response:
         fields.all_tenants_only(visitor)

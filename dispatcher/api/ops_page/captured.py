@@ -1,4 +1,7 @@
-"""The captured emails: what the provider `capture` has written instead of delivering it. For development."""
+"""The page Try it: messages that a capture provider has written to a folder instead of delivering them.
+
+For development.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from starlette.routing import Route
 
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import SECURITY_HEADERS, Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.ops.captured import CapturedEmail, CapturedName, list_captured, parse_name, read_captured
 from dispatcher.providers.capture import NAME as CAPTURE
@@ -33,7 +36,7 @@ MAX_TEXT_CHARACTERS: Final = 256 * 1024
 FRAMING: Final = {
     "Content-Security-Policy": SECURITY_HEADERS["Content-Security-Policy"] + "; frame-src 'self'",
 }
-"""The page around the HTML may contain a frame, and the frame may show nothing but this site."""
+"""The headers of the page that shows an email's HTML in a frame. The frame may load only pages of this site."""
 IN_FRAME: Final = {
     "Content-Security-Policy": (
         "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:; base-uri 'none'; "
@@ -42,14 +45,15 @@ IN_FRAME: Final = {
     "X-Frame-Options": "SAMEORIGIN",
     "Referrer-Policy": "no-referrer",
 }
-"""An email's HTML runs no script, loads nothing, sends no form, and has an origin of its own."""
+"""The headers of an email's HTML in the frame. The HTML runs no script, loads nothing, sends no form, and has an origin
+of its own."""
 AS_FILE: Final = {
     "Content-Security-Policy": "sandbox; default-src 'none'; frame-ancestors 'none'",
 }
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, one email, its HTML for the frame, and its files."""
+    """The routes of the list, of one email, of the email's HTML in a frame, and of its downloads."""
 
     async def show_list(request: Request, visitor: Visitor) -> Response:
         _check_allowed(site, visitor)
@@ -84,7 +88,7 @@ def routes(site: Site) -> list[Route]:
     async def show_html(request: Request, visitor: Visitor) -> Response:
         email = await _email(site, request, visitor)
         if email.html is None:
-            raise not_found("HTML")
+            raise PageError(404, "This captured email has no HTML.", "Look at its text or its source.")
         return Response(email.html.encode("utf-8", "replace"), headers=IN_FRAME, media_type="text/html; charset=utf-8")
 
     async def download_source(request: Request, visitor: Visitor) -> Response:
@@ -115,15 +119,16 @@ def captured_folders(settings: Settings) -> list[Path]:
 
 
 def _check_allowed(site: Site, visitor: Visitor) -> None:
-    """Captured emails of all tenants are in one folder, with addresses and content."""
+    """Checks that the visitor sees all tenants and has the scope `operate`.
+
+    The captured emails of all tenants are in one folder, with addresses and content.
+
+    Raises:
+        PageError: the visitor may not see the page, or no provider captures emails.
+    """
     if CAPTURING.isdisjoint(site.settings.providers) or visitor.tenant_id is not None:
-        raise not_found("page")
-    if not visitor.may_act:
-        raise PageError(
-            403,
-            "This API key may only read, and captured emails show addresses and content.",
-            "Sign in with a key that has the scope operate.",
-        )
+        raise PageError(404, "There is no page at this address.", "Use the navigation.")
+    require_operate(visitor)
 
 
 async def _email(site: Site, request: Request, visitor: Visitor) -> CapturedEmail:
@@ -154,7 +159,7 @@ def _before(request: Request) -> int | None:
 
 
 def _file(content: bytes, filename: str) -> Response:
-    """A download. Browsers never show it, whatever its type."""
+    """A download. Browsers save the file, whatever its type, and never show it."""
     plain = filename.encode("ascii", "replace").decode().replace("?", "_").replace('"', "_").replace("%", "_")
     disposition = f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
     headers = {**AS_FILE, "Content-Disposition": disposition}

@@ -1,4 +1,4 @@
-"""The filter of the pages Dead letters, Held and Replays, as their URLs and forms have it."""
+"""Reads the filter of the pages Dead letters, Held and Replays from their URLs and forms."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class DeadFilter:
 
 
 def read_filter(visitor: Visitor, given: Mapping[str, str]) -> DeadFilter:
-    """The filter of a URL or a form.
+    """Reads the filter in the parameters of a URL or the fields of a form.
 
     Raises:
         PageError: The visitor may not see the tenant.
-        Mistake: A field is not usable.
+        Mistake: A field has an invalid value.
     """
     typed = {name: text for name in LABELS if (text := given.get(name, "").replace("\0", "").strip())}
     tenant_id = typed.get("tenant")
@@ -77,7 +77,7 @@ def read_filter(visitor: Visitor, given: Mapping[str, str]) -> DeadFilter:
 
 
 def email_id_of(request: Request, name: str) -> UUID | None:
-    """Where a page of a list begins; None for the first page.
+    """The email id at which a page of a list begins, from a parameter of the URL; None for the first page.
 
     Raises:
         PageError: The parameter is not an email id.

@@ -1,4 +1,7 @@
-"""The pages Dead letters (failed and held emails by cause, with a list) and Held (with what is known about each)."""
+"""The pages Dead letters and Held.
+
+Dead letters groups failed and held emails by cause, and lists them. Held shows what is known about each held email.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +24,24 @@ from dispatcher.domain.status import Status
 from dispatcher.store.failures import CAUSES, DeadGroup, Selection, group_dead, list_dead_page, list_held_page
 
 MOST_GROUPED: Final = 20_000
-"""The newest emails that are grouped. If there are more, the page says so."""
+"""The most emails that are grouped, newest first. If there are more, the page says so."""
 MOST_GROUPS: Final = 50
 
 
 def routes(site: Site) -> list[Route]:
-    """Both pages."""
+    """The routes of the pages Dead letters and Held."""
     pages = DeadLetterPages(site)
     return [site.get("/dead-letters", pages.show), site.get("/held", pages.show_held)]
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterPages:
-    """The handlers."""
+    """The handlers of the pages Dead letters and Held."""
 
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """Failed and held emails by cause, and the newest of them."""
+        """The page with groups of failed and held emails, and the newest of these emails."""
         before = email_id_of(request, "before")
         by = fields.parameter(request, "by")
         by = by if by in CAUSES and (by != "tenant" or visitor.tenant_id is None) else "cause"
@@ -63,7 +66,7 @@ class DeadLetterPages:
         )
 
     async def show_held(self, request: Request, visitor: Visitor) -> Response:
-        """Held emails, oldest first, with everything that may show whether they arrived."""
+        """The page with held emails, oldest first, and everything that may show whether they arrived."""
         after = email_id_of(request, "after")
         wanted, mistake = _filter_of(request, visitor)
         rows = []
@@ -89,7 +92,7 @@ def _filter_of(request: Request, visitor: Visitor) -> tuple[DeadFilter, Mistake 
 
 
 def _list(wanted: DeadFilter, mistake: Mistake | None, start: UUID | None, rows: list[Any]) -> dict[str, Any]:
-    """The values of a template with a filter and a page of a list."""
+    """The template's values for the filter and for one page of the list."""
     shown = rows[: fields.PAGE_ROWS]
     return {
         "typed": wanted.typed,

@@ -1,7 +1,8 @@
-"""What an operator may decide about one email now, what each decision would do, and how it ended.
+"""What an operator may decide about one email now, what each decision would do, and what a decision has done.
 
-The functions of `ops` decide, each in one conditional statement. This module only chooses which buttons a page has, and
-words the results. So a page that is out of date does no harm: the email's row refuses.
+The functions of `ops` carry out the decisions, each with one conditional statement. This module only chooses the
+buttons of a page, and the words for the results. A page that is out of date does no harm: if the email has changed, the
+statement changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Record = Mapping[str, Any]
 
 LOCK_SECONDS: Final = 1.0
 """How long a replay of one email waits while another transaction holds a lock on the email's row."""
-TWICE: Final = "The recipient may get it twice."
+TWICE: Final = "The recipient may get the email twice."
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +40,12 @@ class Decision:
     Attributes:
         name: The last part of the form's path, and the action's name in the audit log.
         label: The button's text.
-        done: What happened if it succeeded, for the page after it.
+        done: What the page says after the decision was carried out.
         statuses: The statuses in which the decision is possible.
-        does: What it does, before the button is pressed.
+        does: What the decision does. The page says this before the visitor confirms.
         is_final: Whether the decision cannot be undone.
         needs_time: Whether the form asks for a time.
-        makes_stale: Whether the email's dead letter becomes stale, and is to be removed from the DLQ.
+        makes_stale: Whether the decision makes the email's dead letter stale, so that it must be removed from the DLQ.
     """
 
     name: str
@@ -63,50 +64,50 @@ DECISIONS: Final[Mapping[str, Decision]] = {
         Decision(
             "replay",
             "Replay",
-            "It is pending, and will be sent again.",
+            "The email is pending, and will be sent again.",
             frozenset({Status.FAILED}),
-            "Sends it again: it becomes pending, gets all its attempts again, and its dead letter is removed.",
+            "Sends the email again: it becomes pending, gets all its attempts again, and its dead letter is removed.",
         ),
         Decision(
             "confirm",
             "Confirm",
-            "Its status is now sent.",
+            "The status of the email is now sent.",
             frozenset({Status.HELD}),
-            "Records that it arrived: its status becomes sent, and it is never sent again.",
+            "Records that the email arrived: its status becomes sent, and it is never sent again.",
             is_final=True,
         ),
         Decision(
             "release",
             "Release",
-            "It is pending, and will be sent again.",
+            "The email is pending, and will be sent again.",
             frozenset({Status.HELD}),
-            f"Sends it again, although it may have arrived. {TWICE}",
+            f"Sends the email again, although it may have arrived. {TWICE}",
         ),
         Decision(
             "reschedule",
             "Reschedule",
-            "It waits until its new time.",
+            "The email waits until its new time.",
             frozenset({Status.PENDING, Status.WAITING}),
-            "Sends it at another time. If that time has passed, sends it at once.",
+            "Sends the email at another time, or at once if that time has passed.",
             needs_time=True,
             makes_stale=False,
         ),
         Decision(
             "cancel",
             "Cancel",
-            "It is cancelled, and is never sent.",
+            "The email is cancelled, and is never sent.",
             frozenset({Status.PENDING, Status.WAITING}),
-            "It is never sent. To send it after all, enqueue it again with another message key.",
+            "The email is never sent. To send it after all, enqueue it again with another message key.",
             is_final=True,
             makes_stale=False,
         ),
         Decision(
             "discard",
             "Discard dead letter",
-            "Its dead letter is discarded.",
+            "The email's dead letter is discarded.",
             frozenset({Status.FAILED, Status.HELD}),
-            "Takes the email off the lists and counts of failures. It keeps its status, and is not sent. A replay or a "
-            "release remains possible, until its content is deleted.",
+            "Removes the email from the lists and counts of failures. The email keeps its status, and is not sent. "
+            "Until its content is deleted, it can still be replayed or released.",
         ),
     )
 }
@@ -118,7 +119,7 @@ class Offer:
     """A decision that is possible now.
 
     Attributes:
-        does: What it would do to this email.
+        does: What the decision would do to this email.
     """
 
     decision: Decision
@@ -131,7 +132,7 @@ class Choices:
 
     Attributes:
         offers: The possible decisions.
-        notes: Why other decisions are not possible, or none is.
+        notes: Sentences that say why other decisions, or all decisions, are not possible.
     """
 
     offers: tuple[Offer, ...]
@@ -157,7 +158,7 @@ async def find_choices(session: AsyncSession, email: Record) -> Choices:
     """What may be decided about an email now.
 
     Args:
-        email: The row, by column, as `EmailHistory.email` has it.
+        email: The email's row, by column, as in `EmailHistory.email`.
     """
     status = Status(email["status"])
     if status in _NO_CHOICE:
@@ -190,7 +191,7 @@ def _does(decision: Decision, email: Record) -> str:
     if decision.name == "replay" and email["was_uncertain"]:
         more.append(f"The outcome of an earlier attempt is unknown: the email may have arrived. {TWICE}")
     if decision.name == "replay" and email["error_type"] == Reason.SUPPRESSED:
-        more.append("Its recipients are suppressed: unless the suppression was removed, it fails again.")
+        more.append("Its recipients are suppressed. If the suppression was not removed, the email fails again.")
     if decision.is_final:
         more.append("This cannot be undone.")
     return " ".join([decision.does, *more])
@@ -198,11 +199,11 @@ def _does(decision: Decision, email: Record) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a decision ended.
+    """The result of a decision.
 
     Attributes:
         why: Why nothing was changed; None if the decision was carried out.
-        field: The form's field that was the reason; None if it was the email.
+        field: The form's field whose value prevented the decision; None if the email prevented it.
     """
 
     why: str | None = None
@@ -215,23 +216,23 @@ class Result:
 
 
 _VERDICTS: Final[Mapping[Verdict, str]] = {
-    Verdict.ALREADY_SENT: "It is sent already.",
-    Verdict.UNDER_WAY: "It is no longer held: it is pending, waiting or being sent.",
-    Verdict.CANCELLED: "It is cancelled, and is never sent.",
-    Verdict.EXPIRED: "It has expired, and is never sent.",
-    Verdict.FAILED: "It is no longer held: it failed.",
-    Verdict.CONTENT_PRUNED: "Its content was deleted, so it cannot be sent again.",
-    Verdict.UNKNOWN: "It no longer exists.",
+    Verdict.ALREADY_SENT: "The email is already sent.",
+    Verdict.UNDER_WAY: "The email is no longer held: it is pending, waiting or being sent.",
+    Verdict.CANCELLED: "The email is cancelled, and is never sent.",
+    Verdict.EXPIRED: "The email has expired, and is never sent.",
+    Verdict.FAILED: "The email is no longer held: it failed.",
+    Verdict.CONTENT_PRUNED: "The email's content was deleted, so it cannot be sent again.",
+    Verdict.UNKNOWN: "The email no longer exists.",
 }
 _OUTCOMES: Final[Mapping[ItemOutcome, str]] = {
-    ItemOutcome.ALREADY_SENT: "It is sent already.",
-    ItemOutcome.UNDER_WAY: "It is already pending, waiting or being sent.",
-    ItemOutcome.CANCELLED: "It is cancelled, and is never sent.",
-    ItemOutcome.EXPIRED: "It has expired, and is never sent.",
-    ItemOutcome.DISCARDED: "Its dead letter was discarded meanwhile.",
-    ItemOutcome.MAY_HAVE_ARRIVED: "It may have arrived.",
-    ItemOutcome.CONTENT_PRUNED: "Its content was deleted, so it cannot be sent again.",
-    ItemOutcome.UNKNOWN: "It no longer exists.",
+    ItemOutcome.ALREADY_SENT: "The email is already sent.",
+    ItemOutcome.UNDER_WAY: "The email is already pending, waiting or being sent.",
+    ItemOutcome.CANCELLED: "The email is cancelled, and is never sent.",
+    ItemOutcome.EXPIRED: "The email has expired, and is never sent.",
+    ItemOutcome.DISCARDED: "The email's dead letter was discarded meanwhile.",
+    ItemOutcome.MAY_HAVE_ARRIVED: "The email may have arrived.",
+    ItemOutcome.CONTENT_PRUNED: "The email's content was deleted, so it cannot be sent again.",
+    ItemOutcome.UNKNOWN: "The email no longer exists.",
 }
 _LOCKED: Final = "Another transaction holds a lock on the email's row. Try again in a few seconds."
 
@@ -239,7 +240,7 @@ _LOCKED: Final = "Another transaction holds a lock on the email's row. Try again
 async def carry_out(
     session: AsyncSession, decision: Decision, history: EmailHistory, act: Act, *, send_at: datetime | None = None
 ) -> Result:
-    """Carries out a decision about an email, in one audited commit, if the email's row permits it.
+    """Carries out a decision about an email, in one commit with its audit entry, if the email still permits it.
 
     Args:
         send_at: The new time, for `reschedule`.
@@ -255,7 +256,11 @@ async def carry_out(
                 return await _replay(session, email_id, act)
             case "discard":
                 is_done = await dead_letters.discard(session, [email_id], act)
-                return Result(None if is_done else "It is not failed or held, or its dead letter was discarded before.")
+                return Result(
+                    None
+                    if is_done
+                    else "The email is neither failed nor held, or its dead letter was discarded before."
+                )
             case "cancel":
                 (changed,) = await unsent.cancel(session, [email_id], act, tenant_id=tenant_id)
                 metrics.CANCELLED.add(changed.change is Change.CANCELLED, "cancelled")
@@ -272,19 +277,19 @@ def _changed(changed: unsent.Changed) -> Result:
         case Change.CANCELLED | Change.RESCHEDULED:
             return Result()
         case Change.EXPIRES_FIRST:
-            return Result("must be before the time when the email expires.", "send_at")
+            return Result("must be before the email expires.", "send_at")
         case Change.ALREADY_CANCELLED:
-            return Result("It was cancelled before, or has expired.")
+            return Result("The email was already cancelled, or has expired.")
         case Change.LOCKED:
             return Result(_LOCKED)
         case Change.UNKNOWN:
-            return Result("It no longer exists.")
+            return Result("The email no longer exists.")
         case Change.TOO_LATE:
-            return Result(f"It is too late: its status is {changed.status}.")
+            return Result(f"It is too late: the email's status is {changed.status}.")
 
 
 async def _replay(session: AsyncSession, email_id: UUID, act: Act) -> Result:
-    """Replays one email at once. Its dead letter stays until the next sweep."""
+    """Replays one email at once. The email's dead letter stays on the DLQ until the next sweep."""
     selection = Selection(email_ids=(email_id,), discarded=None)
     replay = await replaying.create(session, selection, act, include_held=True, per_second=None, source="ids")
     try:

@@ -1,4 +1,4 @@
-"""The search form of the page Emails: reads what a visitor typed, and says which kinds of names it may be."""
+"""The search form of the page Emails. Reads what a visitor typed. Guesses whether it is an address, a key or an id."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ MAX_CHARACTERS: Final = 998
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _AGE: Final = re.compile(r"([0-9]{1,6})([smhdw])")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-"""Email ids contain no earlier time."""
+"""The earliest instant of a search, because email ids contain no earlier time."""
 _NOT_PRINTABLE: Final = "contains a character that is not printable. Remove it."
 
 
 class By(StrEnum):
-    """What the typed text is."""
+    """The kind of a text that is searched for. `ANYTHING`: the visitor has not chosen a kind."""
 
     ANYTHING = "anything"
     RECIPIENT = "recipient"
@@ -51,13 +51,13 @@ NAMES: Final[Mapping[By, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class SearchForm:
-    """A search, as the URL has it.
+    """A search, read from the parameters of a URL.
 
     Attributes:
         typed: The fields as the visitor typed them, to fill in the form again.
         errors: What is wrong with a field, by its name.
-        text: The text of the search field without outer spaces; empty if only the filters select emails.
-        filters: The emails that the filters select. The text is not in it yet; see `query`.
+        text: The text of the search field, without spaces around it; empty if only the filters select emails.
+        filters: The query of the filters alone. `wanted` adds the text.
         cursor: The cursor of the page; None for the first page.
     """
 
@@ -70,7 +70,7 @@ class SearchForm:
 
     @property
     def kinds(self) -> tuple[By, ...]:
-        """What the text may be, in the order in which to try it. Empty without a text."""
+        """What the text may be, in the order in which the search tries it. Empty without a text."""
         if not self.text:
             return ()
         return guess(self.text) if self.by is By.ANYTHING else (self.by,)
@@ -81,7 +81,7 @@ class SearchForm:
         return {name: text for name, text in self.typed.items() if text and name != "cursor"}
 
     def wanted(self, kind: By | None) -> EmailQuery:
-        """The query of the text as this kind, or of the filters alone."""
+        """The query for the text as this kind, with the filters. For any other kind, the query of the filters alone."""
         match kind:
             case By.RECIPIENT:
                 return replace(self.filters, recipient=self.text)
@@ -107,7 +107,7 @@ def guess(text: str) -> tuple[By, ...]:
 
 
 def as_id(text: str) -> UUID | None:
-    """The email id; None if the text is none."""
+    """The email id that a text contains; None if the text is not an id."""
     try:
         return UUID(text)
     except ValueError:
@@ -168,7 +168,7 @@ def instant_or_age(text: str, now: datetime) -> datetime:
     """The instant of a text such as `24h` (before `now`) or `2026-11-21T10:00:00Z`.
 
     Raises:
-        ValueError: The text is neither.
+        ValueError: The text is neither. The message is a predicate.
     """
     try:
         if found := _AGE.fullmatch(text.lower()):
@@ -189,12 +189,12 @@ def _by(text: str) -> By:
 
 def _cursor(text: str) -> UUID:
     if (found := as_id(text)) is None:
-        raise ValueError("is not a page of this list. Begin at the first page.")
+        raise ValueError("is not complete. Begin at the first page.")
     return found
 
 
 def read_form(given: Mapping[str, str], *, tenant_id: str | None, now: datetime) -> SearchForm:
-    """Reads the parameters of a URL; unknown ones are ignored.
+    """Reads the parameters of a URL. Ignores unknown parameters.
 
     Args:
         tenant_id: The visitor's tenant, which the visitor cannot change; None if the visitor sees all tenants.
@@ -227,7 +227,7 @@ def read_form(given: Mapping[str, str], *, tenant_id: str | None, now: datetime)
         except ValueError as error:
             errors[name] = str(error)
     if (since := read.get("since")) and (until := read.get("until")) and until <= since:
-        errors["until"] = "must be later than the start."
+        errors["until"] = "must be later than the time in the field Since."
     text, by, cursor = read.pop("q", None) or "", read.pop("by", None) or By.ANYTHING, read.pop("cursor", None)
     if not errors and (fault := _fault_of(text, by)):
         errors["q"] = fault

@@ -18,9 +18,9 @@ from dispatcher.ops.email_timeline import Moment, timeline
 Record = Mapping[str, Any]
 
 REPEATED_WITHIN: Final = timedelta(minutes=10)
-"""A form that arrives again within this time was sent twice, if its decision is the newest one."""
+"""If a form arrives within this time after the newest decision, and repeats this decision, it was sent twice."""
 AN_OPERATOR: Final = "an operator"
-"""The actor that a tenant's visitor sees in the place of people and keys that are not the tenant's."""
+"""The actor that a tenant's visitor sees instead of people and keys that do not belong to the tenant."""
 REVEAL: Final = "reveal"
 _KEY: Final = re.compile(r"\bed_([0-9A-Za-z]+)")
 _LETTERS: Final = re.compile(r"[a-z_]+")
@@ -29,7 +29,8 @@ _TONES: Final[Mapping[str, frozenset[str]]] = {
     "warn": frozenset({"held", "uncertain", "deferred", "delayed", "cancelled", "expired", "discarded"}),
     "good": frozenset({"sent", "accepted", "delivered", "opened", "clicked", "confirm", "confirmed"}),
 }
-"""Words in what happened, by the class of its mark in the timeline. The first class that fits counts."""
+"""The CSS classes of moments in the timeline, and the words in `Moment.what` that select them. The first match is
+used."""
 _MAKE_MIME: Final = frozenset({"smtp", "capture"})
 """Providers that send our Message-ID. All other providers create their own."""
 _WAITS: Final[Mapping[WaitReason, str]] = {
@@ -38,11 +39,14 @@ _WAITS: Final[Mapping[WaitReason, str]] = {
     WaitReason.QUEUED: "other emails are ahead of it",
     WaitReason.LEASED: "a worker is sending it",
 }
-"""Reasons for a tenant's visitor. All other reasons are about the service as a whole."""
+"""How the page explains a wait to a tenant's visitor. All other reasons are about the whole service, and get one
+general explanation."""
 
 
 def for_tenant(history: EmailHistory, is_own_key: Callable[[str], bool]) -> EmailHistory:
-    """The history as a tenant's visitor sees it: without hosts, and without the words of people who serve all tenants.
+    """The history as a tenant's visitor sees it.
+
+    Leaves out hosts, and the names and reasons of operators who do not belong to the tenant.
 
     Args:
         is_own_key: Whether an API key, given by its id, belongs to the tenant.
@@ -76,30 +80,30 @@ def _waiting_of_tenant(waiting: WaitExplanation) -> WaitExplanation:
 
 
 def is_finished(email: Record) -> bool:
-    """Whether only an operator or a provider's event changes the email's status."""
+    """Whether only an operator or a provider's event can still change the email's status."""
     return Status(email["status"]) in FINISHED
 
 
 def since(email: Record) -> datetime | None:
-    """Since when the email has its status; None if unknown."""
+    """The time since which the email has its status; None if unknown."""
     if email["status"] == Status.SENT:
         return email["sent_at"]  # type: ignore[no-any-return]
     return email.get("settled_at") if is_finished(email) else None
 
 
 def tone(what: str) -> str:
-    """The class of a moment in the timeline: `good`, `bad`, `warn`, or none."""
+    """The CSS class of a moment in the timeline: `good`, `bad`, `warn`, or empty."""
     words = frozenset(_LETTERS.findall(what))
     return next((each for each, marks in _TONES.items() if words & marks), "")
 
 
 def newest_decision(history: EmailHistory) -> Moment | None:
-    """The latest moment at which an operator decided something; None if no operator did."""
+    """The newest decision of an operator about the email; None if there is none."""
     return next((each for each in reversed(history.timeline) if each.actor and each.what != REVEAL), None)
 
 
 def is_repeated(history: EmailHistory, act: Act) -> bool:
-    """Whether an act is the newest decision already: the form was sent twice."""
+    """Whether an act repeats the newest decision, because the visitor sent the form twice."""
     newest = newest_decision(history)
     return (
         newest is not None
@@ -109,7 +113,7 @@ def is_repeated(history: EmailHistory, act: Act) -> bool:
 
 
 def fields(email: Record) -> list[tuple[str, object]]:
-    """The facts about an email that its page lists, with their labels; without empty ones."""
+    """The facts about an email that its page lists, as pairs of label and value, without empty values."""
     status, refused = Status(email["status"]), None
     if status is Status.SENT:
         refused = left_out(email["last_error"])
@@ -132,7 +136,7 @@ def fields(email: Record) -> list[tuple[str, object]]:
 
 
 def ids(email: Record) -> list[tuple[str, str]]:
-    """The names by which other systems know the email, with their labels; without empty ones."""
+    """The ids by which other systems identify the email, as pairs of label and id, without empty ids."""
     made_here = email["provider"] in _MAKE_MIME
     rows = (
         ("Email id", str(email["email_id"])),

@@ -1,4 +1,4 @@
-"""The pages Emails (search) and Email: the story of one email, and what an operator may decide about it."""
+"""The pages Emails (a search) and Email (what happened to one email, and what an operator may decide about it)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from dispatcher.api.ops_page import email_view
 from dispatcher.api.ops_page.email_decisions import DECISIONS, Choices, Decision, Result, carry_out, find_choices
 from dispatcher.api.ops_page.email_search import NAMES, By, SearchForm, as_id, read_form
 from dispatcher.api.ops_page.forms import Form
-from dispatcher.api.ops_page.page_errors import PageError, not_found
+from dispatcher.api.ops_page.page_errors import not_found
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.domain.email_rules import instant
 from dispatcher.domain.message_key import MAX_KEY_CHARACTERS
 from dispatcher.domain.outcome import Reason
@@ -54,7 +54,6 @@ _LABELS: Final[Mapping[str, str]] = {
     "until": "Until",
     "cursor": "The link to this page",
 }
-_READ_ONLY: Final = PageError(403, "This API key may only read.", "Sign in with a key that has the scope operate.")
 
 
 @dataclass(slots=True)
@@ -62,10 +61,11 @@ class _Found:
     """What a search found.
 
     Attributes:
-        email_id: The only email that the text names; None if a list was found.
+        email_id: The only email that the text identifies; None if the search found none or several.
         named: Emails of several tenants with the same message key, by tenant.
-        kind: The kind of name that the page was found by; None if only the filters select emails.
-        tried: The kinds of names by which nothing was found.
+        page: A page of the emails that were found; None if `email_id` or `named` has the result.
+        kind: The kind of the text by which emails were found; None if only the filters select emails.
+        tried: The kinds of the text by which nothing was found.
     """
 
     email_id: UUID | None = None
@@ -76,7 +76,7 @@ class _Found:
 
 
 def routes(site: Site) -> list[Route]:
-    """The routes of the pages."""
+    """The routes of the pages Emails and Email."""
     pages = _EmailPages(site)
     decisions = []
     for decision in DECISIONS.values():
@@ -96,13 +96,13 @@ def routes(site: Site) -> list[Route]:
 
 
 class _EmailPages:
-    """The handlers of the routes."""
+    """The handlers of the pages Emails and Email."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
 
     async def search(self, request: Request, visitor: Visitor) -> Response:
-        """The search and its results. Leads to the email if the text names a single one."""
+        """The page with the search and its results. Redirects to the email if the text identifies exactly one."""
         form = read_form(request.query_params, tenant_id=visitor.tenant_id, now=datetime.now(UTC))
         found = _Found()
         if not form.errors:
@@ -137,7 +137,7 @@ class _EmailPages:
         )
 
     async def by_key(self, request: Request, visitor: Visitor) -> Response:
-        """Leads from a message key, and a tenant if several have the key, to the email."""
+        """Redirects from a message key to its email, or to the search if several tenants have the key."""
         key = request.path_params["message_key"]
         tenant_id = visitor.tenant_id if visitor.tenant_id is not None else request.query_params.get("tenant_id")
         if not key.isprintable() or len(key) > MAX_KEY_CHARACTERS or not (tenant_id or "").isprintable():
@@ -152,7 +152,7 @@ class _EmailPages:
         return self._site.see_other(f"/emails/{email_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """One email."""
+        """The page of one email."""
         async with self._site.session() as session:
             history = await self._history(session, request, visitor)
             email = history.email
@@ -178,9 +178,8 @@ class _EmailPages:
         )
 
     async def ask(self, decision: Decision, request: Request, visitor: Visitor) -> Response:
-        """The confirmation of a decision."""
-        if not visitor.may_act:
-            raise _READ_ONLY
+        """The page that asks the visitor to confirm a decision."""
+        require_operate(visitor)
         async with self._site.session() as session:
             history = await self._history(session, request, visitor)
             choices = await find_choices(session, history.email)
@@ -209,15 +208,14 @@ class _EmailPages:
         return await self._unchanged(decision.label, request, visitor, history, result.why or "")
 
     async def ask_to_reveal(self, request: Request, visitor: Visitor) -> Response:
-        """Asks for the reason."""
-        if not visitor.may_act:
-            raise _READ_ONLY
+        """The page that asks for the reason to reveal an email."""
+        require_operate(visitor)
         async with self._site.session() as session:
             history = await self._history(session, request, visitor)
         return await self._form(request, visitor, history, "reveal", "Reveal", REVEAL_DOES)
 
     async def reveal(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Recipients and content. The act is audited before the content is read."""
+        """The page with recipients and content. The audit entry is written before the content is read."""
         errors: dict[str, str] = {}
         act = _act(visitor, form, errors)
         async with self._site.session() as session:
@@ -271,7 +269,7 @@ class _EmailPages:
         """Carries out a decision, unless another attempt has ended since the visitor opened the form."""
         email = history.email
         if form.get("attempts") != str(email["attempt_count"]):
-            return Result("It has changed since you opened the form: look at it again.")
+            return Result("The email has changed since you opened the form: look at it again.")
         result = await carry_out(session, decision, history, act, send_at=send_at)
         if result.is_done and decision.makes_stale:
             self._site.jobs.remove_dead_letters([email["email_id"]])
@@ -342,7 +340,7 @@ class _EmailPages:
 
 
 async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
-    """Tries each kind of name that the text may be, until emails are found."""
+    """Searches for the text as each kind that it may be, until emails are found."""
     found = _Found()
     for kind in form.kinds:
         if kind is By.ID:
@@ -366,7 +364,7 @@ async def _look_up(session: AsyncSession, form: SearchForm) -> _Found:
 
 
 def _with_error(form: SearchForm, error: InvalidEmail) -> SearchForm:
-    """The form with an error of the look-up beside the field that it is about."""
+    """The form, with an error of the search at the field that caused it."""
     name = error.field if error.field in _LABELS else "q"
     return SearchForm(form.typed, {name: f"{error.reason}."}, form.text, form.by, form.filters)
 
@@ -381,7 +379,7 @@ def _caption(found: _Found) -> str:
 
 
 def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | None:
-    """What the visitor's decision did, on the page after it. The history must show it: anybody can write a link."""
+    """What the visitor's decision did. None if the history does not show this decision: anyone can write a link."""
     decision = DECISIONS.get(request.query_params.get("done", ""))
     newest = email_view.newest_decision(history)
     if decision is None or newest is None or newest.actor != visitor.name:
@@ -391,7 +389,7 @@ def _notice(request: Request, visitor: Visitor, history: EmailHistory) -> str | 
 
 
 def _act(visitor: Visitor, form: Form, errors: dict[str, str]) -> Act | None:
-    """The visitor's act; None if its reason is missing or too long."""
+    """The visitor's act; None, with an entry in `errors`, if the reason is missing or too long."""
     reason = form.get("reason", "")
     if len(reason) > MAX_REASON_CHARACTERS:
         errors["reason"] = f"is longer than {MAX_REASON_CHARACTERS} characters."
@@ -404,7 +402,7 @@ def _act(visitor: Visitor, form: Form, errors: dict[str, str]) -> Act | None:
 
 
 def _send_at(form: Form, errors: dict[str, str]) -> datetime | None:
-    """The time of a form; by default in UTC."""
+    """The time in a form, by default in UTC; None, with an entry in `errors`, if it is not valid."""
     try:
         given = datetime.fromisoformat(form.get("send_at", "").strip())
         return instant("send_at", given if given.tzinfo else given.replace(tzinfo=UTC))

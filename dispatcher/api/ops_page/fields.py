@@ -1,4 +1,4 @@
-"""Reads the fields of filters and forms. Mistakes are values that the page shows beside the form."""
+"""Reads the fields of filters and forms. A page shows a `Mistake` together with the form."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ _LARGEST_NUMBER: Final = 2**63 - 1
 
 
 class Mistake(Exception):
-    """A field of a form is not usable. The message is a sentence for the visitor, without private values."""
+    """Raised if a field of a form has an invalid value.
+
+    The message is a sentence for the visitor, without private values.
+    """
 
 
 def all_tenants_only(visitor: Visitor) -> None:
-    """Answers visitors of one tenant as if there were no such page.
+    """Checks that a visitor sees all tenants.
 
     Raises:
-        PageError: The visitor sees one tenant.
+        PageError: The visitor sees only one tenant. The error says that the page does not exist.
     """
     if visitor.tenant_id is not None:
         raise PageError(404, "There is no page at this address.", "Use the navigation.")
 
 
 def act_of(visitor: Visitor, form: Mapping[str, str]) -> Act:
-    """The act with the form's reason.
+    """The visitor's act for the audit log, with the form's reason.
 
     Raises:
         Mistake: The reason is missing.
@@ -66,7 +69,7 @@ def tenant_of(visitor: Visitor, asked: str) -> str:
 
 
 def parameter(request: Request, name: str) -> str:
-    """A parameter of the URL, without white space around it; empty if it is missing."""
+    """A parameter of the URL, without white space around its value; empty if the parameter is missing."""
     return request.query_params.get(name, "").replace("\0", "").strip()
 
 
@@ -74,7 +77,7 @@ def since_of(text: str) -> datetime | None:
     """The instant of a filter such as `2h`, `3d` or `2026-11-21T10:00Z`; None if the text is empty.
 
     Raises:
-        Mistake: The text is neither.
+        Mistake: The text is neither an age nor an instant.
     """
     if not text:
         return None
@@ -91,7 +94,7 @@ def since_of(text: str) -> datetime | None:
 
 
 def cursor_of(request: Request) -> Cursor | None:
-    """Where the page starts; None for the first page.
+    """The cursor at which a page of a list starts, from the parameter `before`; None for the first page.
 
     Raises:
         PageError: The parameter `before` is not a cursor.
@@ -105,15 +108,18 @@ def cursor_of(request: Request) -> Cursor | None:
 
 
 def wrong_cursor() -> PageError:
-    """The error for a cursor that is not of this list."""
+    """The error for a cursor that does not belong to this list."""
     return PageError(400, "The link to this page of the list is not complete.", "Go to the first page of the list.")
 
 
 def number_in_path(request: Request, name: str, what: str) -> int:
-    """A number of the path.
+    """A number in the request's path.
+
+    Args:
+        what: What the number identifies, such as `webhook`, for the error.
 
     Raises:
-        PageError: It is not a number.
+        PageError: The text in the path is not a number.
     """
     text = request.path_params[name]
     if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) > _LARGEST_NUMBER:
@@ -122,7 +128,7 @@ def number_in_path(request: Request, name: str, what: str) -> int:
 
 
 def counted_parameter(request: Request, name: str) -> int | None:
-    """A small number of the URL, such as how many rows a form has changed; None if it is missing or not a number."""
+    """A small number in the URL, such as how many rows a form has changed; None if it is missing or not a number."""
     text = parameter(request, name)
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
@@ -133,7 +139,7 @@ def number_of(
     """A number in a form; None if the field is empty.
 
     Raises:
-        Mistake: It is not such a number.
+        Mistake: The text is not a number, or the number is out of range.
     """
     text = form.get(name, "").strip()
     if not text:
@@ -152,7 +158,7 @@ def length_of(form: Mapping[str, str], name: str, label: str, *, most: float) ->
     """A length of time in a form, such as `2h`, in seconds; None if the field is empty.
 
     Raises:
-        Mistake: It is not a length of time, or too long.
+        Mistake: The text is not a length of time, or the length is above `most`.
     """
     text = form.get(name, "").strip()
     if not text:

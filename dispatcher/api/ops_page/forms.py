@@ -20,7 +20,7 @@ KEPT_TITLE: Final = "kept_title"
 
 
 class Form(Mapping[str, str]):
-    """The fields of a form. If a field occurs several times, `form[name]` is its last value; see `every`."""
+    """The fields of a form. If a field occurs several times, `form[name]` is its last value."""
 
     def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
         self.pairs = tuple(pairs)
@@ -35,16 +35,17 @@ class Form(Mapping[str, str]):
     def __len__(self) -> int:
         return len(self._last)
 
-    def every(self, name: str) -> list[str]:
-        """All values of a field, such as the checked boxes with this name."""
-        return [value for own, value in self.pairs if own == name]
-
     def without_internals(self) -> Form:
         """The form without its CSRF token."""
         return Form([pair for pair in self.pairs if pair[0] != CSRF_FIELD])
 
     def kept(self, path: str, title: str) -> KeptForm:
-        """This form as one to be sent again, to a path below `site.path`."""
+        """This form as a `KeptForm`, which the visitor can send again.
+
+        Args:
+            path: The form's target, below `site.path`.
+            title: What the form does.
+        """
         return KeptForm(path, title, self.without_internals().pairs)
 
     def kept_before(self) -> KeptForm | None:
@@ -71,7 +72,7 @@ class KeptForm:
 
 
 async def read_form(request: Request) -> Form:
-    """The fields of a request's body. The body is read once.
+    """The form in a request's body. Later calls for the same request return the same form.
 
     Raises:
         PageError: the body is too large, or is not a form.
@@ -81,7 +82,7 @@ async def read_form(request: Request) -> Form:
         return found
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/x-www-form-urlencoded":
-        raise PageError(400, "The request has no form.", "Use the forms of these pages.")
+        raise PageError(400, "The request has no form.", "Use the forms on these pages.")
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
@@ -92,7 +93,7 @@ async def read_form(request: Request) -> Form:
             body.decode(), keep_blank_values=True, max_num_fields=MAX_FIELDS, encoding="utf-8", errors="strict"
         )
     except ValueError:  # too many fields, or not UTF-8
-        raise PageError(400, "The form could not be read.", "Use the forms of these pages.") from None
+        raise PageError(400, "The form could not be read.", "Use the forms on these pages.") from None
     # Browsers send line ends of text areas as CR LF.
     form = Form([(name, value.replace("\r\n", "\n").replace("\0", "")) for name, value in pairs])
     request.state.form = form

@@ -25,7 +25,7 @@ PATH: Final = "/keys"
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, and the form that revokes a key. For visitors of all tenants."""
+    """The routes of the list, of one key, and of the form that revokes it. For visitors of all tenants."""
     pages = KeyPages(site)
     return [
         site.get(PATH, pages.show),
@@ -36,12 +36,12 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class KeyPages:
-    """The handlers."""
+    """The handlers of the pages Keys."""
 
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The keys, oldest first."""
+        """The page with all keys, oldest first."""
         fields.all_tenants_only(visitor)
         with_revoked = fields.parameter(request, "revoked") == "yes"
         async with self.site.session() as session:
@@ -58,7 +58,7 @@ class KeyPages:
         )
 
     async def ask(self, request: Request, visitor: Visitor) -> Response:
-        """One key, and the form that revokes it."""
+        """The page of one key, with the form that revokes it."""
         return await self._page(request, visitor)
 
     async def revoke(self, request: Request, visitor: Visitor, form: Form) -> Response:

@@ -27,14 +27,14 @@ PATH: Final = "/lanes"
 DUE_SECONDS: Final = 1.0
 DONE: Final = {
     "lane": "The lane is changed. All hosts follow within two seconds.",
-    "lane-unset": "The lane is as the hosts' settings say again.",
+    "lane-unset": "The lane follows the hosts' settings again.",
     "tenant": "The tenant is changed. All hosts follow within two seconds.",
     "tenant-unset": "The tenant has weight 1 and no ceiling again.",
 }
 
 
 def routes(site: Site) -> list[Route]:
-    """The page, and the targets of its forms."""
+    """The routes of the page and of its forms."""
     pages = LanePages(site, Cached(lanes.count_due, DUE_SECONDS))
     return [
         site.get(PATH, pages.show),
@@ -47,17 +47,17 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class LanePages:
-    """The handlers."""
+    """The handlers of the page Lanes and tenants."""
 
     site: Site
     due: Cached[list[lanes.Due]]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """Lanes, senders, tenants, and what is due."""
+        """The page with lanes, senders, tenants, and the number of due emails."""
         return await self._page(request, visitor)
 
     async def set_lane(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Sets a lane's share and policy. Empty fields stay as they are."""
+        """Sets a lane's weight and policy. An empty field changes nothing."""
 
         async def change(session: AsyncSession, act: Act) -> None:
             values = _policy(form)
@@ -66,7 +66,7 @@ class LanePages:
         return await self._change(request, visitor, form, change, "lane")
 
     async def unset_lane(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Deletes what was set for a lane."""
+        """Resets a lane: deletes its weight and its policy."""
 
         async def change(session: AsyncSession, act: Act) -> None:
             await lanes.unset_policy(session, self._lane(form), act)
@@ -74,7 +74,7 @@ class LanePages:
         return await self._change(request, visitor, form, change, "lane-unset")
 
     async def set_tenant(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Sets a tenant's share and ceiling. Empty fields stay as they are."""
+        """Sets a tenant's weight and ceiling. An empty field changes nothing."""
 
         async def change(session: AsyncSession, act: Act) -> None:
             values = {
@@ -87,7 +87,7 @@ class LanePages:
         return await self._change(request, visitor, form, change, "tenant")
 
     async def unset_tenant(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """Deletes what was set for a tenant."""
+        """Resets a tenant: deletes its weight and its ceiling."""
 
         async def change(session: AsyncSession, act: Act) -> None:
             await lanes.unset_limit(session, _tenant(visitor, form), act)

@@ -25,7 +25,7 @@ class Entry:
     is_current: bool = False
 
 
-# Each path, its label, and whether only visitors who see all tenants see the page.
+# For each entry: the path, the label, and whether only visitors who see all tenants may see the page.
 _ENTRIES: Final = (
     ("/", "Overview", False),
     ("/emails", "Emails", False),

@@ -1,4 +1,4 @@
-"""OpenID Connect: asks the issuer who has signed in, by an authorization code with PKCE, and checks the ID token.
+"""OpenID Connect: asks the issuer who has signed in (authorization code with PKCE), and checks the ID token.
 
 Authlib builds the requests and checks the claims, joserfc checks the signature, and our own transport sends the
 requests. See docs/decisions/0049-openid-connect.md.
@@ -36,7 +36,7 @@ from dispatcher.version import VERSION
 SECONDS: Final = 8.0
 """How long the issuer may take for all answers that one page needs."""
 METADATA_SECONDS: Final = 300.0
-"""How long the issuer's metadata is used again. Keys are read for each sign-in, so a rotated key works immediately."""
+"""How long the issuer's metadata is cached. Keys are read for each sign-in, so a rotated key works immediately."""
 CONCURRENT_SIGN_INS: Final = 8
 LEEWAY_SECONDS: Final = 60
 """How far the clocks of the issuer and of this host may differ."""
@@ -53,7 +53,8 @@ ALGORITHMS: Final = (
     "EdDSA",
     "Ed25519",
 )
-"""Signatures with a private key of the issuer. HS256 is not one of them: it would accept a public key as the secret."""
+"""The accepted signatures: those by a private key of the issuer. HS256 is not accepted, because an attacker could use
+the issuer's public key as its secret."""
 _KEY_TYPES: Final = frozenset({"RSA", "EC", "OKP"})
 _TRY_AGAIN: Final = "Try again, or sign in with an API key."
 _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the reason (ops.sign_in_failed)."
@@ -61,7 +62,7 @@ _SIGN_IN_AGAIN: Final = "Sign in again. If this repeats, the API's log has the r
 
 @dataclass(slots=True)
 class _Exchange:
-    """A request to the issuer, for the transport."""
+    """What the transport needs to know of a request to the issuer."""
 
     deadline: float
 
@@ -71,7 +72,7 @@ class _Exchange:
 
 
 class OpenIdIssuer:
-    """The issuer, as this site's client."""
+    """A client of the OpenID Connect issuer."""
 
     def __init__(self, settings: Settings, redirect_uri: str, *, seconds: float = SECONDS) -> None:
         """
@@ -89,7 +90,7 @@ class OpenIdIssuer:
         self._slots = asyncio.Semaphore(CONCURRENT_SIGN_INS)
 
     async def sign_in_url(self, pending: PendingSignIn) -> str:
-        """Where the browser goes to sign in.
+        """The URL of the issuer at which the visitor signs in.
 
         Raises:
             PageError: the issuer is not available.
@@ -113,7 +114,7 @@ class OpenIdIssuer:
         """The claims about the visitor who has signed in.
 
         Args:
-            code: The authorization code that the browser brought.
+            code: The authorization code that the browser brought from the issuer.
 
         Raises:
             PageError: the issuer is not available, refuses the code, or its ID token is not valid.
@@ -129,7 +130,7 @@ class OpenIdIssuer:
             raise PageError(403, f"The issuer's ID token is not valid: {cut(reason, 200)}.", _SIGN_IN_AGAIN) from error
 
     def _checked(self, tokens: Mapping[str, Any], keys: Mapping[str, Any], nonce: str) -> Mapping[str, Any]:
-        # An unknown kind of key must not make the others unusable.
+        # Leave out keys of unknown types: with such a key, the other keys could not be imported either.
         usable = [key for key in keys["keys"] if key.get("kty") in _KEY_TYPES and key.get("use", "sig") == "sig"]
         token = jwt.decode(
             str(tokens["id_token"]),
@@ -191,7 +192,10 @@ class OpenIdIssuer:
         return found
 
     def _endpoint(self, metadata: Mapping[str, Any], name: str) -> str:
-        """An address from the metadata. It must be encrypted, unless the issuer itself is on the loopback."""
+        """A URL from the metadata.
+
+        The URL must use HTTPS, or the scheme of the issuer, which is HTTP only on the loopback.
+        """
         url = metadata.get(name)
         schemes = {"https", urlsplit(self._issuer).scheme}
         try:
@@ -206,13 +210,13 @@ class OpenIdIssuer:
     async def _json(self, url: str, deadline: float) -> Mapping[str, Any]:
         response = await self._send(url, deadline)
         if response.status != 200 or not response.document:
-            raise _unavailable(f"{urlsplit(url).path} answered {response.status}, or no JSON object")
+            raise _unavailable(f"{urlsplit(url).path} answered {response.status} or did not send a JSON object")
         return response.document
 
     async def _send(
         self, url: str, deadline: float, headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> HttpResponse:
-        """Sends a request, a POST if it has a body. It follows no redirect."""
+        """Sends a POST request if there is a body, else a GET request. Follows no redirect."""
         sent = {"User-Agent": f"EmailDispatcher/{VERSION}", "Accept": "application/json", **(headers or {})}
         try:
             transport = self._transport(url)
@@ -240,7 +244,7 @@ class OpenIdIssuer:
 
     @asynccontextmanager
     async def _deadline(self) -> AsyncIterator[float]:
-        """Limits the time for the issuer's answers, and how many visitors wait for them."""
+        """Yields the deadline for the issuer's answers. Limits how many visitors wait for answers at the same time."""
         if self._slots.locked():
             raise PageError(503, "Too many people sign in at the moment.", "Try again in a few seconds.", retry_after=2)
         async with self._slots:

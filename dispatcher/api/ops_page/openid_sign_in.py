@@ -1,4 +1,4 @@
-"""Signing in with OpenID Connect: leads to the issuer, receives the browser from there, and begins a session."""
+"""Signing in with OpenID Connect: sends the browser to the issuer, checks its return, and begins a session."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAX_CODE_CHARACTERS: Final = 4096
 
 
 def routes(site: Site) -> list[Route]:
-    """The way to the issuer, and the way back; none if no issuer is configured.
+    """The routes to the issuer and back; an empty list if no issuer is configured.
 
     Raises:
         DispatcherError: the extra `oidc` is not installed.
@@ -55,15 +55,18 @@ def routes(site: Site) -> list[Route]:
     issuer = OpenIdIssuer(site.settings, site.settings.ops_url.rstrip("/") + RETURN)
     site.resources.push_async_callback(issuer.close)
     sign_in = _OpenIdSignIn(site, issuer, PendingCookie(site.settings, site.path))
-    # A slow issuer must not delay the pages, so these take no turn.
+    # A slow issuer must not delay the pages, so requests to these routes take no slot.
     return [
-        Route(START, site.guarded(sign_in.start, takes_turn=False), methods=["GET"]),
-        Route(RETURN, site.guarded(sign_in.finish, takes_turn=False), methods=["GET"]),
+        Route(START, site.guarded(sign_in.start, takes_slot=False), methods=["GET"]),
+        Route(RETURN, site.guarded(sign_in.finish, takes_slot=False), methods=["GET"]),
     ]
 
 
 class _OpenIdSignIn:
-    """The two requests of a sign-in. Its failures are counted apart from wrong API keys, which then still work."""
+    """The handlers of a sign-in's two requests.
+
+    Failed sign-ins are counted separately from wrong API keys, so a visitor can still sign in with a key.
+    """
 
     def __init__(self, site: Site, issuer: OpenIdIssuer, cookie: PendingCookie) -> None:
         self._site = site
@@ -72,7 +75,7 @@ class _OpenIdSignIn:
         self._attempts = AttemptLimiter()
 
     async def start(self, request: Request) -> Response:
-        """Leads the browser to the issuer."""
+        """Redirects the browser to the issuer."""
         from dispatcher.api.ops_page.pending_sign_in import PendingSignIn
 
         target = target_of(request.query_params.get("next", ""))
@@ -91,7 +94,7 @@ class _OpenIdSignIn:
         return response
 
     async def finish(self, request: Request) -> Response:
-        """Receives the browser from the issuer."""
+        """Begins a session when the browser returns from the issuer."""
         client = client_address(request)
         check_attempts(self._attempts, client)
         try:
@@ -116,7 +119,7 @@ class _OpenIdSignIn:
             message = f"The issuer did not sign you in: {cut(given['error'], 100)}."
             raise PageError(403, message, "Sign in again, or ask the administrator of the issuer.")
         code = given.get("code", "")
-        # RFC 9207: the issuer may say who it is, so that no other issuer's code is redeemed.
+        # RFC 9207: the answer may name its issuer. A code of another issuer must not be redeemed.
         if not code or len(code) > MAX_CODE_CHARACTERS or given.get("iss", self._own) != self._own:
             raise PageError(403, "The issuer's answer is not valid.", "Sign in again.")
         return visitor_of(await self._issuer.claims(code, pending), self._site.settings), target_of(pending.target)
@@ -131,10 +134,10 @@ class _OpenIdSignIn:
 
 
 def visitor_of(claims: Mapping[str, Any], settings: Settings) -> Visitor:
-    """The visitor with the claims of an ID token.
+    """The visitor that the claims of an ID token describe.
 
     Raises:
-        PageError: the claims allow nothing.
+        PageError: the claims allow the visitor neither to operate nor to read.
     """
     values = _values(claims, settings.ops_oidc_claim)
     may_act = not values.isdisjoint(settings.ops_oidc_operate)
@@ -166,7 +169,7 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
         return None
     try:
         return tenant(*values)
-    except (InvalidEmail, TypeError):  # TypeError: not exactly one
+    except (InvalidEmail, TypeError):  # TypeError: the claim does not have exactly one value
         raise PageError(
             403,
             f"The issuer knows you, but the claim {claim} of your ID token does not name exactly one tenant.",
@@ -175,7 +178,7 @@ def _tenant(claims: Mapping[str, Any], claim: str | None) -> str | None:
 
 
 def _name(claims: Mapping[str, Any]) -> str:
-    """The actor in the audit log. The subject comes first, because only it identifies a visitor for ever."""
+    """The actor in the audit log. The subject comes first, because only the subject never changes."""
     name = f"openid {_short(claims['sub'], MAX_SUBJECT_CHARACTERS)}"
     address = claims.get("email")
     if isinstance(address, str) and address and claims.get("email_verified") is not False:

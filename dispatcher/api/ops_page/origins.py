@@ -1,4 +1,4 @@
-"""Where a request comes from: another website, an encrypted connection, which client address."""
+"""Where a request comes from: whether from another website, whether over HTTPS, and from which client address."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dispatcher.config.values import LOOPBACKS
 
 
 def is_cross_site(request: Request, ops_url: str | None) -> bool:
-    """Whether a browser sent the request for another website, as Go's `http.CrossOriginProtection` decides it.
+    """Whether another website made the browser send the request, by the rules of Go's `http.CrossOriginProtection`.
 
-    Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Otherwise, `Origin` must be the host that the browser
-    has asked. A request without both headers is not from a browser.
+    Browsers send `Sec-Fetch-Site` over HTTPS and to the loopback. Without this header, `Origin`
+    must be the host of the request. A request without both headers is not from a browser.
 
     Args:
         ops_url: DISPATCHER_OPS_URL. A proxy may replace the Host header, so this URL's host is accepted, too.

@@ -1,4 +1,4 @@
-"""The Overview: what needs an operator, how much is sent, and the state of hosts, providers, lanes and alerts."""
+"""The page Overview: what needs an operator, how much is sent, and the state of hosts, providers, lanes and alerts."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dispatcher.ops.figures import Overview, Point
 from dispatcher.ops.overview import OverviewReader
 
 STALE_SECONDS: Final = 3.0
-"""An older answer is shown with a warning."""
+"""If a query fails and the figures are older than this, the page shows a warning."""
 CHECK_FACTOR: Final = 3
 """The DLQ counts as unchecked after this many probe intervals."""
 
 
 def routes(site: Site) -> list[Route]:
-    """The Overview."""
+    """The route of the page Overview."""
     reader = OverviewReader(site.settings, site.session)
 
     async def show(request: Request, visitor: Visitor) -> Response:
@@ -46,11 +46,11 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A chart of the emails over time.
+    """A chart of sent and not sent emails over time.
 
     Attributes:
         name: Its id on the page.
-        shape: How its table shows an instant, as for `strftime`.
+        shape: The format of the instants in its table, for `strftime`.
     """
 
     name: str

@@ -57,7 +57,8 @@ class PageError(Exception):
 
 def not_found(what: str) -> PageError:
     """The error for an id that does not exist, or that belongs to a tenant that the visitor may not see."""
-    return PageError(404, f"There is no {what} with this id.", "Check the id, or search for it under Emails.")
+    remedy = "Check the id, or search for it under Emails." if what == "email" else "Check the id."
+    return PageError(404, f"There is no {what} with this id.", remedy)
 
 
 def page_error_of(error: Exception) -> PageError:
@@ -69,18 +70,22 @@ def page_error_of(error: Exception) -> PageError:
             return PageError(error.status, PROBLEM_TYPES[error.code].title, error.detail or "")
         case StoreTooSlow():
             return PageError(
-                504, "PostgreSQL needed too long for this page.", "Narrow the filter, such as to a shorter period."
+                504, "PostgreSQL needed too long for this page.", "Use a narrower filter, such as a shorter period."
             )
         case StoreBusy():
-            remedy = "Try again in a few seconds. If you sent a form, check first whether it was done."
-            return PageError(503, "Another transaction has locked a row that is needed here.", remedy, retry_after=2)
+            remedy = "Try again in a few seconds. If you sent a form, check first whether its action was carried out."
+            return PageError(503, "Another transaction has locked a row that this page needs.", remedy, retry_after=2)
         case StoreUnavailable():
             get_log().warning("store.connection_lost", reason=str(error), retry_in_seconds=2)
-            return PageError(503, "PostgreSQL is not available.", "Try again. `dispatcher doctor` says more.")
+            return PageError(
+                503, "PostgreSQL is not available.", "Try again. To find the cause, run `dispatcher doctor`."
+            )
         case BrokerUnavailable():
-            return PageError(503, "RabbitMQ is not available.", "Try again. `dispatcher doctor` says more.")
+            return PageError(
+                503, "RabbitMQ is not available.", "Try again. To find the cause, run `dispatcher doctor`."
+            )
         case InvalidEmail() | ValueRefused():
-            return PageError(400, str(error), "Go back, and correct it.")
+            return PageError(400, str(error), "Go back, and correct the form.")
         case SchemaError():
             get_log().error("error.unexpected", where="ops page", error=error.message)
             return PageError(500, error.message, error.remedy or "")
@@ -88,4 +93,4 @@ def page_error_of(error: Exception) -> PageError:
             return PageError(409, error.message, error.remedy or "")
         case _:
             get_log().error("error.unexpected", where="ops page", error=type(error).__name__)
-            return PageError(500, "This page has a fault.", "The API's log has details (error.unexpected).")
+            return PageError(500, "An internal error occurred.", "The API's log has details (error.unexpected).")

@@ -1,4 +1,4 @@
-"""The page Pauses: what is paused by whom, why and until when; pauses and resumes."""
+"""The page Pauses: shows what is paused, by whom, why and until when. Begins and ends pauses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DONE: Final = {
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, and the targets of its forms."""
+    """The routes of the list and of its forms."""
     pages = PausePages(site)
     return [
         site.get(PATH, pages.show),
@@ -38,12 +38,12 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class PausePages:
-    """The handlers. Visitors of one tenant see, begin and end only the pause of their tenant."""
+    """The handlers of the page Pauses. Visitors of one tenant see, begin and end only the pause of their tenant."""
 
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """What is paused."""
+        """The page with all pauses."""
         return await self._page(request, visitor)
 
     async def pause(self, request: Request, visitor: Visitor, form: Form) -> Response:

@@ -1,4 +1,4 @@
-"""A sign-in that has begun, kept in the browser: a signed cookie, valid for ten minutes."""
+"""A sign-in that has begun: a signed cookie keeps it in the browser for ten minutes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from dispatcher.config import Settings
 MAX_SECONDS: Final = 600
 """How long a visitor may take at the issuer."""
 MAX_TARGET_CHARACTERS: Final = 1000
-"""A cookie may have 4,096 characters. After signing in, a longer target becomes the first page."""
+"""The longest target that the cookie keeps, because a cookie may have 4,096 characters. Instead of a longer target, the
+visitor gets the first page."""
 _COOKIE: Final = "dispatcher-ops-openid"
 _ALGORITHM: Final = "HS256"
 
 
 @dataclass(frozen=True, slots=True)
 class PendingSignIn:
-    """What the browser has to bring back from the issuer, and what the ID token has to contain.
+    """What the browser must bring back from the issuer, and what the ID token must contain.
 
     Attributes:
-        state: Comes back with the authorization code. It shows that this browser began the sign-in.
-        nonce: The ID token has it. It shows that the token was made for this sign-in.
-        verifier: PKCE: only its hash was sent through the browser, so a copied code is worthless.
+        state: The issuer returns it with the authorization code. It shows that this browser began the sign-in.
+        nonce: The ID token must contain it. It shows that the issuer made the token for this sign-in.
+        verifier: The secret of PKCE. The browser sent only its hash to the issuer, so a stolen code is useless.
         target: The page to show afterwards, below `site.path`.
     """
 
@@ -52,14 +53,15 @@ class PendingSignIn:
 class PendingCookie:
     """Sends and reads the cookie.
 
-    It is SameSite=Lax, because the browser sends a strict cookie not even to our own site if the issuer's site leads
-    there. It is signed with a key from the client secret, which all processes and hosts have.
+    The cookie is SameSite=Lax: when the issuer's site redirects to ours, browsers do not send a strict cookie. The
+    cookie is signed with a key that is derived from the client secret, so that every process on every host can check
+    it.
     """
 
     def __init__(self, settings: Settings, path: str) -> None:
         """
         Args:
-            path: The beginning of the page's paths.
+            path: The prefix that the paths of all pages have, such as /ops.
         """
         self._settings = settings
         self._path = path
@@ -67,16 +69,18 @@ class PendingCookie:
         self._key = OctKey.import_key(hmac.digest(secret, b"email-dispatcher pending sign-in", "sha256"))
 
     def send(self, request: Request, response: Response, pending: PendingSignIn) -> None:
-        """Keeps a sign-in in the browser."""
+        """Sends the cookie, which keeps a sign-in in the browser."""
         claims = {**asdict(pending), "exp": int(time.time()) + MAX_SECONDS}
         text = jwt.encode({"alg": _ALGORITHM}, claims, self._key)
-        is_https, name, path = self._place(request)
+        is_https, name, path = self._attributes(request)
         response.set_cookie(name, text, max_age=MAX_SECONDS, path=path, secure=is_https, httponly=True, samesite="lax")
 
     def read(self, request: Request) -> PendingSignIn | None:
-        """The sign-in that this browser has begun; None if there is none, or if it is too old."""
+        """The sign-in that this browser has begun; None if the cookie is missing, forged, or older than ten minutes."""
         try:
-            token = jwt.decode(request.cookies.get(self._place(request)[1], ""), self._key, algorithms=[_ALGORITHM])
+            token = jwt.decode(
+                request.cookies.get(self._attributes(request)[1], ""), self._key, algorithms=[_ALGORITHM]
+            )
             jwt.JWTClaimsRegistry(exp={"essential": True}).validate(token.claims)
             return PendingSignIn(*(str(token.claims[name]) for name in PendingSignIn.__slots__))
         except (JoseError, ValueError, KeyError):
@@ -84,10 +88,11 @@ class PendingCookie:
 
     def delete(self, request: Request, response: Response) -> None:
         """Deletes the cookie."""
-        is_https, name, path = self._place(request)
+        is_https, name, path = self._attributes(request)
         response.delete_cookie(name, path=path, secure=is_https, httponly=True, samesite="lax")
 
-    def _place(self, request: Request) -> tuple[bool, str, str]:
+    def _attributes(self, request: Request) -> tuple[bool, str, str]:
+        """Whether the cookie is sent only over HTTPS, its name, and its path."""
         if is_secure(request, self._settings.ops_url):
             return True, f"__Host-{_COOKIE}", "/"
         return False, _COOKIE, self._path or "/"

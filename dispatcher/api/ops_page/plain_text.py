@@ -1,4 +1,4 @@
-"""Shows texts from outside, such as a provider's answer: as text only, however they are written."""
+"""Shows texts from outside, such as a provider's answer. Markup and control characters in them have no effect."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 from markupsafe import Markup
 
 SHORT_CHARACTERS: Final = 160
-"""Longer texts are shortened. The visitor can open the whole text."""
+"""The most characters of a text that are shown at once. The visitor can open the whole text."""
 MAX_CHARACTERS: Final = 200_000
 """The most characters of a text on a page, so that an email of 10 MB does not stop the browser."""
 
-# Controls except tab and line feed, marks that change the reading direction or are invisible, separators at which
-# browsers break lines, and lone surrogates, which UTF-8 cannot encode. Joiners stay: scripts and emoji need them.
+# Control characters except tab and line feed, marks that change the reading direction or are invisible, separators at
+# which browsers break lines, and lone surrogates, which UTF-8 cannot encode. Joiners stay: scripts and emoji need them.
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb\ud800-\udfff]"
 )
@@ -30,17 +30,17 @@ def visible(text: str) -> str:
 
 
 def cut(text: str, at_most: int = MAX_CHARACTERS) -> str:
-    """The beginning of a text, visible, with a note of how much is left out."""
+    """The beginning of a text, as `visible` returns it, and the number of characters that are left out."""
     shown = visible(text[:at_most])
     return shown if len(text) <= at_most else f"{shown}… ({len(text) - at_most:,} characters more)"
 
 
 def plain(value: object, at_most: int = SHORT_CHARACTERS, *, opens: bool = True) -> Markup:
-    """A text, isolated from the reading direction of the text around it. A long text can be opened.
+    """The HTML of a text. The text's reading direction does not affect the text around it.
 
     Args:
-        at_most: The most characters to show at once.
-        opens: Whether a long text can be opened. Links and headings cannot contain such an element.
+        at_most: The most characters that are shown. A longer text is shortened.
+        opens: Whether the visitor can open the whole text. Links and headings cannot contain the element for this.
     """
     text = str(value)
     if len(text) <= at_most:

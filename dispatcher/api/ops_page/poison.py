@@ -1,4 +1,4 @@
-"""The page Poison: messages on the dead-letter queue that belong to no email. For visitors of all tenants."""
+"""The pages Poison: messages on the dead-letter queue that belong to no email. For visitors of all tenants."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ from dispatcher.store.connections import AsyncSession, connect_async
 
 PATH: Final = "/poison"
 MOST_READ: Final = 20_000
-"""The deepest dead-letter queue that this page reads."""
+"""The page reads the dead-letter queue only if it has at most this many messages."""
 MOST_SHOWN: Final = 50
 SHOWN_CHARACTERS: Final = 4000
 _SCRUBBED: Final = 2 * SHOWN_CHARACTERS
-"""How much is scrubbed. More than is shown: `scrub` cannot recognize an address that is cut off."""
+"""How many characters are scrubbed: more than are shown, because `scrub` cannot recognize an address that is cut
+off."""
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, one message, and the target of its form."""
+    """The routes of the list, of one message, and of its form."""
     pages = PoisonPages(site)
     return [
         site.get(PATH, pages.show_all),
@@ -46,12 +47,15 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class PoisonPages:
-    """The handlers. Each reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh."""
+    """The handlers of the pages Poison.
+
+    Each request reads the whole queue, as `dispatcher dlq list --poison` does, so the pages do not refresh themselves.
+    """
 
     site: Site
 
     async def show_all(self, request: Request, visitor: Visitor) -> Response:
-        """The poison messages, in the order of the queue."""
+        """The page with the poison messages, in the order of the queue."""
         fields.all_tenants_only(visitor)
         async with self._opened() as (session, dlq):
             found = await list_poison(session, dlq)
@@ -66,7 +70,7 @@ class PoisonPages:
         )
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """One message: its beginning as text, without addresses."""
+        """The page of one message: its beginning as text, without addresses."""
         return await self._page(request, visitor)
 
     async def discard(self, request: Request, visitor: Visitor, form: Form) -> Response:
@@ -100,7 +104,7 @@ class PoisonPages:
 
     @asynccontextmanager
     async def _opened(self) -> AsyncIterator[tuple[AsyncSession, DeadLetterQueue]]:
-        """The queue, and a session that may wait for its turn to read the queue.
+        """Yields a session and the queue. The session may wait until no other session reads the queue.
 
         Raises:
             PageError: The queue is too deep for a page.

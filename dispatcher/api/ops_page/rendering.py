@@ -1,4 +1,4 @@
-"""Renders the templates. Everything is escaped."""
+"""Renders the templates. All values are escaped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dispatcher.api.ops_page.static_files import static_files
 from dispatcher.version import VERSION
 
 REFRESH_SECONDS: Final = 5
-_ENTITIES: Final = Markup('<time datetime="{}" title="{}">{}</time>')
+_TIME: Final = Markup('<time datetime="{}" title="{}">{}</time>')
 _AGE: Final = Markup('<time datetime="{}" title="{}" data-age>{}</time>')
 _COPY: Final = Markup(
     '<span class="copyable"><code>{}</code>'
@@ -36,7 +36,7 @@ class Rendering:
     def __init__(self, path: str) -> None:
         """
         Args:
-            path: The beginning of each link.
+            path: The prefix that the paths of all pages have, such as /ops.
         """
         self._path = path
         self._environment = Environment(
@@ -59,21 +59,21 @@ class Rendering:
         def refresh(name: str) -> Markup:
             if request.method != "GET":  # the answer to a form cannot be requested again
                 return Markup('id="{}"').format(name)
-            return _REFRESH.format(name, self._own(request), REFRESH_SECONDS)
+            return _REFRESH.format(name, self._url_of(request), REFRESH_SECONDS)
 
         csrf = Markup() if csrf_token is None else _CSRF.format(CSRF_FIELD, csrf_token)
         values |= {"csrf": csrf, "refresh": refresh, "rendered_at": datetime.now(UTC)}
         return self._environment.get_template(template).render(values)
 
     def url(self, path: str, **parameters: object) -> str:
-        """A link to a path below the page's path. Leaves out parameters that are None or empty."""
+        """A link to a path below the prefix. Leaves out parameters that are None or empty."""
         given = [(name, value) for name, value in parameters.items() if value is not None and value != ""]
         return self._path + path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
     def _static(self, name: str) -> str:
         return self._path + static_files()[name].path
 
-    def _own(self, request: Request) -> str:
+    def _url_of(self, request: Request) -> str:
         own: str = request.scope["path"]
         root: str = request.scope.get("root_path", "")
         query = f"?{request.url.query}" if request.url.query else ""
@@ -81,12 +81,12 @@ class Rendering:
 
 
 def time(at: datetime | None) -> Markup | str:
-    """An instant. Our script shows it in the browser's zone; without scripts it is in UTC."""
+    """The HTML of an instant, in UTC. The page's script changes it to the browser's time zone."""
     if at is None:
         return "-"
     utc = at.astimezone(UTC)
     text = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
-    return _ENTITIES.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", text, text)
+    return _TIME.format(f"{utc:%Y-%m-%dT%H:%M:%S.%f}Z", text, text)
 
 
 def age(at: datetime | None) -> Markup | str:

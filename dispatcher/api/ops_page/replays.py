@@ -1,4 +1,4 @@
-"""The pages Replays: a filter's dry run, its confirmation, and the progress of a replay, with stop and resume."""
+"""The pages Replays: the dry run of a filter, its confirmation, and a replay's progress, with stop and resume."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dispatcher.api.ops_page.fields import Mistake
 from dispatcher.api.ops_page.forms import Form
 from dispatcher.api.ops_page.page_errors import PageError, not_found
 from dispatcher.api.ops_page.site import Site
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.ops import replaying
 from dispatcher.ops.acts import Act
 from dispatcher.store.connections import AsyncSession
@@ -25,13 +25,13 @@ from dispatcher.store.replays import Replay, ReplayState, count_replayed_by_stat
 
 PATH: Final = "/replays"
 CREATION_SECONDS: Final = 5.0
-"""How long a visitor waits for a large replay's list of emails. The list is completed in any case."""
+"""How long a visitor waits while a large replay is created. The creation continues afterwards."""
 MOST_COUNTED: Final = 10_000
 MAX_PER_SECOND: Final = 10_000
 
 
 def routes(site: Site) -> list[Route]:
-    """The pages, and the targets of their forms."""
+    """The routes of the pages and of their forms."""
     pages = ReplayPages(site)
     return [
         site.get(PATH, pages.show_all),
@@ -45,12 +45,12 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class ReplayPages:
-    """The handlers."""
+    """The handlers of the pages Replays."""
 
     site: Site
 
     async def show_all(self, request: Request, visitor: Visitor) -> Response:
-        """The replays, newest first."""
+        """The page with all replays, newest first."""
         before = fields.counted_parameter(request, "before")
         async with self.site.session() as session:
             found = await list_replays(session, limit=fields.PAGE_ROWS + 1, before=before, tenant_id=visitor.tenant_id)
@@ -66,9 +66,8 @@ class ReplayPages:
         )
 
     async def preview(self, request: Request, visitor: Visitor) -> Response:
-        """The dry run."""
-        if not visitor.may_act:
-            raise PageError(403, "This API key may only read.", "Sign in with a key that has the scope operate.")
+        """The page with the dry run of a filter."""
+        require_operate(visitor)
         try:
             wanted = read_filter(visitor, request.query_params)
         except Mistake as mistake:
@@ -101,7 +100,7 @@ class ReplayPages:
         return self.site.see_other(f"{PATH}/{replay.replay_id}")
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """A replay's progress."""
+        """The page with a replay's progress."""
         async with self.site.session() as session:
             replay = await self._found(session, request, visitor)
             became = await count_replayed_by_status(session, replay.replay_id, limit=MOST_COUNTED)
@@ -144,7 +143,7 @@ class ReplayPages:
         return self.site.see_other(f"{PATH}/{replay.replay_id}")
 
     async def _found(self, session: AsyncSession, request: Request, visitor: Visitor) -> Replay:
-        """The replay of the path. A tenant's visitor sees replays whose filter names the tenant."""
+        """The replay that the path names. A tenant's visitor sees only replays whose filter names the tenant."""
         replay = await replaying.find(session, fields.number_in_path(request, "replay_id", "replay"))
         if replay is None or visitor.tenant_id not in (None, replay.selection.get("tenant_id")):
             raise not_found("replay")
@@ -174,7 +173,10 @@ class ReplayPages:
         )
 
     def _state(self, replay: Replay) -> str:
-        """The replay's state, or `stopping`: a process still runs it, or `interrupted`: no process runs it any more."""
+        """The replay's state.
+
+        `stopping`: it is stopped, but a process still runs it. `interrupted`: no process runs it.
+        """
         is_run = replay.is_active or self.site.jobs.has_replay(replay.replay_id)
         if replay.state is ReplayState.STOPPED and is_run:
             return "stopping"
@@ -218,9 +220,9 @@ def _shown(form: Form) -> int:
     """The number of emails that the dry run showed.
 
     Raises:
-        Mistake: It is missing.
+        Mistake: The number is missing.
     """
     text = form.get("shown", "")
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise Mistake("The number of emails of the dry run is missing. Look at this one, and confirm again.")
+        raise Mistake("The form has no number of emails from a dry run. Check this dry run, and confirm again.")
     return int(text)

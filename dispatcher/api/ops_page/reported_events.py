@@ -19,23 +19,23 @@ from dispatcher.ops.reported_events import EventCounts, count_events
 from dispatcher.store.operators_lists import EventFilter, list_events
 
 COUNT_SECONDS: Final = 5.0
-"""How long counts are shown to all visitors before they are read again."""
+"""How long all visitors see the same counts before the counts are read again."""
 
 
 def routes(site: Site) -> list[Route]:
-    """The page."""
+    """The route of the page Events."""
     return [site.get("/events", EventPages(site, Cached(count_events, COUNT_SECONDS)).show)]
 
 
 @dataclass(frozen=True, slots=True)
 class EventPages:
-    """The handler of the page."""
+    """The handler of the page Events."""
 
     site: Site
     counts: Cached[EventCounts]
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The events, by arrival, newest first."""
+        """The page with counts by kind and a list of events, last arrived first."""
         before, mistake, since = fields.cursor_of(request), None, None
         kind = fields.parameter(request, "kind")
         try:

@@ -1,6 +1,6 @@
-"""The browsers that are signed in: tokens in cookies, rows in PostgreSQL.
+"""The sessions of signed-in browsers: a cookie in the browser, and a row in PostgreSQL.
 
-The cookie contains a random token, and PostgreSQL stores only its hash. A form's CSRF token is derived from the
+The cookie contains a random token, and PostgreSQL stores only the token's hash. A form's CSRF token is derived from the
 session's token, so it is valid exactly as long as the session.
 """
 
@@ -25,12 +25,13 @@ from dispatcher.store.api_keys import ApiKey
 from dispatcher.store.connections import Pool, session
 
 TOUCH_SECONDS: Final = 60.0
-"""A session's use is recorded at most this often."""
+"""A session's use is recorded at most once in this time."""
 ANONYMOUS: Final = Visitor("", "ops page without a key", None, may_act=True, label="no key needed")
 """The visitor while the API needs no key: for development."""
 COOKIE: Final = "dispatcher-ops"
 SECURE_COOKIE: Final = "__Host-dispatcher-ops"
-"""Browsers accept a cookie with this prefix only from this host over HTTPS, so no other host can set it."""
+"""The cookie's name over HTTPS. Browsers accept the prefix `__Host-` only from this host, so no other host can set
+it."""
 TOKEN_CHARACTERS: Final = 43
 
 
@@ -40,7 +41,7 @@ class Sessions:
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, path: str) -> None:
         """
         Args:
-            path: The beginning of the page's paths.
+            path: The prefix that the paths of all pages have, such as /ops.
         """
         self._settings = settings
         self._access = access
@@ -48,7 +49,7 @@ class Sessions:
         self._path = path
 
     async def visitor(self, request: Request) -> Visitor | None:
-        """Who has sent a request; None if nobody is signed in, or if the session has expired.
+        """The visitor who has sent a request; None if the browser is not signed in, or if its session has expired.
 
         Raises:
             Problem: `host-forbidden`: no key is needed, but the request did not come directly to the loopback.
@@ -69,7 +70,7 @@ class Sessions:
             if found is None:
                 return None
             visitor = self._visitor(found)
-            # A page that refreshes itself does not keep a session alive that can change something.
+            # If the visitor may change something, a page that refreshes itself must not keep the session alive.
             is_used = "hx-request" not in request.headers or (visitor is not None and not visitor.may_act)
             if is_used and found.idle_seconds > min(TOUCH_SECONDS, self._settings.ops_idle_seconds / 4):
                 await ops_sessions.touch(connection, hashed(token))
@@ -83,7 +84,7 @@ class Sessions:
         return None if key is None else visitor_of(key)
 
     async def begin(self, request: Request, visitor: Visitor) -> str:
-        """Signs a browser in, and returns its token. The token is new, so that no one can set it in advance."""
+        """Signs a browser in, and returns its token. The token is new, so that no attacker can set it in advance."""
         token = secrets.token_urlsafe(32)
         async with session(self._pool) as connection:
             if previous := self.token(request):
@@ -109,7 +110,7 @@ class Sessions:
             response.delete_cookie(name, path=self._cookie_path(name), secure=name == SECURE_COOKIE, httponly=True)
 
     def token(self, request: Request) -> str | None:
-        """The token in a request's cookie, or the one that its response sends; None if there is none."""
+        """The new token that the response sends, or the token in the request's cookie; None if there is neither."""
         if new := self.new_token(request):
             return new
         return self._cookie(request)
@@ -119,9 +120,9 @@ class Sessions:
         return token if len(token) == TOKEN_CHARACTERS and token.isascii() else None
 
     def new_token(self, request: Request) -> str | None:
-        """The token that the response has to send; None if it sends none.
+        """The new token that the response must send; None if there is no new token.
 
-        A browser that needs no key gets a token, too, so that its forms have a CSRF token.
+        While requests need no key, a browser without a token gets one, too: its forms need a CSRF token.
         """
         new: str | None = getattr(request.state, "new_token", None)
         if new is None and self._access.is_open and self._cookie(request) is None:
@@ -146,7 +147,10 @@ class Sessions:
 
 
 def hashed(token: str) -> bytes:
-    """What PostgreSQL stores of a token. The token is 32 random bytes, so one round of SHA-256 protects it."""
+    """The hash of a token, which PostgreSQL stores.
+
+    The token is 32 random bytes, so one round of SHA-256 protects it.
+    """
     return sha256(token.encode()).digest()
 
 

@@ -24,7 +24,7 @@ _NO_SCOPE: Final = "This API key has neither the scope operate nor the scope rea
 
 
 def routes(site: Site) -> list[Route]:
-    """The sign-in form, its target, and signing out."""
+    """The routes of the sign-in form and of signing out."""
     attempts = AttemptLimiter()
 
     async def show(request: Request) -> Response:
@@ -65,7 +65,7 @@ def routes(site: Site) -> list[Route]:
 
 
 async def _continue(site: Site, request: Request, kept: KeptForm) -> Response:
-    """Goes on with a kept form, after the visitor has signed in with OpenID Connect in another tab."""
+    """Continues with a kept form, after the visitor has signed in with OpenID Connect in another tab."""
     visitor = await site.sessions.visitor(request)
     if visitor is not None and is_path(kept.path):
         return await site.ask_to_confirm(request, visitor, kept)
@@ -76,7 +76,7 @@ async def _visitor_or_problem(site: Site, attempts: AttemptLimiter, client: str,
     """The visitor with the key in the form, or a sentence that says why the visitor cannot sign in.
 
     Raises:
-        PageError: this client has failed too often.
+        PageError: this client has made too many failed attempts.
     """
     check_attempts(attempts, client)
     secret = Secret.parse(form.get("key", "").strip())
@@ -92,7 +92,7 @@ def check_attempts(attempts: AttemptLimiter, client: str) -> None:
     """Checks that a client may try to sign in now.
 
     Raises:
-        PageError: it has failed too often.
+        PageError: the client has made too many failed attempts.
     """
     if wait := attempts.seconds_to_wait(client):
         problem = "There were too many failed attempts to sign in."

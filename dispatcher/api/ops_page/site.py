@@ -20,7 +20,7 @@ from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_s
 from dispatcher.api.ops_page.page_errors import PageError, page_error_of
 from dispatcher.api.ops_page.rendering import Rendering
 from dispatcher.api.ops_page.sessions import Sessions, csrf_token
-from dispatcher.api.ops_page.visitor import Visitor
+from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
 from dispatcher.domain.controls import Pause
 from dispatcher.errors import StoreUnavailable
@@ -31,17 +31,12 @@ Handler = Callable[[Request, Visitor], Awaitable[Response]]
 FormHandler = Callable[[Request, Visitor, Form], Awaitable[Response]]
 
 CONCURRENT_PAGES: Final = 8
-"""The most pages that a process makes at the same time. Further requests wait."""
+"""The most requests that a process handles at the same time. Further requests wait for a free slot."""
 WAIT_SECONDS: Final = 2.0
-"""How long a request waits for its turn before it gets a page that asks the visitor to try again."""
+"""How long a request waits for a free slot before it gets a page that asks the visitor to try again."""
 MAX_PARTS: Final = 256
 """The most rendered parts that are kept for refreshes, by URL and tenant."""
 PATH: Final = "/ops"
-_KEY_READS: Final = ("This API key may only read.", "Sign in with a key that has the scope operate.")
-_PERSON_READS: Final = (
-    "You may only read.",
-    "Ask for a value of your claim that DISPATCHER_OPS_OIDC_OPERATE lists, then sign in again.",
-)
 SECURITY_HEADERS: Final[Mapping[str, str]] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -58,16 +53,16 @@ SECURITY_HEADERS: Final[Mapping[str, str]] = {
 
 
 class Site:
-    """The website. The functions `routes(site)` of the subjects use it.
+    """What all pages share. Each subject's function `routes(site)` makes its pages with it.
 
     Attributes:
         settings: All settings.
         access: The API keys.
         path: The beginning of each path, as browsers use it: /ops, or the path of DISPATCHER_OPS_URL.
         sessions: The browsers that are signed in.
-        pauses: What is paused, for the band on every page.
+        pauses: The pauses, for the band at the top of every page.
         jobs: Work that takes longer than a request: replays, and the removal of dead letters.
-        resources: What the subjects have opened. They are closed when the API stops.
+        resources: What the subjects have opened, such as connections. It is closed when the API stops.
     """
 
     def __init__(self, settings: Settings, access: AccessControl, pool: Pool, jobs: OperatorJobs) -> None:
@@ -80,15 +75,15 @@ class Site:
         self.resources = AsyncExitStack()
         self._pool = pool
         self._rendering = Rendering(self.path)
-        self._turns = asyncio.Semaphore(CONCURRENT_PAGES)
+        self._slots = asyncio.Semaphore(CONCURRENT_PAGES)
         self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
-        """A database session whose statements time out after two seconds. Errors are translated, and become pages."""
+        """A database session whose statements time out after two seconds. Database errors become error pages."""
         return session(self._pool)
 
     def get(self, path: str, handler: Handler) -> Route:
-        """A page that every visitor who is signed in may see.
+        """The route of a page that every signed-in visitor may see.
 
         Args:
             path: Below `site.path`, such as `/emails/{email_id}`.
@@ -103,11 +98,13 @@ class Site:
         return Route(path, self.guarded(endpoint), methods=["GET"])
 
     def post(self, path: str, handler: FormHandler, *, title: str = "Your form") -> Route:
-        """A form's target. Only visitors with the scope `operate` may post. The CSRF token is checked before.
+        """The route to which a form is posted. Only visitors with the scope `operate` may post.
+
+        The form's CSRF token is checked before the handler runs.
 
         Args:
             path: Below `site.path`.
-            title: What the form does, such as `Release an email`. It is shown if the session has expired meanwhile.
+            title: What the form does, such as `Release an email`. If the session has expired, the page shows the title.
         """
 
         async def endpoint(request: Request) -> Response:
@@ -115,8 +112,7 @@ class Site:
             visitor = await self.sessions.visitor(request)
             if visitor is None:
                 return await self._ask_to_sign_in(request, self._kept(request, form, title))
-            if not visitor.may_act:
-                raise PageError(403, *(_KEY_READS if visitor.key_id else _PERSON_READS))
+            require_operate(visitor)
             if not self.sessions.is_valid_csrf_token(request, form):
                 return await self.ask_to_confirm(request, visitor, self._kept(request, form, title))
             return await handler(request, visitor, form.without_internals())
@@ -124,20 +120,21 @@ class Site:
         return Route(path, self.guarded(endpoint), methods=["POST"])
 
     def guarded(
-        self, endpoint: Callable[[Request], Awaitable[Response]], *, takes_turn: bool = True
+        self, endpoint: Callable[[Request], Awaitable[Response]], *, takes_slot: bool = True
     ) -> Callable[[Request], Awaitable[Response]]:
-        """Wraps an endpoint: it waits for its turn, refuses other sites' forms, and answers errors with pages.
+        """Wraps an endpoint: limits concurrent requests, refuses other sites' forms, and answers errors with pages.
 
         Args:
-            takes_turn: False for an endpoint that waits for another server, so that it delays no other page.
+            takes_slot: Whether a request occupies one of CONCURRENT_PAGES slots. False for an endpoint that waits for
+                another server: it must not delay other pages.
         """
 
         async def guarded(request: Request) -> Response:
             try:
                 self._check_origin(request)
                 if request.method == "POST":
-                    await read_form(request)  # before its turn: a client that sends slowly delays no page
-                async with self._turn() if takes_turn else nullcontext():
+                    await read_form(request)  # before it takes a slot: a client that sends slowly delays no page
+                async with self._slot() if takes_slot else nullcontext():
                     response = await endpoint(request)
             except Exception as error:  # noqa: BLE001 - the edge of the page: every error becomes a page
                 response = await self.error_page(request, page_error_of(error))
@@ -155,17 +152,17 @@ class Site:
             )
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _slot(self) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(WAIT_SECONDS):
-                await self._turns.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             busy = "Too many pages are requested at the moment."
             raise PageError(503, busy, "Try again in a few seconds.", retry_after=2) from None
         try:
             yield
         finally:
-            self._turns.release()
+            self._slots.release()
 
     async def page(
         self,
@@ -220,7 +217,7 @@ class Site:
     async def _paused(self) -> list[Pause]:
         try:
             return await self.pauses.get(self.session)
-        except StoreUnavailable:  # the page of this error says so
+        except StoreUnavailable:  # leave out the band, so that error pages can be rendered, too
             return []
 
     def url(self, path: str, **parameters: object) -> str:
@@ -228,7 +225,7 @@ class Site:
         return self._rendering.url(path, **parameters)
 
     def see_other(self, path: str, **parameters: object) -> Response:
-        """Sends the browser to a path below `site.path`, after a form was processed."""
+        """The answer to a form that was processed: a redirect (303) to a path below `site.path`."""
         return RedirectResponse(self.url(path, **parameters), 303)
 
     async def error_page(self, request: Request, error: PageError) -> Response:
@@ -245,7 +242,11 @@ class Site:
         return response
 
     async def _ask_to_sign_in(self, request: Request, kept: KeptForm | None = None) -> Response:
-        """The sign-in page, with a form that arrived after its session had ended."""
+        """The sign-in page, or a redirect to it.
+
+        Args:
+            kept: A form that arrived after its session had ended. The sign-in page keeps it.
+        """
         if kept is None and "hx-request" not in request.headers:
             query = f"?{request.url.query}" if request.url.query else ""
             target = _path_below(request, self.path) + query
@@ -261,14 +262,18 @@ class Site:
 
 
 def with_security_headers(response: Response) -> Response:
-    """The response with the headers that every page needs. A handler's own headers win."""
+    """The response with the headers that every page needs. Headers that a handler has set stay."""
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     return response
 
 
 def _path_below(request: Request, path: str) -> str:
-    """The request's path, without the prefix."""
+    """The request's path without the prefix that all pages have; `/` for the first page.
+
+    Args:
+        path: The prefix that browsers use. A proxy may have replaced it with /ops.
+    """
     own: str = request.scope["path"]
     for prefix in (path, PATH):
         if prefix and (own == prefix or own.startswith(f"{prefix}/")):

@@ -27,7 +27,7 @@ MAX_NOTE_CHARACTERS: Final = 500
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, and the targets of its forms."""
+    """The routes of the list and of its forms."""
     pages = SuppressionPages(site)
     return [
         site.get(PATH, pages.show),
@@ -39,16 +39,19 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class SuppressionPages:
-    """The handlers. Addresses are only in the bodies of requests, never in URLs, which proxies write to their logs."""
+    """The handlers of the page Suppressions.
+
+    Addresses are only in the bodies of requests, never in URLs, which proxies write to their logs.
+    """
 
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The entries of a tenant, newest first."""
+        """The page with the entries of a tenant, newest first."""
         return await self._page(request, visitor, fields.parameter(request, "tenant"))
 
     async def look_up(self, request: Request, visitor: Visitor, form: Form) -> Response:
-        """The entries that suppress an address or a domain."""
+        """The page with the entries that suppress an address or a domain."""
         tenant = form.get("tenant", "")
         try:
             (recipient,) = _recipients(form.get("recipient", ""))

@@ -1,15 +1,16 @@
-"""Who is signed in."""
+"""Visitors of the operators' page."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dispatcher.api.ops_page.page_errors import PageError
 from dispatcher.ops.acts import Act
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who is signed in.
+    """A signed-in visitor, and what the visitor may see and do.
 
     Attributes:
         key_id: The API key's id; empty if the visitor signed in without a key.
@@ -36,3 +37,20 @@ class Visitor:
     def sees(self, tenant_id: str) -> bool:
         """Whether the visitor may see this tenant."""
         return self.tenant_id is None or self.tenant_id == tenant_id
+
+
+def require_operate(visitor: Visitor) -> None:
+    """Checks that a visitor may act.
+
+    Raises:
+        PageError: the visitor may only read. The error says how the visitor can get the right to act.
+    """
+    if visitor.may_act:
+        return
+    if visitor.key_id:
+        raise PageError(403, "This API key may only read.", "Sign in with a key that has the scope operate.")
+    raise PageError(
+        403,
+        "You may only read.",
+        "Ask an administrator to give your account a value that DISPATCHER_OPS_OIDC_OPERATE lists. Then sign in again.",
+    )

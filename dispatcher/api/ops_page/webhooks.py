@@ -1,4 +1,4 @@
-"""The page Webhooks: health of each, and what an operator may do with one."""
+"""The pages Webhooks: the state of each webhook, and what an operator may do with it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Change = Callable[[AsyncSession, int, Act], Awaitable[None]]
 
 
 def routes(site: Site) -> list[Route]:
-    """The list, the page of one webhook, and the targets of its forms."""
+    """The routes of the list, of the page of one webhook, and of its forms."""
     pages = WebhookPages(site)
     one = f"{PATH}/{{webhook_id}}"
     return [
@@ -52,12 +52,12 @@ def routes(site: Site) -> list[Route]:
 
 @dataclass(frozen=True, slots=True)
 class WebhookPages:
-    """The handlers. Visitors of one tenant see and change only its webhooks."""
+    """The handlers of the pages Webhooks. Visitors of one tenant see and change only its webhooks."""
 
     site: Site
 
     async def show(self, request: Request, visitor: Visitor) -> Response:
-        """The webhooks, oldest first."""
+        """The page with all webhooks, oldest first."""
         async with self.site.session() as session:
             found = await webhooks.list_webhooks(session, visitor.tenant_id)
         return await self.site.page(
@@ -70,7 +70,7 @@ class WebhookPages:
         )
 
     async def show_one(self, request: Request, visitor: Visitor) -> Response:
-        """One webhook."""
+        """The page of one webhook."""
         return await self._page(request, visitor)
 
     async def test(self, request: Request, visitor: Visitor, _form: Form) -> Response:

@@ -138,7 +138,7 @@ async def test_a_held_email_is_confirmed_with_a_reason(operator: Browser, books:
     assert without.status == 422
     assert "The reason is missing" in text_of(without)
     assert done.status == 303
-    assert "Done. Its status is now sent." in text_of(after)
+    assert "Done. The status of the email is now sent." in text_of(after)
     assert books.status(email_id) == "sent"
     ((actor, action, reason),) = audit(books)
     assert (action, reason) == ("confirm", "SES shows it as delivered")
@@ -154,7 +154,7 @@ async def test_a_failed_email_is_replayed_at_once(operator: Browser, books: Book
     assert first.status == 303
     assert books.status(email_id) == "pending"
     after = text_of(await operator.follow())
-    assert "Done. It is pending, and will be sent again." in after
+    assert "Done. The email is pending, and will be sent again." in after
     assert "the provider is back" in after
 
 
@@ -164,7 +164,7 @@ async def test_an_email_that_may_have_arrived_is_replayed_only_after_a_warning(o
     ask = await operator.get(f"/ops/emails/{email_id}/replay")
     await operator.submit("/replay", reason="the customer has nothing")
 
-    assert "The recipient may get it twice" in text_of(ask)
+    assert "The recipient may get the email twice" in text_of(ask)
     assert books.status(email_id) == "pending"
 
 

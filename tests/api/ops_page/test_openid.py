@@ -320,6 +320,7 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
     reader = visit(api)
     await sign_in(reader)
     refused = await reader.post(f"{OPS}/pauses/pause", {"scope": "lane"})
+    refused_page = await reader.get(f"{OPS}/replays/new")
 
     assert (missing.status, unmapped.status) == (403, 403)
     assert b"the claim groups of your ID token is missing" in missing.body
@@ -327,6 +328,7 @@ async def test_a_visitor_without_a_mapped_claim_gets_a_page_that_names_the_claim
     assert b"DISPATCHER_OPS_OIDC_OPERATE or DISPATCHER_OPS_OIDC_READ" in unmapped.body
     assert refused.status == 403
     assert b"You may only read." in refused.body
+    assert b"You may only read." in refused_page.body
 
 
 def loaded(issuer: Issuer | None = None, **more: str) -> Settings:

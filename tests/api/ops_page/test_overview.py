@@ -74,7 +74,7 @@ async def test_the_page_has_every_part_with_a_table_beside_each_chart(
     assert charts[1]["series"][0]["values"][-1] == 4321
     assert text.count('<td class="number">4,321</td>') == 2  # of the hour, and of the day
     assert "host-&lt;b&gt;1" in text
-    assert "No monitor has looked at the queue" in text
+    assert "No monitor has checked the queue" in text
     assert "style=" not in text
     assert not re.search(r"<script(?![^>]* src=)", text)
 

@@ -49,7 +49,7 @@
   // --- Charts --------------------------------------------------------------------------------------------------------
 
   // <figure class="chart" data-chart="…">: x in seconds since 1970, and one line (or bars) per series. A page with charts
-  // includes "chart_head.html", and says the same in a table for people who do not see the chart.
+  // includes "chart_head.html", and has a table with the same figures for visitors who cannot see the chart.
   const plots = new Map();
   const resized = new ResizeObserver((entries) => {
     for (const { target, contentRect } of entries) {
@@ -92,7 +92,7 @@
     const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
     const axis = { stroke: colour("--ink-2"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: `12px ${style.getPropertyValue("--font")}` };
     const times = [
-      // The least distance of two labels in seconds, their format, and the line below when a new year or day begins.
+      // The shortest time between two labels in seconds, their format, and the second line when a new year or day begins.
       [28 * 86400, "{YYYY}-{MM}", null, null, null, null, null, null, 1],
       [86400, "{MM}-{DD}", "\n{YYYY}", null, null, null, null, null, 1],
       [60, "{HH}:{mm}", "\n{YYYY}-{MM}-{DD}", null, "\n{MM}-{DD}", null, null, null, 1],
@@ -213,8 +213,8 @@
     });
   }
 
-  // A refresh changes the section's elements in place. It leaves a form alone that the visitor uses, and it closes no
-  // <details> or <dialog> that the visitor has opened.
+  // A refresh changes the section's elements in place. It does not change a form that the visitor is using, and
+  // it closes no <details> or <dialog> that the visitor has opened.
   window.htmx?.registerExtension("ops", {
     htmx_before_morph_node: (_element, { oldNode }) => !(oldNode.tagName === "FORM" && isTouched(oldNode)),
     htmx_before_morph_attr: (element, { attrName }) => !(attrName === "open" && /^(DETAILS|DIALOG)$/.test(element.tagName)),
