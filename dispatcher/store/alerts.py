@@ -60,7 +60,7 @@ class TableFindings:
         waiting: Why one of these emails waits; None if there is none.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
-        webhooks: Webhooks that were disabled because their receivers fail.
+        webhooks: The disabled webhooks.
         pauses: The operators' pauses that are in force.
     """
 

@@ -123,7 +123,7 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class DisabledWebhook:
-    """A webhook that was disabled because its receiver fails."""
+    """A disabled webhook. `last_error` says why: an operator disabled it, or its receiver fails."""
 
     webhook_id: int
     tenant_id: str | None
@@ -258,7 +258,7 @@ async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveri
 
 
 async def list_disabled(source: Source) -> list[DisabledWebhook]:
-    """The webhooks that were disabled because their receivers fail."""
+    """All disabled webhooks, by id."""
     return await fetch(source, "list_disabled_webhooks", into=DisabledWebhook)
 
 
