@@ -280,7 +280,7 @@ limit %(limit)s;
 -- As find_dead_letter_due, for the given emails.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at, traceparent
+    created_at, dead_letter_due_at, coalesce(channel, 'email'), traceparent
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
