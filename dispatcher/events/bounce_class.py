@@ -1,8 +1,8 @@
 """Decides from a server's refusal how permanent a bounce is: hard, soft or blocked.
 
-A hard bounce stops later emails to the address, so doubt never leads to one. Words about the sender, a full mailbox or
-a temporary fault outweigh the code, because many servers answer 5.1.1 to everything. If several codes contradict each
-other, the bounce is not hard.
+A hard bounce stops later emails to the address, so a doubtful bounce is never hard. Words about the sender, a full
+mailbox or a temporary fault outweigh the code, because many servers answer 5.1.1 to everything. If several codes
+contradict each other, the bounce is not hard.
 """
 
 from __future__ import annotations
@@ -13,24 +13,25 @@ from typing import Final
 from dispatcher.domain.provider_event import Bounce
 
 ENHANCED: Final = re.compile(r"(?<![\d.])([245]\.[0-7]\.\d{1,3})(?!\d|\.\d)")
-"""An enhanced status code (RFC 3463); no part of an IP address or of a version."""
+"""An enhanced status code (RFC 3463). Does not match a part of an IP address or of a version number."""
 REPLY: Final = re.compile(r"(?<![\w.-])([45]\d\d)(?=[ -][\w#<(\[:]|$)")
 """An SMTP reply code (RFC 5321)."""
 AFTER_DATA: Final = re.compile(r"end of data|to data command|after data|>>> data\s+<<< 5(?!03)", re.IGNORECASE)
-"""A server refused the content after it had accepted the recipient."""
+"""The text says that a server refused the content after it had accepted the recipient."""
 
 _HARD_CODES: Final = frozenset({"5.1.1", "5.1.2", "5.1.3", "5.1.6", "5.1.10"})
 _BLOCKED_CODES: Final = frozenset({"5.1.7", "5.1.8"})
 _VAGUE_CODES: Final = frozenset({"5.1.0", "5.1.351", "5.2.1", "5.3.0", "5.4.0", "5.4.4", "5.5.0"})
-"""Servers send these codes for many reasons, as they do x.0.0. Their words decide."""
+"""Servers send these codes, and all codes that end with `.0.0`, for many reasons. So the server's text decides."""
 _CAUTIOUS: Final = (Bounce.BLOCKED, Bounce.SOFT, Bounce.HARD)
 
 _NAME: Final = re.compile(r"[a-z][\w-]{0,62}\.[a-z]{2}", re.IGNORECASE)
-"""A host, address or URL. The host `relay.example.com` says nothing about relaying."""
+"""A word that contains a host name. Such a word is ignored: the host `relay.example.com` says nothing about
+relaying."""
 
 
 def any_of(*phrases: str) -> re.Pattern[str]:
-    """A pattern that matches each of the phrases, in any case."""
+    """A pattern that matches any of the phrases (regular expressions), in upper or lower case."""
     return re.compile("|".join(phrases), re.IGNORECASE | re.MULTILINE)
 
 
@@ -83,9 +84,9 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
 
     Args:
         status: The enhanced status code of the notice, if it has one.
-        words: What the receiving server or the sending server said about the recipient; may be empty.
-        after_data: The server refused the content. Some servers then say that the user is unknown, although they have
-            accepted the recipient, so these words prove nothing.
+        words: What the receiving or the sending server said about the recipient; may be empty.
+        after_data: Whether the server refused the content, after it had accepted the recipient. Some servers then say
+            that the user is unknown. These words prove nothing.
     """
     words = " ".join((status or "", *(word for word in words.split() if not _NAME.search(word))))
     for pattern, bounce in _RULES:
@@ -101,7 +102,7 @@ def classify(status: str | None, words: str, *, after_data: bool = False) -> Bou
 
 
 def says_why(words: str) -> bool:
-    """Whether the words have a code or a known reason."""
+    """Whether the words contain a status code or a known reason."""
     patterns = (ENHANCED, REPLY, _UNKNOWN_ADDRESS, _BLOCKED, _TEMPORARY)
     return any(pattern.search(words) for pattern in patterns)
 

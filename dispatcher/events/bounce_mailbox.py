@@ -1,4 +1,4 @@
-"""Reads the mailbox to which servers return bounces, and stores what they report."""
+"""Reads the mailbox to which servers return bounces, and stores the events that the bounces report."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dispatcher.telemetry.log import get_log
 
 INTERVAL_SECONDS: Final = 10.0
 RETRY_SECONDS: Final = 60.0
-"""The wait after the Maildir could not be used."""
+"""The wait after an error of the Maildir."""
 MAX_MESSAGES: Final = 50
-"""Messages per round. With `maildir.MAX_OCTETS` this bounds the memory of a round."""
+"""The most messages per round. This and `maildir.MAX_OCTETS` limit the memory that a round needs."""
 _END_OF_HEADER: Final = re.compile(rb"\r?\n\r?\n")
 
 
@@ -38,8 +38,8 @@ class _Reported:
 class BounceMailbox:
     """A service of each monitor whose host has a mailbox of bounces.
 
-    A message is deleted only after its events are committed. If the process exits between the two, the message is read
-    again, and its events are duplicates.
+    A message is deleted only after its events are committed. If the process exits after the commit and before the
+    deletion, it reads the message again, and the events are duplicates.
     """
 
     interval_seconds = INTERVAL_SECONDS
@@ -52,10 +52,10 @@ class BounceMailbox:
         self._is_failing = False
 
     async def run_once(self) -> float | None:
-        """Reads up to MAX_MESSAGES messages.
+        """Reads up to MAX_MESSAGES messages. Returns the seconds until the next round; None for the usual interval.
 
         Raises:
-            StoreUnavailable: The messages stay where they are.
+            StoreUnavailable: PostgreSQL is unavailable. The messages stay in the mailbox, and a later round reads them.
         """
         try:
             count, waiting = await self._round()
@@ -73,7 +73,7 @@ class BounceMailbox:
         return 0.0 if count == MAX_MESSAGES and waiting < count else None
 
     async def _round(self) -> tuple[int, int]:
-        """Reads messages once. Returns their number, and the number of those that wait for a locked email."""
+        """Reads messages once. Returns the number of messages, and how many of them wait because an email is locked."""
         messages = await asyncio.to_thread(self._maildir.read_new, MAX_MESSAGES)
         if not messages:
             return 0, 0
@@ -102,7 +102,7 @@ class BounceMailbox:
         return self._address.find(header.decode("latin-1")) or self._address.find(octets.decode("latin-1"))
 
     async def _store(self, reported: Sequence[_Reported]) -> Sequence[_Reported]:
-        """Stores the events; returns the messages whose events are committed."""
+        """Stores the events. Returns the messages whose events are committed."""
         try:
             await self._intake.store([event for each in reported for event in each.events])
         except EmailsLocked as locked:
@@ -127,7 +127,7 @@ def _report(
 
 
 def _each(dispose: Callable[[str], None], names: Iterable[str]) -> None:
-    """Disposes of each message, even if one fails; then raises the last error."""
+    """Calls `dispose` for each message, even if a call fails. Then raises the last error, if there was one."""
     failed: OSError | None = None
     for name in names:
         try:

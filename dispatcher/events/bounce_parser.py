@@ -6,8 +6,9 @@ text of older servers.
     a text from a mail server                        the paragraph about each recipient, if it names one
     anything else, such as an auto-reply             proof that the provider accepted the email, and no more
 
-The caller has verified that the message belongs to the email (`domain.bounce_address`). But everybody who received the
-email knows its token. So an event names only addresses to which the email was sent, and only such an event is hard.
+The caller has verified by a token that the message belongs to the email (`domain.bounce_address`). But everybody who
+received the email knows the token, and can send a false bounce. So an event names only an address to which the email
+was sent, and only an event that names such an address can be a hard bounce.
 """
 
 from __future__ import annotations
@@ -45,15 +46,17 @@ from dispatcher.store.address_hashes import normalised
 
 PROVIDER: Final = "smtp"
 MAX_RECIPIENTS: Final = 1000
-"""An email has fewer recipients, so later blocks of a report are not read."""
+"""The most blocks of a report that are read. No email has so many recipients."""
 MAX_BOUNDARIES: Final = 30
-"""A bounce has a few parts. The library compares each line with the boundary of each enclosing part, so it would take
-many seconds for a message of many nested parts."""
+"""A bounce has only a few parts. Python's parser compares each line with the boundary of each enclosing part, so a
+message with many nested parts would take many seconds."""
 MAX_BLANK_LINES: Final = 20_000
-"""In one message; several in a row count once. The library makes an object for each blank line of a status."""
+"""The most blank lines in one message; several in a row count once. Python's parser creates an object for each blank
+line of a delivery status."""
 _AT_MOST_LATER: Final = timedelta(days=1)
 _AT_MOST_EARLIER: Final = timedelta(days=30)
-"""The time of a notice is believed only if it is near the time at which we received it."""
+"""How much later, and how much earlier, than the time of receipt a notice's own time may be. If it is outside these
+limits, the time of receipt is used."""
 
 _ACTIONS: Final = {
     "delayed": EventKind.DEFERRED,
@@ -61,7 +64,8 @@ _ACTIONS: Final = {
     "expanded": EventKind.DELIVERED,
     "relayed": EventKind.ACCEPTED,
 }
-"""By RFC 3464, section 2.3.3; every other action is a failure. A relayed email has left for a server without DSN."""
+"""The actions of RFC 3464, section 2.3.3. Every other action is a failure. `relayed`: the email was passed to a server
+that sends no DSN."""
 _FEEDBACK: Final = {
     "abuse": EventKind.COMPLAINED,
     "fraud": EventKind.COMPLAINED,
@@ -69,7 +73,8 @@ _FEEDBACK: Final = {
     "opt-out-list": EventKind.UNSUBSCRIBED,
     "not-spam": EventKind.DELIVERED,
 }
-"""By RFC 5965, section 7.3, and RFC 6430. Other reports, such as `auth-failure`, come from servers, not recipients."""
+"""The types of feedback of RFC 5965, section 7.3, and RFC 6430. Reports of other types, such as `auth-failure`, come
+from servers and not from recipients."""
 
 _LINE_ENDS: Final = re.compile(rb"(?:\r\n|\r|\n){2,}")
 _WORD: Final = re.compile(r"[a-z]+")
@@ -84,8 +89,8 @@ class _Finding:
     """What a message says about one recipient.
 
     Attributes:
-        is_sent_to: Whether the email was sent to the address, and the address itself was refused. Otherwise, a server
-            may have forwarded the email, and the address to which it was forwarded was refused.
+        is_sent_to: Whether the email was sent to the refused address. Otherwise, a server may have forwarded the email
+            to another address, and that address was refused.
         status: The enhanced status code of the notice.
         words: What the servers said about the recipient.
         after_data: See `classify`.
@@ -100,8 +105,9 @@ class _Finding:
 
 
 def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], received_at: datetime) -> list[ProviderEvent]:
-    """The events that a message to the email's envelope sender reports; at least one, because the message proves that
-    the email was accepted.
+    """The events that a message to the email's envelope sender reports.
+
+    Returns at least one event, because the message proves that the provider accepted the email.
 
     Args:
         octets: The message, or its beginning.
@@ -112,7 +118,7 @@ def events_of(octets: bytes, email_id: UUID, recipients: Collection[str], receiv
         ValueError, RecursionError: The message cannot be parsed.
     """
     if octets.lower().count(b"boundary") > MAX_BOUNDARIES:
-        raise ValueError("the message has too many parts in parts")
+        raise ValueError("the message has too many nested parts")
     octets, blank_lines = _LINE_ENDS.subn(b"\n\n", octets)
     if blank_lines > MAX_BLANK_LINES:
         raise ValueError("the message has too many blank lines")
@@ -157,14 +163,14 @@ def _event(finding: _Finding, email_id: UUID, known: Known, happened_at: datetim
 
 
 def _code(finding: _Finding) -> str | None:
-    """The most specific code: that of the receiving server, the status of the notice, or an SMTP reply code."""
+    """The most specific of these codes: the receiving server's code, the notice's status, an SMTP reply code."""
     codes = [*ENHANCED.findall(finding.words), *([finding.status] if finding.status else [])]
     replies = REPLY.findall(finding.words) if finding.kind in (EventKind.BOUNCED, EventKind.DEFERRED) else []
     return next((code for code in codes if not is_vague(code)), None) or next(iter((*codes, *replies)), None)
 
 
 def _detail(words: str, known: Known) -> str:
-    """The server's words, without the addresses, and without the names of the recipients' mailboxes."""
+    """The server's words, without addresses and without the local parts of the recipients' addresses."""
     scrubbed = scrub(words)
     folded = scrubbed.lower()
     for local in (address.partition("@")[0] for address in known):
@@ -174,7 +180,7 @@ def _detail(words: str, known: Known) -> str:
 
 
 def _instant(message: Message, received_at: datetime) -> datetime:
-    """When the notice was written, by its Date field; if that is missing or not plausible, when we received it."""
+    """The time in the notice's Date field; if it is missing or not plausible, the time at which the notice arrived."""
     with suppress(ValueError, TypeError, OverflowError):
         found = parsedate_to_datetime(field(message, "Date"))
         found = found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -184,7 +190,7 @@ def _instant(message: Message, received_at: datetime) -> datetime:
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """The parts that are not multipart, in order. The returned email is one part and is not searched."""
+    """The parts that are not multipart, in order. A returned copy of the email is one part, whatever it contains."""
     payload = message.get_payload()
     if message.get_content_maintype() == "multipart" and isinstance(payload, list):
         for part in payload:
@@ -198,10 +204,11 @@ def _parts(message: Message) -> Iterator[Message]:
 
 
 def _status_blocks(part: Message) -> Iterator[Message]:
-    """The groups of fields of a delivery status; none if the part is not one.
+    """The groups of fields of a delivery status; none if the part is not a delivery status.
 
-    The library parses `message/delivery-status`. It treats `message/global-delivery-status` (RFC 6533) as an email
-    whose body has all groups but the first, and a status in Base64 as a body. Some gateways turn a status into text.
+    Python's library parses `message/delivery-status`. It parses `message/global-delivery-status` (RFC 6533) as an
+    email, so the body contains all groups except the first; and it parses a status in Base64 as a body. Some gateways
+    convert a delivery status to plain text.
     """
     payload = part.get_payload()
     if part.get_content_type() in _STATUS_TYPES and isinstance(payload, list):
@@ -245,14 +252,14 @@ def _of_block(block: Message, text: str, known: Known, *, is_only: bool) -> _Fin
 
 
 def _kind_of(status: str | None) -> EventKind:
-    """The kind of a block without an action."""
+    """The kind of event for a block that names no action."""
     return {"2": EventKind.DELIVERED, "4": EventKind.DEFERRED}.get((status or "5")[0], EventKind.BOUNCED)
 
 
 def _recipient_of(block: Message, known: Known) -> tuple[str | None, bool]:
-    """The recipient of the email that a block is about, and whether this address itself was refused.
+    """The recipient that a block is about, and whether this address itself was refused.
 
-    If the final address is another one than the original address, the email was forwarded.
+    If the final address differs from the original address, a server has forwarded the email.
     """
     original, final = (_address_in(field(block, f"{name}-Recipient")) for name in ("Original", "Final"))
     if final in known:
@@ -275,7 +282,8 @@ def _of_feedback(part: Message, known: Known) -> Iterator[_Finding]:
     assert isinstance(report, Message)
     kind = _FEEDBACK.get(field(report, "Feedback-Type").lower(), EventKind.ACCEPTED)
     addresses = {_address_in(str(value)) for value in report.get_all("Original-Rcpt-To", [])}
-    # A report often conceals the recipient. Of several recipients, only one has complained, and nothing says which one.
+    # A report often conceals the recipient. If the email has several recipients, only one of them has complained, and
+    # the report does not say which recipient.
     found = [each for each in known if each in addresses] or known
     recipient = found[0] if len(found) == 1 and len(addresses) <= 1 else None
     yield _Finding(kind, recipient, is_sent_to=recipient is not None)

@@ -1,4 +1,5 @@
-"""Reads what a mail server explains in free text: whether an email failed or is late, and why for each recipient."""
+"""Reads what a mail server explains in free text: whether an email failed or is delayed, and the reason per
+recipient."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ from dispatcher.events.bounce_class import any_of, says_why
 from dispatcher.store.address_hashes import normalised
 
 MAX_TEXT_CHARACTERS: Final = 8192
-"""A server explains a bounce at the beginning of its text."""
+"""Only this much of a server's text is used, because a server explains the bounce at the beginning."""
 MAX_COPY_CHARACTERS: Final = 64 * 1024
-"""Only this much of the text is searched for the copy of the email."""
+"""Only this much of a server's text is searched for the beginning of the copy of the email."""
 BLANK_LINES: Final = re.compile(r"\n[ \t]*\n\s*")
 _SERVER: Final = any_of(
     r"^$|<>|mailer[-_ ]?d(a|e)emon|mdaemon|post[ _]?master|ndr admin|mail ?delivery|delivery (sub)?system",
@@ -51,7 +52,9 @@ _TAG: Final = any_of(r"<!?/?[a-z][^<>]*>")
 
 
 def kind_of_notice(message: Message, text: str, *, names_recipient: bool) -> EventKind | None:
-    """BOUNCED or DEFERRED; None if the message is not a mail server's notice about the email.
+    """Whether a notice reports a bounce or a delay: BOUNCED or DEFERRED. None if no mail server wrote the message.
+
+    Also None if the message reports neither.
 
     Args:
         text: What `explanation` returns.
@@ -69,7 +72,7 @@ def kind_of_notice(message: Message, text: str, *, names_recipient: bool) -> Eve
 
 
 def _is_from_server(message: Message) -> bool:
-    """Whether a mail server wrote the message, and not the recipient's mail program or a challenge for the sender."""
+    """Whether a mail server wrote the message, and not, for example, the recipient's auto-reply."""
     if any(name in message for name in _REPLY_FIELDS) or message.get_content_subtype() == "disposition-notification":
         return False
     if "X-Failed-Recipients" in message:
@@ -82,9 +85,12 @@ def _is_from_daemon(message: Message) -> bool:
 
 
 def about(address: str, text: str) -> str:
-    """What the text says about an address: the first paragraph that has the address and a reason, or else the text from
-    the line with the address on. Ends before a line that begins with another address. Empty if the text does not have
-    the address."""
+    """What the text says about an address; empty if the text does not contain the address.
+
+    Returns the first paragraph that contains the address and a reason, from the line with the address on. If there is
+    no such paragraph, returns the text from the line with the address on. Ends before a line that begins with another
+    address.
+    """
     if not address or place_of(address, text) < 0:
         return ""
     paragraphs = [each for each in BLANK_LINES.split(text) if place_of(address, each) >= 0]
@@ -95,13 +101,13 @@ def about(address: str, text: str) -> str:
 
 
 def place_of(address: str, text: str) -> int:
-    """Where the text names an address; -1 if it does not. A longer address that contains the address does not count."""
+    """The index at which the text contains an address; -1 if it does not. Ignores longer addresses that contain it."""
     found = re.search(rf"(?<![\w.+%=-]){re.escape(address)}(?!\w|[.-]\w)", text, re.IGNORECASE)
     return found.start() if found else -1
 
 
 def explanation(parts: Sequence[Message]) -> str:
-    """The explanation for humans: the first text that is not empty, without the copy of the email."""
+    """The server's explanation in plain words: the first text part that is not empty, without the copy of the email."""
     for part in parts:
         if is_text(part) and (text := decoded(part).strip()):
             text = text[:MAX_COPY_CHARACTERS]
@@ -113,7 +119,7 @@ def explanation(parts: Sequence[Message]) -> str:
 
 
 def is_text(part: Message) -> bool:
-    """Whether the part is a text, or a multipart whose boundary is wrong."""
+    """Whether the part is a text. A multipart counts as a text, because it is a part only if its boundary is wrong."""
     return part.get_content_type() in ("text/plain", "text/html") or part.get_content_maintype() == "multipart"
 
 
@@ -129,7 +135,7 @@ def decoded(part: Message) -> str:
 
 
 def field(message: Message, name: str) -> str:
-    """The first field with this name, on one line and decoded; empty if there is none."""
+    """The decoded value of the first header field with this name, on one line; empty if there is no such field."""
     value = str(message.get(name, ""))
     if "=?" in value:
         with suppress(ValueError, LookupError, MessageError):

@@ -1,7 +1,7 @@
-"""What every source of events has in common: the events that it parsed, what it left out, and why it refuses a request.
+"""What all sources of events have in common: parsed events, skipped events, and the reasons for refusing a request.
 
-A source verifies first, parses second, and stores third. It acknowledges a delivery to the provider only after the
-events are committed.
+A source first verifies a request, then parses it, then stores the events. The source acknowledges the request to the
+provider only after the events are committed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class EventsRefused(Exception):
     """A request with events is not genuine. Its events were neither parsed nor stored.
 
     Attributes:
-        detail: Why, without a value from the request.
+        detail: The reason, without any value from the request.
     """
 
     def __init__(self, refusal: Refusal, detail: str) -> None:
@@ -41,20 +41,20 @@ class EventsRefused(Exception):
 
 
 class EventsUnreadable(Exception):
-    """A request or message is not JSON. It will not become JSON, so a retry is useless."""
+    """A request or message cannot be read, for example because it is not JSON. A retry would fail, too."""
 
 
 class SourceUnavailable(ServerUnavailable):
-    """A server of the provider is unreachable, so nothing can be verified, confirmed or received now."""
+    """A server of the provider is unreachable, so events cannot be verified or received now."""
 
     public = "A server of the provider is not available. The log has details."
 
 
 class Skipped(StrEnum):
-    """Why an event of a genuine request is not stored. The value of a metric's label."""
+    """Why an event of a genuine request is not stored. Each value is also the value of a metric's label."""
 
     FOREIGN = "foreign"
-    """The event does not name an email of ours: another program sends through the same account."""
+    """The event does not name an email of ours. Another program may send through the same account."""
     UNKNOWN_KIND = "unknown_kind"
     """The provider has a kind of event that this release does not support."""
     IGNORED = "ignored"
@@ -79,10 +79,10 @@ class ParsedEvents:
 
 
 class EventSink(Protocol):
-    """Stores events; `events.intake.EventIntake` does."""
+    """An object that stores events, such as `events.intake.EventIntake`."""
 
     async def store(self, events: Sequence[ProviderEvent], /) -> object:
-        """Returns after the events are committed. Idempotent.
+        """Stores events. Returns after they are committed. Idempotent.
 
         Raises:
             StoreUnavailable: Some events may not be stored. Repeat the call, or let the provider repeat the events.

@@ -1,7 +1,7 @@
 """Stores the events of concurrent requests together, in one transaction.
 
-Providers post hundreds of small requests per second. A transaction for ten events costs about as much as one for a
-single event.
+Providers post hundreds of small requests per second. A transaction that stores ten events costs about as much as a
+transaction that stores one event.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dispatcher.errors import StoreBusy
 from dispatcher.events.contract import EventSink
 
 MAX_EVENTS: Final = 500
-"""Events per batch, unless a single request has more."""
+"""The most events per batch, unless a single request has more."""
 
 _Waiting = tuple[Sequence[ProviderEvent], asyncio.Future[None]]
 
@@ -62,7 +62,7 @@ class EventBatcher:
             if len(batch) == 1:
                 _fail(batch, error)
                 return
-            # One email is locked. Only the requests that concern this email must be repeated.
+            # An email is locked. Store the requests one by one, so that only the requests about this email fail.
             for each in batch:
                 await self._store([each])
         except BaseException as error:
@@ -71,7 +71,7 @@ class EventBatcher:
                 raise
         else:
             for _, committed in batch:
-                if not committed.done():  # the client has disconnected
+                if not committed.done():  # it is done if the client has disconnected
                     committed.set_result(None)
 
 

@@ -1,7 +1,7 @@
-"""Reads fields of providers' events. A field with an odd value becomes None, and no value raises.
+"""Reads fields of providers' events. A field with an unexpected value becomes None, and never raises an error.
 
-Providers copy text from other servers and from recipients into events. So any text may contain NUL characters, lone
-surrogates or megabytes.
+Providers copy text from other servers and from recipients into events. So any text may contain NUL characters or lone
+surrogates, or be megabytes long.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import orjson
 from dispatcher.events.contract import EventsUnreadable
 
 MAX_ADDRESS_CHARACTERS: Final = 400
-"""Longer than any address with a display name that a mail server accepts."""
+"""No mail server accepts an address, with its display name, that is longer than this."""
 _MAX_INSTANT_CHARACTERS: Final = 64
 _MAX_TEXT_CHARACTERS: Final = 4096
 _UUID_CHARACTERS: Final = 36
@@ -29,10 +29,10 @@ _REPLY_CODE: Final = re.compile(r"\b[245]\d\d\b", re.ASCII)
 
 
 def load_json(text: bytes | bytearray | str) -> Any:
-    """Parses JSON; tolerates lone surrogates, control characters and bytes that are not UTF-8.
+    """Parses JSON. Accepts lone surrogates, control characters and bytes that are not UTF-8.
 
     orjson refuses the whole text because of one such character in one event. The provider would then repeat the whole
-    request until it discards all of its events.
+    request, and discard all of its events in the end.
 
     Raises:
         EventsUnreadable: The text is not JSON, or is nested too deep.
@@ -42,7 +42,8 @@ def load_json(text: bytes | bytearray | str) -> Any:
     except orjson.JSONDecodeError:
         tolerated = text if isinstance(text, str) else text.decode("utf-8", "replace")
     try:
-        # As in orjson, a number beyond 64 bits becomes a float. Python refuses to convert thousands of digits.
+        # As in orjson, an integer of more than 64 bits becomes a float, because Python refuses to convert thousands of
+        # digits to an integer.
         return json.loads(tolerated, strict=False, parse_int=_whole_number)
     except (ValueError, RecursionError):
         raise EventsUnreadable("The request is not JSON, or is nested too deep.") from None
@@ -71,7 +72,7 @@ def text(value: object) -> str | None:
 
 
 def detail(*values: object) -> str | None:
-    """The texts among the values, joined; None if there are none."""
+    """The values that are non-empty texts, joined with a colon; None if there are none."""
     return ": ".join(filter(None, map(text, values))) or None
 
 
@@ -111,7 +112,7 @@ def epoch(value: object) -> datetime | None:
 
 
 def instant(value: object) -> datetime | None:
-    """An instant from its ISO 8601 form, in UTC unless it says otherwise; None if the value has another form."""
+    """The instant, in UTC, of an ISO 8601 text; None for any other value. The default time zone is UTC."""
     if not isinstance(value, str) or len(value) > _MAX_INSTANT_CHARACTERS:
         return None
     try:

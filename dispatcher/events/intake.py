@@ -20,9 +20,9 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
-"""Events per statement."""
+"""The most events per statement."""
 _STATEMENT_FAULTS: Final = "42"
-"""The class of SQLSTATEs that are about the statement, the tables or a right, not about a row."""
+"""The class of SQLSTATEs about the statement, the tables or a right. An event cannot cause such an error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +30,10 @@ class Stored:
     """What `EventIntake.store` did with a batch of events.
 
     Attributes:
-        duplicates: Events that were stored before. Providers repeat events.
-        unknown: Events whose email does not exist.
-        settled: Emails whose status the events changed.
+        new: The number of events that were stored.
+        duplicates: The number of events that were already stored, because providers repeat events.
+        unknown: The number of events whose email does not exist.
+        settled: The number of emails whose status the events changed.
     """
 
     new: int = 0
@@ -70,12 +71,12 @@ class EventIntake:
     async def store(self, events: Sequence[ProviderEvent]) -> Stored:
         """Stores events, and settles the emails that they prove. Idempotent.
 
-        When this method returns, the events are committed. Only then may a source tell the provider to forget them. An
-        event that PostgreSQL refuses to store is logged and left out: it would be refused again.
+        When this method returns, the events are committed. Only then may a source acknowledge them to the provider. An
+        event that PostgreSQL refuses to store is logged and left out, because PostgreSQL would refuse it again.
 
         Raises:
-            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement whatever its events are. Some events
-                may be stored. The source must repeat the call, or let the provider repeat the events.
+            StoreUnavailable: PostgreSQL is unreachable, or refuses the statement for any event. Some events may be
+                stored. The source must repeat the call, or let the provider repeat the events.
             EmailsLocked: Other transactions have locked some of the emails. The events of all other emails are stored.
         """
         if not events:
@@ -118,7 +119,7 @@ class EventIntake:
         try:
             return await store_events(self._pool, rows, self._rules)
         except StatementRefused as error:
-            # No event is at fault, so none may be left out: the source must keep them all.
+            # No event causes this error, so no event may be left out. The source must keep all events.
             if (getattr(error.__cause__, "sqlstate", None) or "").startswith(_STATEMENT_FAULTS):
                 raise StoreUnavailable(error.message) from error
             raise

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 MAX_OCTETS: Final = 256 * 1024
-"""Only this much of a message is read. A bounce has its reason at the beginning, and the returned email at the end."""
+"""Only this much of a message is read. A bounce has its reason at the beginning, and a copy of the email at the end."""
 ASIDE: Final = ".Refused"
-"""The folder for messages that are not read, a folder of its own for mail programs (Maildir++)."""
+"""The folder for messages that are forged or cannot be read. Mail programs show it as a separate folder (Maildir++)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class NewMessage:
 
 
 class Maildir:
-    """Reads new messages. A message stays in `new` until the caller disposes of it."""
+    """Reads new messages. A message stays in `new` until the caller calls `put_away` or `set_aside`."""
 
     def __init__(self, folder: Path, *, keeps: bool) -> None:
         """
@@ -44,7 +44,7 @@ class Maildir:
         self._keeps = keeps
 
     def read_new(self, limit: int) -> list[NewMessage]:
-        """Up to `limit` messages, in any order.
+        """Reads up to `limit` messages of the folder `new`, in any order.
 
         Raises:
             OSError: The folder cannot be read.
@@ -82,7 +82,7 @@ class Maildir:
 
 
 def _read(folder: int, name: str) -> NewMessage | None:
-    """One message; None if another process has taken it. Never follows a link, and never waits for a pipe."""
+    """Reads a message; None if another process has removed it. Never follows a link, and never waits for a pipe."""
     try:
         file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:

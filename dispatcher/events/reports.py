@@ -10,7 +10,8 @@ from dispatcher.telemetry.log import get_log
 
 _NO_KIND: Final = "unknown"
 _LOGGED: Final = (Skipped.MALFORMED, Skipped.UNKNOWN_KIND)
-"""The other reasons are usual: another program may send through the same account."""
+"""The reasons that are logged. The other reasons are normal, for example because another program sends through the same
+account."""
 
 
 def report_refusal(provider: str, refusal: Refusal) -> None:
@@ -19,7 +20,7 @@ def report_refusal(provider: str, refusal: Refusal) -> None:
 
 
 def report_skipped(provider: str, parsed: ParsedEvents) -> None:
-    """Counts the events that were left out, and logs those that we cannot read."""
+    """Counts the events that were left out. Logs the number of events that are malformed or of an unknown kind."""
     for why, count in parsed.skipped.items():
         metrics.EVENTS.add(count, provider, _NO_KIND, why.value, "unknown")
     counts = {why.value: parsed.skipped[why] for why in _LOGGED if parsed.skipped[why]}

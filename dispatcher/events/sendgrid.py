@@ -60,7 +60,7 @@ _SOFT_CODES: Final = frozenset({"5.2.2", "5.2.3", "5.3.4"})
 
 @dataclass(frozen=True, slots=True)
 class SendGridSignature:
-    """The signature headers of a request, in a valid form, not verified yet."""
+    """The signature headers of a request: well-formed, but not yet verified."""
 
     timestamp: bytes
     signature: bytes
@@ -72,7 +72,7 @@ class SendGridVerifier:
     def __init__(self, keys: Sequence[str], *, max_age_seconds: float, clock: Callable[[], float] = time.time) -> None:
         """
         Args:
-            keys: Public keys in base64 (SPKI). During a rotation, the old key and the new key.
+            keys: Public keys in base64 (SPKI). During a rotation, these are the old key and the new key.
             max_age_seconds: See `Freshness`.
 
         Raises:
@@ -82,7 +82,7 @@ class SendGridVerifier:
         self._freshness = Freshness(max_age_seconds, clock)
 
     def check_headers(self, headers: Mapping[str, str]) -> SendGridSignature:
-        """The request's signature. Call this before the body is read, because a forged request should cost little.
+        """The request's signature. Call this before the body is read, so that a forged request costs little.
 
         Raises:
             EventsRefused: A header is missing or malformed, or the timestamp is too old.
@@ -96,10 +96,10 @@ class SendGridVerifier:
         return SendGridSignature(timestamp.encode(), decode(encoded))
 
     def verify(self, given: SendGridSignature, body: bytes | bytearray) -> None:
-        """Returns if one of the keys has signed the body.
+        """Asserts that one of the keys has signed the body.
 
         Raises:
-            EventsRefused: No key has.
+            EventsRefused: No key has signed the body.
         """
         digest = sha256(given.timestamp)
         digest.update(body)
@@ -144,7 +144,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
             return Skipped.MALFORMED
         return Skipped.IGNORED if name in _IGNORED else Skipped.UNKNOWN_KIND
     email_id, happened_at = fields.email_id(given.get("email_id")), fields.epoch(given.get("timestamp"))
-    if email_id is None:  # another program's argument may have the same name
+    if email_id is None:  # another program may use an argument with the same name
         return Skipped.FOREIGN
     if happened_at is None:
         return Skipped.MALFORMED
@@ -167,7 +167,7 @@ def _event(given: Mapping[str, Any]) -> tuple[ProviderEvent] | Skipped:
 def _bounce(given: Mapping[str, Any], code: str | None) -> Bounce:
     if given.get("type") == "blocked":  # even with a code of the class 5
         return Bounce.BLOCKED
-    # Without `type`, the event may be a block. A block must not count as a hard bounce.
+    # If `type` is missing, the bounce may be a block, which must not count as a hard bounce.
     if given.get("type") != "bounce":
         return Bounce.SOFT
     return Bounce.SOFT if code is not None and (code in _SOFT_CODES or code.startswith("4")) else Bounce.HARD

@@ -1,8 +1,8 @@
-"""Converts the events of Amazon SES, whichever way they arrive.
+"""Converts the notices of Amazon SES to events, whether they arrive through SNS, EventBridge or SQS.
 
 A configuration set publishes events (`eventType`) to SNS or EventBridge. An identity sends feedback notifications
 (`notificationType`) to SNS, in the same form. The tag `email_id` names the email. Feedback notifications have no tags,
-so they cannot be attributed; use a configuration set. A notice about several recipients becomes one event for each.
+so they name no email; use a configuration set. A notice about several recipients becomes one event for each recipient.
 
     Send                accepted
     Delivery            delivered
@@ -29,7 +29,7 @@ NAME: Final = "ses"
 EMAIL_ID_TAG: Final = "email_id"
 
 _NOT_SPAM: Final = "not-spam"
-"""A recipient has moved the email out of the spam folder."""
+"""The type of a complaint which says that a recipient has moved the email out of the spam folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class _Notice:
 
 @dataclass(frozen=True, slots=True)
 class _Recipient:
-    """A recipient of a notice, with the recipient's own code and text."""
+    """A recipient that a notice names, with the code and the text for this recipient."""
 
     address: str | None
     code: str | None = None
@@ -55,10 +55,12 @@ class _Recipient:
 
 
 def events_of_message(text: str, topics: Collection[str] = ()) -> ParsedEvents:
-    """The events of a message from an SQS queue: SES's notice within SNS's envelope or EventBridge's, or alone.
+    """The events of a message from an SQS queue.
+
+    The message is a notice of SES: in an envelope of SNS, in an envelope of EventBridge, or without an envelope.
 
     Args:
-        topics: Messages in SNS's envelope from other topics are skipped; empty allows every topic.
+        topics: The allowed topics of SNS; empty to allow all topics. Messages from other topics are skipped.
     """
     try:
         document = fields.mapping(fields.load_json(text))
@@ -107,7 +109,8 @@ def _events(document: Mapping[str, Any]) -> list[ProviderEvent] | Skipped:
     email_id = _email_id(mail)
     if email_id is None:
         return Skipped.FOREIGN
-    # Some kinds have no time of their own. They happen while SES processes the email.
+    # Some kinds of notices have no time of their own. They happen while SES processes the email, so the email's time is
+    # used.
     happened_at = fields.instant(notice.facts.get("timestamp")) or fields.instant(mail.get("timestamp"))
     if happened_at is None:
         return Skipped.MALFORMED
@@ -142,7 +145,7 @@ def _deferred(notice: _Notice, make: _Make) -> list[ProviderEvent]:
 
 def _bounced(notice: _Notice, make: _Make) -> list[ProviderEvent]:
     kind, cause = notice.facts.get("bounceType"), notice.facts.get("bounceSubType")
-    # Transient may be an absence note, and Undetermined may be anything. Neither may suppress an address.
+    # `Transient` may be an out-of-office reply, and `Undetermined` may be anything. So neither may suppress an address.
     bounce = Bounce.HARD if kind == "Permanent" else Bounce.SOFT
     return [
         make(
@@ -172,7 +175,7 @@ def _unsubscribed(notice: _Notice, make: _Make) -> list[ProviderEvent] | Skipped
 
 
 def _of_destinations(kind: EventKind, *texts: str) -> _Read:
-    """Reads a kind that concerns the whole email: one event for each recipient."""
+    """A function that reads a kind of notice about the whole email. It returns one event for each recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         detail = fields.detail(*(notice.facts.get(text) for text in texts))
@@ -183,7 +186,7 @@ def _of_destinations(kind: EventKind, *texts: str) -> _Read:
 
 
 def _of_reader(kind: EventKind) -> _Read:
-    """Reads a kind that one unnamed recipient caused."""
+    """A function that reads a kind of notice that one recipient caused, and that does not name the recipient."""
 
     def read(notice: _Notice, make: _Make) -> list[ProviderEvent]:
         link = fields.text(notice.facts.get("link")) or ""
@@ -208,7 +211,10 @@ _READERS: Final[Mapping[str, tuple[str, _Read]]] = {
 
 
 def _recipients(notice: _Notice, field: str) -> list[_Recipient]:
-    """The recipients of a notice, each an object or an address; at least one, perhaps without an address."""
+    """The recipients that a notice names in a field, as objects or as addresses.
+
+    If the notice names none, returns one recipient: the email's only recipient, or a recipient without an address.
+    """
     found = [_recipient(each) for each in fields.items(notice.facts.get(field))]
     return found or [_Recipient(_only_destination(notice))]
 

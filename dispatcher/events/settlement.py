@@ -9,13 +9,14 @@ from dispatcher.store.outbox import Outbox
 
 POLL_SECONDS: Final = 1.0
 BATCH: Final = 500
-"""The most emails per round: the relay publishes between rounds."""
+"""The most emails per round, because the relay can publish only between the rounds."""
 
 
 class ProvenEmails:
     """A service of the leading relay.
 
-    The intake settles an email itself unless a worker has leased the email, or the intake was interrupted.
+    `EventIntake` settles an email immediately, unless a worker has leased the email. This service settles the remaining
+    emails, also after an `EventIntake` was interrupted.
     """
 
     interval_seconds = POLL_SECONDS

@@ -9,16 +9,16 @@ from typing import Final
 from dispatcher.events.contract import EventsRefused, Refusal
 
 MAX_AHEAD_SECONDS: Final = 600.0
-"""How far the provider's clock may be ahead of ours."""
+"""How far the provider's clock may be ahead of this host's clock."""
 _MAX_CHARACTERS: Final = 1024
-"""More than the signature of any RSA key that is in use."""
+"""The longest accepted signature, in base64. The signatures of all RSA keys in use are shorter."""
 
 
 def decode(signature: str) -> bytes:
     """A signature's bytes, from base64.
 
     Raises:
-        EventsRefused: It is not base64, or too long.
+        EventsRefused: The signature is not base64, or is too long.
     """
     try:
         if len(signature) <= _MAX_CHARACTERS:
@@ -29,25 +29,26 @@ def decode(signature: str) -> bytes:
 
 
 class Freshness:
-    """How old a signature may be.
+    """Checks how old a signature is.
 
-    A copy of an old request changes nothing, because its events are known. But it costs a transaction.
+    A copy of an old request would change nothing, because its events are already stored. But it would cost a
+    transaction.
     """
 
     def __init__(self, max_age_seconds: float, clock: Callable[[], float]) -> None:
         """
         Args:
-            max_age_seconds: 0 for any age.
+            max_age_seconds: How old a signature may be; 0 for any age.
             clock: Returns the current Unix time.
         """
         self._max_age_seconds = max_age_seconds
         self._clock = clock
 
     def check(self, signed_at: float) -> None:
-        """Returns if a signature of this Unix time is fresh.
+        """Asserts that a signature that was made at this Unix time is fresh.
 
         Raises:
-            EventsRefused: It is too old, or too far in the future.
+            EventsRefused: The signature is too old, or its time is too far in the future.
         """
         if not self._max_age_seconds:
             return

@@ -1,8 +1,9 @@
 """Messages that Amazon SNS posts: verifies the signature, and confirms subscriptions.
 
-A valid signature shows only that AWS signed the message. Everybody can create a topic and subscribe our URL to it. So a
-message counts only if its topic is on the list of allowed topics; this is checked before any request to AWS. The
-message names the URL of the certificate. Only URLs of SNS itself are allowed, because S3 buckets have similar names.
+A valid signature shows only that AWS signed the message. Everybody can create a topic, and subscribe our URL to the
+topic. So a message is accepted only if its topic is on the list of allowed topics. This is checked before any request
+to AWS. The message contains the URL of the certificate. Only URLs of SNS itself are allowed, because the URLs of S3
+buckets, which anybody can create, look similar.
 
 https://docs.aws.amazon.com/sns/latest/dg/sns-verify-signature-of-message.html
 """
@@ -37,7 +38,7 @@ from dispatcher.transport.http_response import HttpResponse, NoResponse, Request
 from dispatcher.version import VERSION
 
 FETCH_SECONDS: Final = 8.0
-"""SNS waits 15 s for our response."""
+"""The longest time for a request to AWS. Meanwhile, SNS waits for our response, at most 15 seconds."""
 MAX_CERTIFICATES: Final = 16
 FETCH_INTERVAL_SECONDS: Final = 1.0
 """The shortest time between two requests for certificates. A client that knows an allowed topic could otherwise make us
@@ -67,8 +68,8 @@ class SnsMessage:
     """A verified message.
 
     Attributes:
-        text: What the publisher sent.
-        token: Confirms a subscription; None for a notification.
+        text: The text that the publisher sent.
+        token: The token with which a subscription is confirmed; None for a notification.
     """
 
     type: MessageType
@@ -131,7 +132,8 @@ class SnsVerifier:
         given = _envelope(body)
         kind, topic = MessageType(given["Type"]), given["TopicArn"]
         if topic not in self._topics:
-            raise EventsRefused(Refusal.TOPIC, "Add the topic's ARN to DISPATCHER_SES_EVENTS_TOPICS, or unsubscribe.")
+            detail = "The topic is not allowed. Add its ARN to DISPATCHER_SES_EVENTS_TOPICS, or unsubscribe."
+            raise EventsRefused(Refusal.TOPIC, detail)
         if not _CERTIFICATE_URL.fullmatch(given["SigningCertURL"]):
             raise EventsRefused(Refusal.SIGNATURE, "The certificate's URL is not a URL of Amazon SNS.")
         signed_at = fields.instant(given["Timestamp"])
@@ -149,10 +151,11 @@ class SnsVerifier:
     async def confirm(self, message: SnsMessage) -> None:
         """Confirms a subscription, by a call to SNS in the topic's region. Idempotent.
 
-        The URL in the message is not used: this process should only send requests to URLs that it builds.
+        The URL in the message is not used, because this process sends requests only to URLs that it builds.
 
         Raises:
-            SourceUnavailable: SNS does not respond, or refuses.
+            EventsRefused: The message has no valid token.
+            SourceUnavailable: SNS does not respond, or refuses the confirmation.
         """
         token = message.token or ""
         if not 0 < len(token) <= _MAX_TOKEN_CHARACTERS:
@@ -170,7 +173,7 @@ def endpoint_of(topic: str) -> str:
 
 
 def _envelope(body: bytes | bytearray) -> dict[str, Any]:
-    """The message with all required fields, none of them verified."""
+    """The message, with all required fields, before its signature is verified."""
     try:
         given = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -196,7 +199,7 @@ def _signed_text(kind: MessageType, given: Mapping[str, Any]) -> bytes:
 
 
 class _Certificates:
-    """The keys of SNS's certificates, by URL. Each is fetched once; a few are kept."""
+    """The public keys of SNS's certificates, by URL. Fetches each certificate once; keeps up to MAX_CERTIFICATES."""
 
     def __init__(self, fetch: Fetch, clock: Callable[[], float], interval_seconds: float) -> None:
         self._fetch = fetch
@@ -207,7 +210,7 @@ class _Certificates:
         self._fetched_at = float("-inf")
 
     async def key_of(self, url: str) -> RSAPublicKey:
-        """The key of a certificate.
+        """The public key of the certificate at a URL.
 
         Raises:
             EventsRefused: Amazon SNS has no certificate at this URL, or the certificate is not valid now.
@@ -216,7 +219,7 @@ class _Certificates:
         if (known := self._usable(url)) is not None:
             return known
         async with self._lock:
-            if (known := self._usable(url)) is not None:  # another request has fetched it
+            if (known := self._usable(url)) is not None:  # another request has fetched the certificate
                 return known
             if time.monotonic() < self._fetched_at + self._interval_seconds:
                 raise SourceUnavailable("Another certificate of Amazon SNS was fetched a moment ago.")

@@ -1,12 +1,13 @@
 """Receives the events of Amazon SES from an SQS queue, for hosts that no provider can reach.
 
-SES publishes to SNS or to EventBridge, and one of them writes to the queue. Every host may poll the queue: SQS gives
-each message to one poller, and a message that is received again changes nothing. So this needs no leader.
+SES publishes to SNS or to EventBridge, which writes to the queue. Every host may poll the queue, without a leader: SQS
+gives each message to one poller, and a message that is received again changes nothing.
 
 A message is deleted after its events are committed. While PostgreSQL is unavailable, a poller keeps the messages that
-it has and receives no more: SQS counts receptions, and would soon move the messages to the queue's dead-letter queue.
+it has received, and receives no more. SQS counts how often a message is received, and would otherwise soon move the
+messages to the queue's dead-letter queue.
 
-The queue's access policy decides who may write to the queue. Signatures of SNS are not verified here.
+The queue's access policy decides who may write to the queue. So the signatures of SNS are not verified here.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from dispatcher.store.connections import BATCH_LOCK_SECONDS, make_pool
 from dispatcher.telemetry.log import get_log
 
 POLLERS: Final = 4
-"""Concurrent pollers per host. One poller receives ten messages per call, so it is limited by the round trip to SQS."""
+"""Concurrent pollers per host. One poller would be slow, because it receives at most ten messages per round trip."""
 WAIT_SECONDS: Final = 20
-"""How long SQS waits for a message; the most that SQS allows."""
+"""How long SQS waits for a message before it answers. This is the longest wait that SQS allows."""
 MAX_MESSAGES: Final = 10
-"""Messages per call; the most that SQS allows."""
+"""The most messages per call. SQS does not allow more."""
 SESSIONS: Final = 2
 _CALL_SECONDS: Final = 10
 FIRST_WAIT_SECONDS: Final = 1.0
@@ -50,7 +51,7 @@ Message = Mapping[str, Any]
 
 
 class Queue:
-    """An SQS queue. Its methods block."""
+    """An SQS queue. Its methods block the calling thread."""
 
     def __init__(self, url: str, *, ca_file: Path | None = None, wait_seconds: int = WAIT_SECONDS) -> None:
         """Opens no connection yet. The first call loads boto3, which searches for credentials."""
@@ -60,7 +61,7 @@ class Queue:
         self._client: Any = None
 
     def receive(self) -> Sequence[Message]:
-        """Up to MAX_MESSAGES messages; waits for the first one.
+        """Receives up to MAX_MESSAGES messages. Waits up to `wait_seconds` for the first message.
 
         Raises:
             SourceUnavailable: SQS cannot be reached, or refuses the call.
@@ -75,7 +76,7 @@ class Queue:
         """Deletes messages.
 
         Raises:
-            SourceUnavailable: As for `receive`. The messages will be received again.
+            SourceUnavailable: SQS cannot be reached, or refuses the call. The messages will be received again.
         """
         entries = [{"Id": str(at), "ReceiptHandle": each["ReceiptHandle"]} for at, each in enumerate(messages)]
         self._answer(partial(self._opened().delete_message_batch, Entries=entries))
@@ -86,11 +87,11 @@ class Queue:
         return self._client
 
     def _open(self) -> Any:
-        import boto3.session  # takes 200 ms and 20 MB, and most installations do not poll a queue
+        import boto3.session  # takes 200 ms and 20 MB; most installations do not need it
         from botocore.config import Config
 
         for name in ("botocore", "urllib3"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)  # at DEBUG, they write messages and signatures
+            logging.getLogger(name).setLevel(logging.CRITICAL)  # at level DEBUG, they log messages and signatures
         parts = urlsplit(self._url)
         region = _REGION.search(parts.hostname or "")
         timeouts = Config(connect_timeout=_CALL_SECONDS, read_timeout=self._wait_seconds + _CALL_SECONDS)
@@ -118,7 +119,7 @@ class Queue:
 
 
 class QueuePoller:
-    """Moves events from a queue to a sink."""
+    """Receives messages from an SQS queue, stores their events, and deletes the messages."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class QueuePoller:
         """
         Args:
             topics: See `ses.events_of_message`.
-            first_wait_seconds: The wait before a failed call is repeated. It doubles with each failure.
+            first_wait_seconds: The wait before a failed call is repeated. The wait doubles with each further failure.
         """
         self._queue = queue
         self._sink = sink
@@ -171,7 +172,10 @@ class QueuePoller:
             report_skipped(ses.NAME, each)
 
     async def _store_all(self, parsed: Sequence[ParsedEvents]) -> list[bool]:
-        """Whether each message's events are stored. Waits while PostgreSQL is unavailable."""
+        """Stores the events of each message. Returns for each message whether its events are stored.
+
+        Waits while PostgreSQL is unavailable.
+        """
         backoff = self._new_backoff()
         while True:
             try:

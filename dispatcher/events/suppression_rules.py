@@ -1,4 +1,4 @@
-"""The settings that say which events of providers suppress a recipient. `store_events` applies them."""
+"""Converts the settings that say which events of providers suppress a recipient. `store_events` applies the rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dispatcher.domain.suppression import SuppressionReason, SuppressionRules
 
 
 def suppression_rules(settings: Settings) -> SuppressionRules:
-    """The rules for `EventIntake`."""
+    """The configured rules, for `EventIntake`."""
     return SuppressionRules(
         reasons=frozenset(SuppressionReason(name) for name in settings.suppress_on),
         days=settings.suppress_days,

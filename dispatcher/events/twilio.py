@@ -1,10 +1,11 @@
 """Twilio's requests: status callbacks, and SMS that recipients send to our numbers.
 
-Twilio signs the URL and the form's fields. The signature has no time. So a copy of an old request is genuine: a status
-that is known changes nothing, and an SMS that was handled before is left out by its SID.
+Twilio signs the URL and the form's fields. The signature contains no time, so a copy of an old request has a valid
+signature. Such a copy changes nothing: a status that is already stored is a duplicate, and an SMS that was already
+handled is recognised by its SID.
 
-Sources: https://www.twilio.com/docs/usage/security, https://www.twilio.com/docs/messaging/guides/track-outbound-message-status
-and the RequestValidator of Twilio's SDK.
+Sources: https://www.twilio.com/docs/usage/security,
+https://www.twilio.com/docs/messaging/guides/track-outbound-message-status and the RequestValidator of Twilio's SDK.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from dispatcher.providers.twilio.statuses import KINDS, NUMBER, OPTED_OUT, SID, 
 NAME: Final = "twilio"
 SIGNATURE_HEADER: Final = "X-Twilio-Signature"
 SETTINGS_HEADER: Final = "X-Twilio-Webhooks-Signature-Settings"
-"""Which key and algorithm signed the request: `key=…,algorithm=HMAC_SHA256`. Without it, the auth token and SHA-1."""
+"""The key and algorithm of the signature: `key=…,algorithm=HMAC_SHA256`. Without this header, Twilio signs with the
+auth token and SHA-1."""
 MAX_FIELDS: Final = 200
 _ALGORITHMS: Final = {"HMAC_SHA1": "sha1", "HMAC_SHA256": "sha256"}
 _IGNORED: Final = frozenset({"scheduled", "receiving", "received", "partially_delivered"})
@@ -50,7 +52,8 @@ class TwilioVerifier:
         """The fields of a genuine request.
 
         Args:
-            url: The public URL that Twilio requested, with its query. Proxies change it, so it comes from a setting.
+            url: The public URL that Twilio requested, with its query. Proxies change the URL of a request, so the
+                public URL comes from a setting.
 
         Raises:
             EventsRefused: The signature is missing or wrong.
@@ -93,7 +96,7 @@ def _form(body: bytes | bytearray) -> list[tuple[str, str]]:
 
 
 def _with_and_without_port(url: str) -> list[str]:
-    """Twilio signs the URL sometimes with and sometimes without its port."""
+    """The URL without and with its port, because Twilio signs sometimes the one and sometimes the other."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     host = f"[{host}]" if ":" in host else host
@@ -105,8 +108,8 @@ def parse_status(email_id: str, form: Mapping[str, str], *, clock: datetime | No
     """The event of a status callback.
 
     Args:
-        email_id: From the URL, which is signed.
-        clock: The current time. Twilio gives no time of a status.
+        email_id: The email's id, from the URL, which is signed.
+        clock: The current time, which becomes the event's time, because a status callback contains no time.
     """
     parsed = ParsedEvents()
     parsed.add(_event(email_id, form, clock or datetime.now(UTC)))
@@ -144,9 +147,9 @@ class InboundSms:
     """An SMS that a recipient sent to one of our numbers.
 
     Attributes:
-        message_id: Identifies the SMS: a repeated request has the same.
-        number: The recipient's, in E.164. Must not be logged.
-        reply: None: it asks for nothing that we do.
+        message_id: Twilio's id of the SMS. A repeated request has the same id.
+        number: The recipient's phone number, in E.164. Must not be logged.
+        reply: What the SMS asks for; None if it is neither STOP nor START.
     """
 
     message_id: str
@@ -159,7 +162,7 @@ def parse_inbound(form: Mapping[str, str]) -> InboundSms | None:
     sid, number = form.get("MessageSid", ""), form.get("From", "")
     if not SID.fullmatch(sid) or not NUMBER.fullmatch(number):
         return None
-    # With Advanced Opt-Out, Twilio says which keyword it found, in any language.
+    # With Twilio's Advanced Opt-Out, `OptOutType` is the keyword that Twilio found, in any language.
     word = (form.get("OptOutType") or form.get("Body", "").strip()[:20].strip(" .!")).upper()
     reply = Reply.STOP if word in _STOP else Reply.START if word in _START else None
     return InboundSms(sid, number, reply)

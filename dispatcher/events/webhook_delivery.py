@@ -1,15 +1,15 @@
-"""Delivers the feed's events to webhooks. One monitor of the database does this, and each webhook has its own rounds.
+"""Delivers the feed's events to webhooks. One monitor of the database does this, and each webhook has separate rounds.
 
-A round posts a batch of events, several at the same time, and then saves what happened in one commit. If the process
-dies before that commit, the next round posts the batch again: every event arrives at least once, always with the same
-id. A slow or failing receiver delays only its own webhook.
+A round posts a batch of events, several at the same time, and then saves the results in one commit. If the process dies
+before this commit, the next round posts the batch again. So every event arrives at least once, always with the same id.
+A slow or failing receiver delays only its own webhook.
 
-    a receiver that …                                    and then
-    accepts an event                                     the cursor goes on. A refused event gets a row and is posted
-                                                         again by the schedule, while later events are delivered
-    is not reached, or answers 429, 502, 503 or 504,     the cursor stays, and the receiver is tried again after a wait,
-    or refuses everything                                with few events; after about 27 hours, the webhook is disabled
-    answers 410                                          the webhook is disabled
+    the receiver …                                       what the monitor does
+    accepts at least some events                         moves the cursor on; stores each refused event, and posts it
+                                                         again by a schedule, while it delivers later events
+    is not reached, or answers 429, 502, 503 or 504,     keeps the cursor, and tries again after a wait, with a few
+    or refuses everything                                events; disables the webhook after about 27 hours
+    answers 410                                          disables the webhook
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ IDLE_SECONDS: Final = 60.0
 POST_SECONDS: Final = 15.0
 BATCH_EVENTS: Final = 100
 CONCURRENT_POSTS: Final = 8
-"""The most concurrent posts to one receiver. Halved when the receiver asks us to slow down; then grows by one with each
-round."""
+"""The most concurrent posts to one receiver. The number is halved when the receiver asks us to slow down, and then
+grows by one with each round."""
 REFUSALS_IN_A_ROW: Final = 10
-"""If a receiver refuses this many events of a round and accepts none, it counts as failing."""
+"""If a receiver refuses this many events of a round and accepts none, the receiver counts as failing."""
 SLOW_DOWN_SECONDS: Final = 5.0
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _GONE: Final = 410
@@ -84,8 +84,8 @@ class Post:
     """An event that a round posts.
 
     Attributes:
-        position: The event's place in the feed; None if this post repeats a refused event.
-        failed_at: When the receiver refused the event first; None if this is the first post of the event.
+        position: The event's position in the feed; None if this post repeats a refused event.
+        failed_at: When the receiver refused the event for the first time; None if this is the first post of the event.
     """
 
     event: OutgoingEvent
@@ -122,7 +122,7 @@ class WebhookDelivery:
         Args:
             allow_private: Whether webhooks may have addresses that are not public.
             context: See `signed_post.trusting_context`.
-            now: The clock of the schedule.
+            now: Returns the current time.
             post_seconds: The longest time for one post.
             retry_seconds: The wait after a round that failed.
         """
@@ -152,7 +152,7 @@ class WebhookDelivery:
             await asyncio.sleep(STANDBY_SECONDS)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Starts rounds until the session ends. The cursors are written in the session that has the lock."""
+        """Starts rounds until the session ends. Cursors are written only in the session that holds the named lock."""
         try:
             if await adapt_restored_feed(session):
                 self._log.warning("webhook.feed_restored")
@@ -186,8 +186,8 @@ class WebhookDelivery:
             await self._round(session, webhook)
             self._wake.set()
         except StoreUnavailable as error:
-            # Nothing was saved, so the same events are delivered again. If PostgreSQL can be read but not written (its
-            # disk is full), `_lead` goes on: without a wait, the receiver would get these events all the time.
+            # Nothing was saved, so the same events are delivered again. If PostgreSQL accepts reads but no writes (its
+            # disk is full), `_lead` continues. Without a wait, the receiver would get the same events all the time.
             self._log.warning("store.connection_lost", reason=error.message, retry_in_seconds=self._retry_seconds)
             await asyncio.sleep(self._retry_seconds)
         except Exception as error:  # noqa: BLE001 - one webhook must not delay the others
@@ -217,7 +217,7 @@ class WebhookDelivery:
     async def _bodies(
         self, session: AsyncSession, webhook: DueWebhook, events: Sequence[OutgoingEvent]
     ) -> dict[UUID, bytes]:
-        """The body of each event, by its id."""
+        """The request body for each event, by the event's id."""
         found = await find_recipients(session, {e.email_id for e in events}) if webhook.with_recipients else {}
         if found and self._hasher is None:
             self._hasher = await AddressHasher.open(session)
@@ -317,12 +317,12 @@ def settle(
     now: datetime,
     draw: Callable[[], float],
 ) -> Deliveries:
-    """What to save after a round.
+    """Decides what to save after a round.
 
     Args:
         posts: The posts of the round.
         results: The results of the first posts, in the order of `posts`.
-        end: The last event of the feed that was read for the round, wanted or not.
+        end: The position of the last event that was read for the round, even if the webhook does not get this event.
         draw: Returns a random number from 0 to 1.
     """
     delivered = [result.post for result in results if result.reaction is Reaction.DELIVERED]
@@ -370,7 +370,7 @@ def _refused(result: PostResult, now: datetime, draw: float) -> RefusedEvent:
 def _handled(
     position: Position, posts: Sequence[Post], results: Sequence[PostResult], end: Position, *, is_working: bool
 ) -> Position:
-    """The new cursor. If the receiver works, refused events have rows, so the cursor passes them."""
+    """The new cursor. If the receiver works, the cursor also passes refused events, which are stored for a retry."""
     for result in results:
         if result.reaction is not Reaction.DELIVERED and not is_working and result.post.position is not None:
             return position

@@ -35,7 +35,7 @@ class _State:
     """The state of one kind of alert.
 
     Attributes:
-        is_firing: Whether the alert is active. None if unknown, because the condition already existed at the first
+        is_firing: Whether the alert is active. None if this is unknown: the condition already existed at the first
             check, so its duration is unknown.
     """
 
@@ -49,7 +49,7 @@ class AlertChecks:
     """A service of each monitor. Only the monitor that alerts makes the checks.
 
     Attributes:
-        alerts: The known alerts, active or not, from the last check; empty while another monitor alerts.
+        alerts: The alerts, active or not, whose state is known from the last check. Empty while another monitor alerts.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class AlertChecks:
             listener.set()
 
     async def _check(self) -> dict[Kind, _State]:
-        """Makes one check. Returns the state of each kind of alert whose state could be determined."""
+        """Makes one check. Returns a state for each kind of alert that could be checked."""
         depth = fault = tables = None
         try:
             depth = await self._depth()

@@ -1,8 +1,8 @@
-"""Which notices each channel has sent. All monitors share this state in PostgreSQL; each keeps a copy in memory.
+"""Which notices each channel has sent. All monitors share this state in PostgreSQL, and each keeps a copy in memory.
 
-One monitor alerts about a DLQ; the other monitors are idle. While PostgreSQL is unreachable, the monitors cannot agree
-on one monitor, so each monitor alerts by its copy: ten notices are better than none. When PostgreSQL is reachable
-again, each monitor first stores the notices that it sent during the outage, so that they are not sent again.
+One monitor alerts about a DLQ; the other monitors only wait. While PostgreSQL is unreachable, the monitors cannot agree
+on one monitor. So each monitor alerts by its own copy, because ten notices are better than none. When PostgreSQL is
+reachable again, each monitor first stores the notices that it sent during the outage, so that they are not sent again.
 """
 
 from __future__ import annotations

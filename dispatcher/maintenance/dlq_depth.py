@@ -20,15 +20,17 @@ from dispatcher.telemetry.log import get_log
 
 PROBE_SECONDS: Final = 5.0
 FIGURES_LAG_SECONDS: Final = 15.0
-"""The management API may show the figures of a new queue only after this time: RabbitMQ 3.10 took up to 11 seconds. If
-they are missing for longer, the read fails."""
+"""The management API may lack the figures of a new queue for this time; RabbitMQ 3.10 took up to 11 seconds. If the
+figures are missing for longer, the read fails."""
 
 Depth = Callable[[], Awaitable[int]]
-"""Returns the number of messages on the DLQ; raises DispatcherError if it is unknown."""
+"""Returns the number of messages on the DLQ. Raises DispatcherError if the number cannot be read."""
 
 
 def depth_of_dlq(settings: Settings) -> Depth:
-    """Reads the depth from the management API if it is configured. Otherwise reads it by AMQP, and logs a warning.
+    """A function that reads the depth of the DLQ: from the management API if it is configured, otherwise by AMQP.
+
+    If the management API is not configured, logs a warning.
 
     Raises:
         ConfigurationError: The management API's URL is not usable.
@@ -52,12 +54,12 @@ def depth_of_dlq(settings: Settings) -> Depth:
 
 
 def by_management(management: Management, queue: str, *, lag_seconds: float) -> Depth:
-    """Reads the depth from the management API.
+    """A function that reads the depth from the management API.
 
     Args:
-        lag_seconds: If the figures are missing, retry once after this time.
+        lag_seconds: If the figures are missing, the function tries once more after this time.
     """
-    # The loop's default executor would make the process wait at exit for a call that hangs.
+    # With the loop's default executor, the process would wait at its exit for a call that hangs.
     thread = ThreadPoolExecutor(1, thread_name_prefix="probe")
 
     async def ask() -> int:

@@ -1,8 +1,9 @@
-"""Asks a provider what became of messages, because the provider's own reports are easily lost.
+"""Asks a provider what became of messages, because the events that the provider sends are easily lost.
 
-A message is asked for at each of a few ages, as long as no event has reported its end. A held message is asked for in
-the same way: what the provider answers may be the evidence that settles it. A round makes a bounded number of requests,
-one after another. The requests of one database come from one host.
+A message is a row of another channel than email, such as an SMS. The monitor asks about a sent message when the message
+reaches certain ages, until an event has reported its final result. It asks about a held message in the same way: the
+provider's answer may be the evidence that settles the message. A round makes a bounded number of requests, one after
+another. For one database, only one host asks.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from dispatcher.telemetry.log import get_log
 
 INTERVAL_SECONDS: Final = 60.0
 NEXT_BATCH_SECONDS: Final = 1.0
-"""The wait before the next round if a round left messages."""
+"""The wait before the next round if the last round left out messages."""
 AGES_SECONDS: Final = (600.0, 3600.0, 6 * 3600.0, 23 * 3600.0, 24 * 3600.0)
-"""A message is asked for when it reaches each age except the last. A host that begins to ask, after a start or in place
-of another host, asks for every open message once."""
+"""The monitor asks about a message when the message reaches each of these ages except the last one. A host that begins
+to ask, after a start or in place of another host, asks about every open message once."""
 MAX_REQUESTS: Final = 25
-"""Requests per round and age."""
+"""The most requests per round and age."""
 MOST_WAIT_SECONDS: Final = 3600.0
 IDLE_SECONDS: Final = 900.0
-"""PostgreSQL ends a session that is idle for longer: another host then asks."""
+"""PostgreSQL ends a session that is idle for longer than this. Another host then asks."""
 
 
 class MessagePolling:
-    """A task of each monitor whose host has the provider."""
+    """A task of each monitor on whose host the provider is configured."""
 
     interval_seconds = INTERVAL_SECONDS
 
@@ -69,10 +70,12 @@ class MessagePolling:
             await session.close()
 
     async def run_once(self) -> float | None:
-        """Asks for the messages that have reached an age, unless another host does so.
+        """Asks about the messages that have reached an age, unless another host does so.
+
+        Returns the seconds until the next round; None for the usual interval.
 
         Raises:
-            StoreUnavailable: Some events may not be stored. Their messages are asked for again.
+            StoreUnavailable: Some events may not be stored. A later round asks about their messages again.
         """
         try:
             session = await self._leading()
@@ -88,7 +91,7 @@ class MessagePolling:
         return NEXT_BATCH_SECONDS if any(has_more) else None
 
     async def _leading(self) -> AsyncSession | None:
-        """The session that has the lock; None while another host has it."""
+        """The session that holds the named lock; None while another host holds the lock."""
         name = self._provider.name
         if self._session is None:
             session = await connect_async(self._database_url, name=f"dispatcher polling {name}")
@@ -101,7 +104,7 @@ class MessagePolling:
         return self._session
 
     async def _ask_all(self, session: AsyncSession, age: float, next_age: float) -> bool:
-        """Asks for messages of one age. Returns whether more are left."""
+        """Asks about the messages of one age. Returns whether messages were left out."""
         rows = await find_polled(
             session,
             self._provider.name,
@@ -112,7 +115,7 @@ class MessagePolling:
         asked = _up_to(MAX_REQUESTS, rows)
         events, last, refusal = await self._ask(session, asked)
         if events:
-            with suppress(StoreBusy):  # another transaction has locked the email: its next age comes
+            with suppress(StoreBusy):  # another transaction has locked the email; ask again at the message's next age
                 await self._sink.store(events)
         if last is not None:
             self._cursors[age] = last
@@ -123,15 +126,18 @@ class MessagePolling:
     async def _ask(
         self, session: AsyncSession, rows: Iterable[PolledRow]
     ) -> tuple[list[ProviderEvent], datetime | None, PollRefused | None]:
-        """The events of the messages, up to the first message that the provider refuses to answer for; since when the
-        last message that needs no repetition is sent or held; and the refusal."""
+        """Asks about messages, until the provider refuses to answer.
+
+        Returns the events; the instant after which the next round continues (None if it must start with the first
+        message again); and the refusal.
+        """
         events: list[ProviderEvent] = []
         last: datetime | None = None
         for row in rows:
             try:
                 event = await self._event_of(session, row) if row.is_open else None
             except PollRefused as error:
-                # If the provider fails for one message again and again, the others must not wait for it.
+                # If the provider refuses the same message twice in a row, skip it, so that the others need not wait.
                 is_repeated = row.email_id == self._refused_id and not error.is_about_all
                 self._refused_id = row.email_id
                 return events, row.since if is_repeated else last, error
@@ -148,8 +154,10 @@ class MessagePolling:
         return await self._provider.find_event(OpenMessage(row.email_id, message_id, traits))
 
     async def _wait_after(self, error: PollRefused) -> float:
-        """Logs the first refusal of an outage. Returns the seconds until the next round; until then, another host may
-        ask, because its network may be better."""
+        """Logs the first refusal of an outage. Returns the seconds until the next round.
+
+        Until then, another host may ask, because its network may be better.
+        """
         is_first = not self._backoff.failures
         wait = self._backoff.next_wait(lambda: 0.5 + random.random() / 2)  # noqa: S311
         seconds = min(max(wait, error.retry_after or 0.0), MOST_WAIT_SECONDS)
@@ -161,7 +169,7 @@ class MessagePolling:
 
 
 def _up_to(requests: int, rows: list[PolledRow]) -> list[PolledRow]:
-    """The first rows, with at most this many open messages."""
+    """The first rows: as many as contain at most `requests` open messages."""
     for at, row in enumerate(rows):
         if row.is_open and not requests:
             return rows[:at]

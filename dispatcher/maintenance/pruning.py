@@ -78,7 +78,8 @@ def _log_done(done: Sequence[PrunedStep]) -> None:
 
 def _log_failed(step: FailedStep) -> float:
     """Logs a failed part. Returns the seconds until the next try."""
-    # A report or a backup uses the table. Retry later: all other sessions would queue behind our request for its lock.
+    # If the table is busy, a report or a backup uses it. Try again later: while we wait for the lock, all other
+    # sessions that need the table would wait behind us.
     is_busy = isinstance(step.fault, StoreBusy)
     event, seconds = ("postponed", BUSY_SECONDS) if is_busy else ("failed", PRUNE_SECONDS)
     log = get_log().info if is_busy else get_log().warning

@@ -14,9 +14,9 @@ from dispatcher.store.counts import count_for_monitor
 from dispatcher.store.samples import QueueDepth, delete_old_samples, is_sample_due, report_processes, save_sample
 
 SAMPLE_SECONDS: Final = 10.0
-"""A minute's row is replaced this often, so that the newest row is nearly current."""
+"""The row of the current minute is replaced at this interval, so that the newest row is nearly current."""
 LARGEST_SHARE: Final = 0.05
-"""The share of time that sampling may take: with millions of pending emails, counting takes seconds."""
+"""The largest share of time that sampling may take. With millions of pending emails, a count takes seconds."""
 DLQ: Final = "dlq"
 """The name of the DLQ among the queues of a sample. The other names are lanes."""
 
@@ -47,7 +47,7 @@ class MinuteSampling:
             }
         )
         async with session(self._pool) as opened:
-            # Monitors of other hosts may be a little early: their timers have drifted.
+            # A monitor's timer may be a little early, so a sample is already due after 80 % of the interval.
             if await is_sample_due(opened, 0.8 * SAMPLE_SECONDS):
                 await save_sample(opened, await count_for_monitor(opened), depths, every_seconds=0.8 * SAMPLE_SECONDS)
                 await delete_old_samples(opened)

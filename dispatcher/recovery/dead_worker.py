@@ -4,18 +4,19 @@
     on the wire    → uncertain: held or resent, by the policy in the ledger. Pending, and pinned to its provider, if the
                      provider has idempotency keys (see `domain.decision`)
     being rendered → released, and one crash counted: rendering may have killed the worker. Fails after three crashes
-    not in it      → released. If another host has recovered the email in the meantime, that recovery is undone: a held
-                     email that has not changed since becomes pending again
-    the host has rebooted since → emails that are not in the ledger are left to `lost_host`: the last writes may not
-                     have reached the disk
+    not in the ledger → released. If another host has recovered the email in the meantime, the recovery is undone: a
+                     held email that has not changed since becomes pending again
+
+If the host has rebooted since, the last writes to the ledger may not have reached the disk. Emails that are not in the
+ledger are then left to `lost_host`.
 
 The order matters. First, the relay ends the worker's database sessions, so the worker can commit nothing more. Then it
 records results, unless the worker or an earlier settlement has recorded them. Then it releases leases. Last, it deletes
 the file. A settlement that was interrupted, or had to skip emails, runs again.
 
 If PostgreSQL cannot end a session (its process is stopped, or waits for a dead disk), only this ledger is delayed.
-Until the session has ended, the worker counts as live: `frozen_worker` settles the worker's leases as they expire,
-fenced against anything that the session may still commit.
+Until the session has ended, the worker counts as live. `frozen_worker` then settles the worker's leases as they expire;
+its writes are fenced against everything that the session may still commit.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ MAX_CRASHES: Final = 3
 """An email fails after this number of workers died while they rendered it. Rendering takes a fraction of a millisecond,
 so a harmless email hardly ever reaches this number."""
 SESSIONS_GONE_SECONDS: Final = 1.0
-"""PostgreSQL ends a session within milliseconds. After this time, the relay settles the other ledgers first."""
+"""How long the relay waits for PostgreSQL to end a dead worker's sessions, which normally takes milliseconds. After
+this time, the relay settles the other ledgers first."""
 
 
 class DeadWorkers:
@@ -102,7 +104,7 @@ class DeadWorkers:
         """Ends the worker's sessions, so that the worker can commit nothing more.
 
         Raises:
-            StoreBusy: A session does not end. A later call checks only once, and does not wait.
+            StoreBusy: A session has not ended in time. Later calls for the same ledger check only once, without a wait.
         """
         give_up_at = time.monotonic() + (0.0 if ledger.path in self._delayed else SESSIONS_GONE_SECONDS)
         async with session(self._pool) as connection:

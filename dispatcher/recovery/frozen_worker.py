@@ -1,11 +1,11 @@
 """Settles the expired leases of a frozen worker (stopped, swapped out). The relay on the same host does this.
 
-    not in its ledger → released: the email was not sent and will not be (see `host.ledger`)
+    not in the ledger → released: the email was not sent and will not be (see `host.ledger`)
     answered          → the answer is recorded
     on the wire       → after a wait, uncertain: held or resent, by the policy in the ledger. During the wait, the
                         worker may continue and record the answer
 
-A lease has expired if it has expired by PostgreSQL's clock and by `unrenewed`.
+A lease counts as expired only if it has expired by PostgreSQL's clock and by the monotonic clock (see `unrenewed`).
 
 The relay first reads the lease from PostgreSQL, and fences every later write by the lease's token and end. If the
 worker commits anything in between, even a renewal, the relay's write finds no row. The worker may continue at any time:
@@ -32,9 +32,11 @@ from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.5
 VISIBLE_SECONDS: Final = 0.01
-"""After this wait, every CPU sees the new `voided_at`, and this process sees earlier writes. Nanoseconds suffice."""
+"""The wait after the relay has written `voided_at` to the ledger. From then on, the worker sees `voided_at`, and the
+relay has seen all earlier writes of the worker. Nanoseconds would suffice."""
 GRACE_SHARE: Final = 3.0
-"""A worker with an email on the wire gets a further third of a lease to record the answer: time for two renewals."""
+"""A worker with an email on the wire has a lease divided by this number (a third of a lease) as additional time to
+record the answer. This is enough for two renewals."""
 
 
 class FrozenWorkers:
@@ -57,7 +59,7 @@ class FrozenWorkers:
             await self.settle(ledgers)
 
     async def settle(self, ledgers: Iterable[LivingLedger]) -> None:
-        """Settles the leases of these workers that have expired.
+        """Settles the expired leases of the workers of these ledgers.
 
         Raises:
             StoreUnavailable: PostgreSQL is unreachable. Call again later.

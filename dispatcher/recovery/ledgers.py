@@ -1,7 +1,7 @@
-"""Finds the in-flight ledgers in a host's run directory, and settles them: first those of dead workers.
+"""Finds the in-flight ledgers in a host's run directory, and settles them.
 
-Then come the expired leases of live workers. Each relay settles the ledgers of its own host, because only processes of
-that host can read them.
+Settles the ledgers of dead workers first, and then the expired leases of live workers. Each relay settles the ledgers
+of its own host, because only processes of this host can read them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLL_SECONDS: Final = 0.2
 
 
 class LedgerRecovery:
-    """A service that every relay runs."""
+    """A service of every relay: settles the ledgers of the relay's host."""
 
     interval_seconds = POLL_SECONDS
 
@@ -40,7 +40,7 @@ class LedgerRecovery:
 
     @property
     def workers_here(self) -> Collection[str] | None:
-        """The workers whose leases only this relay may settle; None before the first round has ended."""
+        """The workers whose leases only this relay may settle; None until the first round has read the ledgers."""
         return self._workers_here
 
     async def run_once(self) -> None:

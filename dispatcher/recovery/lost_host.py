@@ -25,8 +25,8 @@ BATCH: Final = 500
 class LostHosts:
     """A service of the leading relay, created each time the relay takes the lead.
 
-    A new instance observes leases from the start. So live workers can renew before an email is recovered, even if
-    PostgreSQL was unreachable for longer than a lease.
+    Each new instance begins to observe the leases anew. So live workers can renew their leases before an email is
+    recovered, even if PostgreSQL was unreachable for longer than a lease.
     """
 
     def __init__(self, settings: Settings, outbox: Outbox, workers_here: Callable[[], Collection[str] | None]) -> None:

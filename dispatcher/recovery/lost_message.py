@@ -3,12 +3,12 @@
 The leading relay does this. A message counts as lost if its email is still pending long after the message was
 published, and one of two conditions is true: the send queue of its lane is empty, or workers are sending emails from
 the same queue whose messages were published long after this message. Emails on other queues prove nothing. No worker
-takes the messages of a paused lane, so the lane is checked after the pause.
+receives the messages of a paused lane, so a paused lane is checked only after the pause.
 
-An unleased message in a worker's prefetch window meets the same conditions. A second message for its email is harmless,
-and duplicates cannot pile up: they fill the prefetch windows, and from then on the queue is not empty. With bundles, a
-window contains several times as many emails. The workers of a slow provider may then get duplicates; this module counts
-them as lost messages.
+A message that is in a worker's prefetch window and not yet leased meets the same conditions. A second message for its
+email is harmless. Duplicates cannot accumulate: when they have filled the prefetch windows, the queue is no longer
+empty. With bundles, a window contains several times as many emails. The workers of a slow provider may then receive
+duplicates, and this module counts these as lost messages.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dispatcher.telemetry.log import get_log
 POLL_SECONDS: Final = 10.0
 BATCH: Final = 500
 MAX_OVERTAKEN: Final = 100
-"""The most emails per round. Caps republishing, so that a false alarm cannot flood the queue."""
+"""The most overtaken emails that one round makes due, so that a false alarm cannot flood the queue."""
 
 
 class LostMessages:
-    """A service of the leading relay."""
+    """A service of the leading relay: makes emails due again whose messages are lost."""
 
     def __init__(self, settings: Settings, outbox: Outbox, count_ready: Callable[[str], Awaitable[int]]) -> None:
         """

@@ -1,7 +1,7 @@
 """Writes what an in-flight ledger proves about the leases of a dead or frozen worker.
 
-Emails whose row is locked, or whose statement PostgreSQL refuses, are skipped and do not delay the others. The next
-settlement of the ledger tries them again.
+Emails whose row is locked, or for which PostgreSQL refuses the statement, are skipped and do not delay other emails.
+The next settlement of the ledger tries them again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Settlement:
     Attributes:
         locked: The emails that are skipped for now, because their rows are locked.
         reason: The reason in metrics and log events.
-        redeliver_seconds: The host's setting.
+        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
     """
 
     def __init__(self, settings: Settings, pool: Pool, report: Report, *, reason: str, fate: str) -> None:
@@ -66,7 +66,7 @@ class Settlement:
 
         Args:
             attempt_base: How many attempts the email had used before the last replay or redelivery.
-            pinned_seconds: See `FoundLease`; so is `limits`.
+            pinned_seconds, limits: See `FoundLease`.
         """
         outcome = attempt.outcome or Uncertain(f"{self._fate} while the email was on the wire.")
         key_seconds = self._key_seconds.get(attempt.provider)
@@ -82,9 +82,10 @@ class Settlement:
         return result_of(attempt, outcome, decision, is_pinned=key_seconds is not None)
 
     async def record(self, store: LeaseStore, path: Path, results: Sequence[Result]) -> BatchOutcome[set[UUID]]:
-        """Records results. The outcome's answers are the ids of the emails whose lease was still valid.
+        """Records results. The answers of the returned outcome are the ids of the emails whose lease was still valid.
 
-        If PostgreSQL refuses a result, records it without the provider's text. If that fails, too, reports the error.
+        If PostgreSQL refuses a result, records the result without the provider's texts. If PostgreSQL refuses this,
+        too, reports the error.
         """
         by_id = {result.email_id: result for result in results}
 
@@ -99,7 +100,10 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, record))
 
     async def release(self, path: Path, leases: Collection[FoundLease]) -> BatchOutcome[set[UUID]]:
-        """Releases leases that have not changed since they were found. The outcome's answers are their emails' ids."""
+        """Releases leases that have not changed since they were found.
+
+        The answers of the returned outcome are the ids of the released emails.
+        """
         by_id: Mapping[UUID, FoundLease] = {lease.email_id: lease for lease in leases}
 
         async def release(free: set[UUID]) -> set[UUID]:
@@ -109,7 +113,7 @@ class Settlement:
         return self.reported(path, await self.locked.execute_unlocked(by_id, release))
 
     def reported(self, path: Path, outcome: BatchOutcome[set[UUID]]) -> BatchOutcome[set[UUID]]:
-        """Reports what PostgreSQL refused; returns `outcome`."""
+        """Reports the error of each email that PostgreSQL refused. Returns `outcome`."""
         for error in outcome.refused.values():
             self._report(path, error.message)
         return outcome

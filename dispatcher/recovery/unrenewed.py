@@ -2,8 +2,8 @@
 
 PostgreSQL's clock defines the end of a lease, but that clock can be set: after a jump forward, every live lease looks
 expired. A live worker renews each lease after a third to a half of its length, and each renewal moves the lease's end.
-So a lease counts as expired only if its end has also stayed the same for `SHARE` of a lease by the monotonic clock. The
-observation starts before the end of the lease, so it causes no delay while the clocks are right.
+So a lease counts as expired only if, by the monotonic clock, its end has also stayed the same for `SHARE` of a lease.
+The observation starts before the end of the lease, so it causes no delay while the clocks are right.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dispatcher.host.clock import steady_clock
 from dispatcher.store.settlement import FoundLease
 
 SHARE: Final = 3 / 4
-"""The share of a lease for which its end must stay the same. A worker renews after half a lease at the latest; after a
-failed statement, a sixth of a lease later."""
+"""The end of a lease must stay the same for this share of the lease's length. A worker renews after half of the length
+at the latest. If that statement fails, it tries again a sixth of the length later."""
 LONGEST_GAP_SECONDS: Final = 12.0
-"""The longest gap between observations, or a sixth of a lease if that is longer. A relay that cannot reach
-RabbitMQ observes every ten seconds. During a longer gap, perhaps no worker could reach PostgreSQL, so the observation
-restarts."""
+"""The longest time between two observations, or a sixth of a lease if that is longer. After a longer gap, the
+observation starts again, because perhaps no worker could reach PostgreSQL during the gap. A relay that cannot reach
+RabbitMQ observes every ten seconds."""
 
 _End = tuple[UUID, int, datetime]
 
@@ -32,7 +32,7 @@ class UnrenewedLeases:
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = steady_clock) -> None:
         self.within_seconds = SHARE * lease_seconds
-        """Observe leases that end within this time."""
+        """Pass leases to `observe` that end within this time."""
         self._longest_gap_seconds = max(LONGEST_GAP_SECONDS, lease_seconds / 6)
         self._clock = clock
         self._observed_at = clock()

@@ -26,10 +26,10 @@ class DeadLetterPublisher:
     async def publish_due(self, outbox: Outbox, *, is_last: bool) -> bool:
         """Publishes a batch of due dead letters. Returns whether there were due dead letters and all were published.
 
-        After an empty round, does nothing for POLL_SECONDS.
+        If no dead letter was due, does nothing for the next POLL_SECONDS.
 
         Args:
-            is_last: Publish now, even within POLL_SECONDS.
+            is_last: Whether to publish now, even within these POLL_SECONDS.
 
         Raises:
             BrokerUnavailable: All dead letters are still due.
@@ -54,6 +54,6 @@ class DeadLetterPublisher:
 
 
 async def _without_locked(outbox: Outbox, due: list[DueDeadLetter]) -> list[DueDeadLetter]:
-    """Leaves out locked rows: their due mark could not be cleared, so every round would publish a new copy."""
+    """Leaves out locked rows. Their due marks could not be cleared, so every round would publish another copy."""
     locked = await outbox.locked.find_locked([row.email_id for row in due])
     return [row for row in due if row.email_id not in locked] if locked else due

@@ -1,4 +1,4 @@
-"""The send queue of a lane, as the relay uses it: how many more emails it takes, and publishing to it."""
+"""The send queue of a lane: how many more emails the relay may publish to the queue, and publishing to the queue."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class LaneQueue:
     def __init__(self, writer: QueueWriter, credit: QueueCredit, queue: str, *, bundle: int) -> None:
         """
         Args:
-            queue: The routing key.
+            queue: The name of the queue, which is also the routing key.
             bundle: The most emails per message.
         """
         self._writer = writer
@@ -28,12 +28,12 @@ class LaneQueue:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may be published to the queue now: no pause after a refusal is running."""
+        """Whether messages may be published to the queue now. False during the backoff after a refusal."""
         return self._writer.is_open
 
     @property
     def room(self) -> int:
-        """How many emails may be published now.
+        """How many emails may be published to the queue now.
 
         Raises:
             BrokerUnavailable: RabbitMQ does not report how many messages are on the queue.
@@ -42,15 +42,15 @@ class LaneQueue:
 
     @property
     def wait_seconds(self) -> float:
-        """How long to wait for more room."""
+        """How long to wait until more emails may be published."""
         return max(self._writer.wait_seconds, self._credit.wait_seconds)
 
     def take(self, emails: int) -> None:
-        """Takes room. A negative number gives unused room back."""
+        """Reduces `room` by the number of emails that the caller will publish. A negative number gives room back."""
         self._credit.take(emails)
 
     async def publish(self, due: Sequence[DuePointer]) -> list[bool]:
-        """Publishes emails for which room was taken; returns which emails were confirmed.
+        """Publishes emails for which `take` was called. Returns for each email whether its message was confirmed.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message.
@@ -64,9 +64,9 @@ class LaneQueue:
         return confirmed
 
     async def counted(self) -> None:
-        """Returns when it is known how many messages are on the queue."""
+        """Returns when RabbitMQ has reported how many messages are on the queue."""
         await self._credit.counted()
 
     async def close(self) -> None:
-        """Ends a running count. Idempotent."""
+        """Cancels a running count of the messages on the queue. Idempotent."""
         await self._credit.close()

@@ -25,18 +25,18 @@ from dispatcher.store.connections import AsyncSession
 LEADER: Final = "relay"
 READY: Final = "relay_ready"
 IDLE_SECONDS: Final = 60.0
-"""PostgreSQL ends a leader's session that is idle for longer. A working relay sends four queries per second, and a
-relay that waits for RabbitMQ sends one within half a minute. A frozen relay must compete again with a new session."""
+"""PostgreSQL ends a leader's session that is idle for longer, so a frozen relay loses the lead. A working relay sends
+four queries per second, and a relay that waits for RabbitMQ sends at least one query in half a minute."""
 GIVE_UP_SECONDS: Final = 3.0
-"""How long a leader may be disconnected from RabbitMQ before it gives up its role to a ready relay. A reconnect after
+"""How long a leader may be disconnected from RabbitMQ before it gives up the lead to a ready relay. A reconnect after
 the restart of a RabbitMQ node takes less time."""
 CONNECT_SECONDS: Final = 3.0
 POLL_SECONDS: Final = 1.0
-"""The interval of the queries for another ready relay, while this publisher is disconnected."""
+"""How often a leader that is disconnected from RabbitMQ checks whether another relay is ready."""
 
 
 class Leadership:
-    """One session's candidacy to lead."""
+    """Takes the lead in one session, and decides when to give up the lead."""
 
     def __init__(self, session: AsyncSession, publisher: Publisher, *, idle_seconds: float = IDLE_SECONDS) -> None:
         self._session = session
@@ -48,7 +48,7 @@ class Leadership:
         self._opening: asyncio.Task[None] | None = None
 
     async def acquire(self) -> bool:
-        """Connects to RabbitMQ, then tries to take the lead; returns whether this session leads.
+        """Connects to RabbitMQ, then tries to take the lead. Returns whether this session leads.
 
         Raises:
             StoreUnavailable: The session is closed.
@@ -61,7 +61,9 @@ class Leadership:
         return await named_locks.acquire(self._session, LEADER, idle_seconds=self._idle_seconds)
 
     async def must_release(self) -> bool:
-        """Whether this relay cannot reach RabbitMQ and another relay is ready. Sends no query while connected.
+        """Whether this relay must give up the lead, because it cannot reach RabbitMQ and another relay is ready.
+
+        While this relay stays connected to RabbitMQ, sends no query.
 
         Raises:
             StoreUnavailable: The session is closed.
@@ -80,7 +82,7 @@ class Leadership:
         return await named_locks.is_held_by_another(self._session, READY)
 
     async def close(self) -> None:
-        """Stops connecting. Idempotent."""
+        """Cancels a running attempt to connect to RabbitMQ. Idempotent."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)

@@ -4,22 +4,22 @@
                     │                  └─▶ no lease has cleared it for a while: the relay clears it, a batch per round
                     └ not confirmed: still due
 
-A worker's lease statement writes the row anyway, and clears the due mark in the same write: milliseconds after the
-confirm while workers keep up. If the relay cleared the marks first, each row would be written twice, and the lease
-statement would wait for row locks. So the relay remembers each confirmed email with its due time, and skips the email
-while the due time is unchanged. If the email becomes due again, its due time differs.
+A worker's lease statement must write the row anyway, and clears the due mark in the same write. While workers keep up,
+this happens milliseconds after the confirm. If the relay cleared the marks first, each row would be written twice, and
+the lease statement would wait for row locks. So the relay remembers each confirmed email with its due time, and skips
+the email while the due time is unchanged. If the email becomes due again, it has a different due time.
 
-There are two kinds of scan, and both leave the choice among the found emails to `Shares`:
+There are two kinds of scan. In both, `Shares` chooses among the found emails:
 
 - In order: while everything that is due fits into one page, each round reads all due rows, longest due first.
-- By tenant: with a backlog, the relay finds the tenants that have due emails, and each batch reads from each tenant
-  only as many rows as the tenant has turns. The next batch continues at the tenant's due time where the last one ended.
-  At intervals, limited to a share of its time, the relay reads everything before these due times again. It finds rows
+- By tenant: during a backlog, the relay finds the tenants that have due emails. Each batch reads from each tenant only
+  as many rows as the tenant has turns. The next batch continues at the due time at which the tenant's last batch ended.
+  At intervals, limited to a share of its time, the relay reads all rows before these due times again. So it finds rows
   that were committed late, with an earlier due time, and forgets emails that are no longer due.
 
 The list of remembered emails outlives the database session, but not the process. If a relay exits before it has cleared
-all marks, the next relay publishes the remembered emails again: those on the queues and in prefetch windows. A second
-message is harmless: it gets no lease, `find_unleased` shows why, and the worker acks it.
+all marks, the next relay publishes the remembered emails again, although their messages are still on the queues and in
+prefetch windows. A second message is harmless: a worker cannot lease the email again, and acks the message.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ BATCH: Final = 500
 """The most emails per round, and the most due marks per statement. While the relay remembers more emails than this, it
 scans by tenant."""
 MARK_AFTER_SECONDS: Final = 5.0
-"""How long the relay waits before it clears a due mark itself. A lease also clears the mark, and workers that keep up
-lease sooner. Far below the alarm threshold (60 s)."""
+"""How long the relay waits before it clears a due mark itself. Workers that keep up lease the email sooner, and the
+lease also clears the mark. The wait is far below 60 seconds, at which an alert says that emails are not published."""
 CONFIRM_SECONDS: Final = 0.05
-"""The longest wait for confirms while many are open. A queue that does not confirm must not delay the other lanes."""
+"""The longest wait for confirms, while many messages are unconfirmed. If RabbitMQ confirms no message for one queue,
+this must not delay the other lanes."""
 LIST_SHARE: Final = 1 / 10
 """The share of the relay's time for finding the tenants that have due emails, during a backlog."""
 CHECK_SHARE: Final = 1 / 50
@@ -64,17 +65,17 @@ class PointerPublisher:
     ) -> None:
         """
         Args:
-            shares: Decides which of the due emails are published now, and has the lanes' queues.
+            shares: Decides which of the due emails are published now, and returns the queue of each lane.
             mark_after_seconds: How long to wait for a lease to clear the due mark.
-            check_share: The share of time for reading published emails again. They are never read later than
-                `mark_after_seconds`.
+            check_share: The share of time for reading published emails again. They are read after `mark_after_seconds`
+                at the latest.
         """
         self._shares = shares
         self._mark_after_seconds = mark_after_seconds
         self._check_share = check_share
         self._unconfirmed: dict[UUID, datetime] = {}
         self._confirmed = ConfirmedMessages()
-        self._published_until: dict[Tenant, datetime] = {}  # no email that we remember became due later
+        self._published_until: dict[Tenant, datetime] = {}  # the latest due time of the remembered emails
         self._checked_at = 0.0
         self._calls: set[asyncio.Task[None]] = set()
         # The state of the scan by tenant.
@@ -96,7 +97,7 @@ class PointerPublisher:
         return self._wait_seconds
 
     async def publish_due(self, outbox: Outbox, *, is_last: bool = False) -> int:
-        """Starts to publish a batch of due emails; returns how many.
+        """Starts to publish a batch of due emails. Returns how many.
 
         Args:
             is_last: Return 0 only if a new scan found no email that may be published now.
@@ -138,7 +139,10 @@ class PointerPublisher:
         await asyncio.gather(*self._calls, return_exceptions=True)
 
     async def _scan_in_order(self, outbox: Outbox) -> list[DuePointer]:
-        """Chooses among all due rows. If they do not fit into one page, chooses none, and the backlog begins."""
+        """Reads all due rows, and returns those to publish now.
+
+        If the rows do not fit into one page, returns none, and the scans by tenant begin.
+        """
         began_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         rows = await outbox.find_publish_due(most)
@@ -158,7 +162,7 @@ class PointerPublisher:
         return _in_turn(order, found)
 
     async def _scan_by_tenant(self, outbox: Outbox) -> list[DuePointer]:
-        """Chooses among the tenants with due rows, and reads only as many rows as they have turns."""
+        """Reads from each tenant only as many due rows as the tenant has turns. Returns the rows to publish now."""
         is_listed = time.monotonic() >= self._list_due_at
         if is_listed:
             await self._list_tenants(outbox)
@@ -191,8 +195,10 @@ class PointerPublisher:
             await self._check_published(outbox)
 
     async def _check_published(self, outbox: Outbox) -> None:
-        """Reads everything up to the published emails again: forgets emails that are no longer due, and finds rows that
-        were committed late."""
+        """Reads all rows up to the published emails again.
+
+        Forgets emails that are no longer due. If a row was committed late, the next read of its tenant starts there.
+        """
         self._checked_at = time.monotonic()
         most = BATCH + len(self._unconfirmed) + len(self._confirmed)
         found: dict[Tenant, list[DuePointer]] = {}

@@ -27,16 +27,18 @@ from dispatcher.store.outbox import Outbox
 from dispatcher.telemetry.log import get_log
 
 POLL_SECONDS: Final = 0.25
-"""The polling interval, in addition to LISTEN/NOTIFY. Polling finds due rows that no notification announced."""
+"""How often the relay looks for due rows even without a notification, because some rows become due without one."""
 PACE_SECONDS: Final = 0.005
-"""Pause after a round that found rows. Rows committed in the pause share one query, one write and one lease batch."""
+"""The wait after a round that found rows. Rows that are committed in this time share one query, one write and one lease
+batch."""
 STANDBY_SECONDS: Final = 1.0
 NOTIFICATIONS_SECONDS: Final = 10.0
-"""Read notifications at least this often: while every round finds rows, the loop never waits for notifications."""
+"""How often the relay reads pending notifications. While every round finds rows, the loop never waits for a
+notification, and they would accumulate."""
 
 
 class PublishLoop:
-    """Publishes while this relay leads; otherwise waits as a standby."""
+    """Publishes due rows while this relay leads. Otherwise, waits as a standby."""
 
     def __init__(
         self,
@@ -52,7 +54,7 @@ class PublishLoop:
         Args:
             services_of: Creates the leader's services each time this relay takes the lead. They run in the leader's
                 session, before the first round and between rounds.
-            process_slot: Where the relay reports how long it has waited for RabbitMQ's confirms.
+            process_slot: The relay's slot in the process table, for how long it has waited for RabbitMQ's confirms.
             poll_seconds: The longest wait without a notification.
             mark_after_seconds: See `PointerPublisher`.
         """
@@ -72,7 +74,7 @@ class PublishLoop:
         self._is_stopping = False
 
     def stop(self) -> None:
-        """Makes `run` return when the queues have no more room, or no row is due."""
+        """Makes `run` return as soon as no row is due, or the queues have no more room."""
         self._is_stopping = True
 
     async def run(self) -> None:
@@ -108,9 +110,9 @@ class PublishLoop:
             await asyncio.sleep(seconds)
 
     async def _lead(self, session: AsyncSession) -> None:
-        """Waits for the lead, then publishes until stopped, or until another relay must take over.
+        """Waits for the lead. Then publishes until stopped, or until `Leadership.must_release` returns True.
 
-        That is the case if this relay cannot reach RabbitMQ and another relay is ready. The lead ends with the session.
+        The lead ends with the session.
         """
         outbox = Outbox(session)
         self._process_slot.confirm.end()
@@ -131,8 +133,9 @@ class PublishLoop:
                     self._log.warning("relay.handed_over")
                     await self._pointers.mark_all(outbox)
                     return
-            # The exiting workers may have released emails since the previous round. Publish what the queues have room
-            # for; the next leader publishes the rest. If the room is used up, it may grow with one more count.
+            # The exiting workers may have released emails since the last round. Publish as many emails as the queues
+            # have room for; the next leader publishes the rest. Repeat this after RabbitMQ has counted the messages
+            # once more, because the queues may have room again.
             for _ in range(2):
                 while await self._publish_round(outbox, services):
                     pass
@@ -143,7 +146,7 @@ class PublishLoop:
             await leadership.close()
 
     async def _publish_round(self, outbox: Outbox, services: Sequence[Periodic]) -> bool:
-        """Runs due services, publishes a batch, and waits if nothing was due. Returns whether rows were due."""
+        """Runs due services, and publishes a batch. Waits if no row was due. Returns whether rows were due."""
         try:
             for service in services:
                 await service.run_if_due()
@@ -169,7 +172,7 @@ class PublishLoop:
 
 
 class _ControlsReader:
-    """Reads what operators set: pauses, and the tenants' weights and ceilings."""
+    """Applies what operators set: pauses, and the tenants' weights and ceilings."""
 
     interval_seconds = READ_SECONDS
 
@@ -182,7 +185,7 @@ class _ControlsReader:
 
 
 class _Notifications:
-    """Reads pending notifications of enqueues."""
+    """Reads the pending notifications, so that they do not accumulate."""
 
     interval_seconds = NOTIFICATIONS_SECONDS
 

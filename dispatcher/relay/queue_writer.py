@@ -1,4 +1,4 @@
-"""Publishes to one queue. Pauses with a growing backoff while RabbitMQ refuses messages for the queue.
+"""Publishes to one queue. While RabbitMQ refuses messages for the queue, waits with a growing backoff.
 
 Each queue has a separate writer, so that a missing DLQ does not delay emails.
 """
@@ -25,7 +25,7 @@ class QueueWriter:
     ) -> None:
         """
         Args:
-            process_slot: Where the relay reports how long it has waited for RabbitMQ's confirms.
+            process_slot: The relay's slot in the process table, for how long it has waited for RabbitMQ's confirms.
             outage: The backoff during an outage of RabbitMQ, shared by all writers.
             kind: The queue's name in the metrics.
         """
@@ -41,16 +41,16 @@ class QueueWriter:
 
     @property
     def is_open(self) -> bool:
-        """Whether messages may be published to the queue now: no pause is running."""
+        """Whether messages may be published to the queue now. False during the backoff."""
         return not self.wait_seconds
 
     @property
     def wait_seconds(self) -> float:
-        """How long the running pause still lasts; 0 if none is running."""
+        """How long the backoff still lasts; 0 if messages may be published now."""
         return max(0.0, self._opens_at - time.monotonic())
 
     async def publish(self, messages: Sequence[Outgoing]) -> PublishResults:
-        """Publishes messages; returns which messages were confirmed.
+        """Publishes messages. Returns for each message whether it was confirmed.
 
         Raises:
             BrokerUnavailable: RabbitMQ confirmed no message.
@@ -70,7 +70,11 @@ class QueueWriter:
         return answers
 
     def count(self, confirmed: Sequence[bool]) -> int:
-        """Counts emails by whether their messages were confirmed. Returns the number of confirmed emails."""
+        """Adds emails to the metrics of confirmed and of refused emails. Returns the number of confirmed emails.
+
+        Args:
+            confirmed: For each email, whether its message was confirmed.
+        """
         published = confirmed.count(True)
         metrics.PUBLISHED_EMAILS.add(published, self._kind)
         metrics.UNROUTABLE_EMAILS.add(len(confirmed) - published, self._kind)

@@ -1,8 +1,9 @@
 """Decides how many due emails of each lane and tenant may be published now.
 
-A lane's queue has room for some emails. Within the lane, tenants take turns by weight. A paused lane or tenant gets no
-turns, and a tenant with a ceiling gets at most its tokens. Turns and tokens are in the leader's memory: a new leader
-starts with empty buckets, so a change of the leader never exceeds a ceiling.
+A lane's queue has room for a limited number of emails. Within the lane, tenants take turns by weight. A paused lane or
+tenant gets no turns, and a tenant with a ceiling gets at most as many turns as it has tokens. Turns and tokens are kept
+in the leader's memory. A new leader starts with empty token buckets, so no tenant exceeds its ceiling when the leader
+changes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from dispatcher.domain.turns import Turns
 from dispatcher.store.outbox import DuePointer, Tenant
 
 BURST_SECONDS: Final = 0.5
-"""The size of a tenant's bucket, in seconds. The relay looks for due emails several times in this time."""
+"""A tenant's token bucket holds at most the tokens of this time. The relay looks for due emails several times in this
+time, so few tokens are lost."""
 
 
 class SendQueue(Protocol):
@@ -38,7 +40,7 @@ class SendQueue(Protocol):
 
 @dataclass(slots=True)
 class _Bucket:
-    """The tokens of a tenant that has a ceiling."""
+    """The token bucket of a tenant that has a ceiling."""
 
     limit: TenantLimit
     tokens: float = 0.0
@@ -58,7 +60,7 @@ class _Bucket:
 
 
 class Shares:
-    """The shares of lanes and tenants in the leader's publishing."""
+    """Decides which lanes and tenants may publish, and how many emails each."""
 
     def __init__(self, queues: Mapping[str, SendQueue]) -> None:
         """
@@ -73,7 +75,7 @@ class Shares:
 
     @property
     def wait_seconds(self) -> float:
-        """How long the emails that the last `allot` left out must wait for room or tokens."""
+        """How long emails that the last `allot` left out must wait for room or tokens; infinite if there are none."""
         return self._wait_seconds
 
     @property
@@ -82,7 +84,7 @@ class Shares:
         return self._controls.paused_lanes
 
     def set_controls(self, controls: Controls) -> None:
-        """Applies what operators set."""
+        """Applies the pauses, and the tenants' weights and ceilings, that operators set."""
         self._controls = controls
         limited = {name: limit for name, limit in controls.tenants.items() if limit.per_second is not None}
         self._buckets = {name: self._buckets.get(name) or _Bucket(limit) for name, limit in limited.items()}
@@ -94,7 +96,7 @@ class Shares:
         return self._queues.get(lane) or self._queues[NORMAL]
 
     def allot(self, waiting: Mapping[Tenant, int], most: int) -> list[Tenant]:
-        """The next turns, in order; each is for one email. Takes room, turns and tokens for them.
+        """The next turns, in order. Each turn is for one email of a tenant, and uses up room and a token.
 
         Args:
             waiting: How many due emails each tenant has, at most.
@@ -112,13 +114,13 @@ class Shares:
         open_lanes = [lane for lane, room in rooms.items() if room]
         order: list[Tenant] = []
         for lane in open_lanes:
-            # Lanes have separate queues, so they share only the relay's own time: equally.
+            # Lanes have separate queues, so they share only the relay's own time. Each lane gets an equal part of it.
             turns = min(self._room(lane), max(1, most // len(open_lanes)))
             order += self._allot_in(lane, lanes[lane], turns)
         return order
 
     def give_back(self, tenant: Tenant, emails: int) -> None:
-        """Gives back unused turns of `allot`, with their room and tokens."""
+        """Gives back turns that `allot` returned and that were not used, with their room and tokens."""
         lane, tenant_id = tenant
         self._turns[lane].charge(tenant_id, -emails)
         self._take(lane, tenant_id, -emails)

@@ -9,14 +9,14 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 BATCH: Final = 500
-"""The most emails per round: as many as the relay publishes between two rounds. So 100,000 emails that are scheduled
-for the same second do not delay the publishing of emails that are already due."""
+"""The most emails per round: as many as the relay publishes between two rounds. So if 100,000 emails are scheduled for
+the same second, they do not delay emails that are already due."""
 WAKE_SECONDS: Final = 0.25
 """The longest wait before the relay looks for the next scheduled email, which may have been enqueued meanwhile."""
 PACE_SECONDS: Final = 0.02
-"""The shortest wait between two incomplete batches. Emails that become due meanwhile share one statement."""
+"""The shortest wait after a batch that was not full. Emails that become due during the wait share one statement."""
 EXPIRE_SECONDS: Final = 1.0
-"""An email that has expired is not sent, even if it is not cancelled yet."""
+"""How often the relay cancels expired emails. An expired email is not sent, even before it is cancelled."""
 
 
 class WaitingEmails:
@@ -35,7 +35,7 @@ class WaitingEmails:
         woken = await self._outbox.wake(BATCH)
         if woken == BATCH:
             return 0.0
-        return PACE_SECONDS if woken else WAKE_SECONDS  # if none: other transactions have locked them
+        return PACE_SECONDS if woken else WAKE_SECONDS  # none: other transactions have locked all of them
 
 
 class ExpiredEmails:

@@ -46,7 +46,8 @@ class VanishedHost:
         in_flight: Number of emails under the host's leases.
         leases_end_in_seconds: Seconds until the host's last lease expires, negative if it has expired; None if the host
             has no leases.
-        silent_seconds: How long the host's monitor has not reported; None if it reports, or stopped in an orderly way.
+        silent_seconds: Seconds since the host's monitor last reported; None if the monitor reports as it should, or
+            stopped in an orderly way.
     """
 
     name: str
@@ -61,7 +62,7 @@ def find_vanished_hosts(
     """Hosts that have leases but no worker with a session, and hosts that do not report.
 
     Args:
-        silent_seconds: How many seconds each host's monitor has not reported, by host. Contains only hosts that are
+        silent_seconds: Seconds since each host's monitor last reported, by host. Contains only hosts that have been
             silent for too long.
     """
     by_host: dict[str, list[WorkerSeen]] = {}
@@ -98,7 +99,7 @@ def list_workers(connection: Session) -> list[WorkerSeen]:
 
 
 def list_silent_hosts(connection: Session, *, after_seconds: float) -> dict[str, float]:
-    """How many seconds each host's monitor has not reported, by host.
+    """Seconds since each host's monitor last reported, by host.
 
     Contains only hosts that have not reported for more than `after_seconds` and did not stop in an orderly way.
     """

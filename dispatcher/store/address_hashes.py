@@ -15,9 +15,9 @@ from dispatcher.store.statements import Source, fetch
 
 HASH_OCTETS: Final = 16
 TOKEN_CHARACTERS: Final = 4 * HASH_OCTETS
-"""48 bytes in base64: an email's id, a hash and a signature."""
+"""The length of an unsubscribe token: 48 bytes in base64. The bytes are an email's id, a hash and a signature."""
 BLOCK_OCTETS: Final = 64
-"""The block of SHA-256."""
+"""The block size of SHA-256."""
 
 
 class AddressHasher:
@@ -41,16 +41,22 @@ class AddressHasher:
         return cls(bytes(key))
 
     def hash(self, address: str) -> bytes:
-        """The hash of an address, with or without a display name; 16 bytes. Ignores case, as almost all servers do."""
+        """The hash of an address, with or without a display name: 16 bytes.
+
+        Upper and lower case have the same hash, because almost all servers ignore case.
+        """
         return self._digest(normalised(address))
 
     def hash_domain(self, address_or_domain: str) -> bytes:
-        """The hash of a domain, or of the domain of an address; 16 bytes. Never equals the hash of an address."""
+        """The hash of a domain, or of an address's domain: 16 bytes. Never equals the hash of an address."""
         domain = normalised(address_or_domain).rpartition("@")[2]
         return self._digest(f"@{domain}")
 
     def unsubscribe_token(self, email_id: UUID, address: str) -> str:
-        """A text for a URL that proves that the recipient of an email has unsubscribed; 64 characters."""
+        """A token of 64 characters for the unsubscribe link of one recipient of an email.
+
+        A request with this token proves that it came from a link in this email.
+        """
         content = email_id.bytes + self.hash(address)
         return urlsafe_b64encode(content + self._signature(content)).decode()
 
@@ -68,7 +74,7 @@ class AddressHasher:
         return UUID(bytes=content[:HASH_OCTETS]), content[HASH_OCTETS:]
 
     def _signature(self, content: bytes) -> bytes:
-        # No address and no domain begins with a NUL, so no hash of an address is a signature.
+        # No address or domain begins with a NUL. So no hash of an address or a domain can serve as a signature.
         return self._digest(f"\0unsubscribe {content.hex()}")
 
     def _digest(self, text: str) -> bytes:

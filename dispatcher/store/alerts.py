@@ -1,4 +1,5 @@
-"""Alert state that the monitors of all hosts share: which monitor alerts, which notices were sent, and the findings."""
+"""The alert state that the monitors of all hosts share: which monitor alerts, which notices were sent, and what the
+last check found."""
 
 from __future__ import annotations
 
@@ -32,9 +33,10 @@ LEAVE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedAlert:
-    """An active alert that a channel has announced and not yet resolved.
+    """An active alert about which a channel has sent a notice.
 
     Attributes:
+        raised_at: When the alert was raised.
         age_seconds: Seconds since the channel last sent a notice about the alert.
     """
 
@@ -49,16 +51,16 @@ class TableFindings:
     """What PostgreSQL contains about dead letters, and about whether emails are being sent.
 
     Attributes:
-        correlation_ids: Correlation ids of the oldest failed and held emails, as far as these emails have one.
+        correlation_ids: The correlation ids of the oldest failed and held emails. Leaves out emails without one.
         oldest_age_seconds: Age of the oldest failed or held email; None if there is none.
         dead_letter_due_seconds: How long the oldest due dead letter has waited to be published; None if none is due.
         expiring: Number of failed and held emails that will soon lose their content.
-        mark: A value that changes whenever an email is accepted.
-        due: Number of emails that are due or in their first lease, and not paused, at most `MAX_DUE_COUNT`.
-        waiting: Why one of the due emails waits; None if no email is due.
+        mark: A value that changes whenever a provider accepts an email.
+        due: Number of emails that are due or in their first lease, and not paused; counted up to `MAX_DUE_COUNT`.
+        waiting: Why one of these emails waits; None if there is none.
         troubles: Providers that at least one worker cannot use now.
         hosts: When each host last reported. Does not contain hosts that stopped in an orderly way.
-        webhooks: Webhooks that were disabled because their receivers fail.
+        webhooks: The disabled webhooks.
         pauses: The operators' pauses that are in force.
     """
 
@@ -78,8 +80,8 @@ class TableFindings:
 class AlertStore:
     """The monitor's statements about one DLQ.
 
-    The statements use a separate session. This session also holds a lock: only the monitor with this lock alerts. Each
-    method raises StoreUnavailable if the same call may succeed later in a new session.
+    The statements use a separate session. This session also holds a named lock, and only the monitor with this lock
+    alerts. Each method raises StoreUnavailable if the same call may succeed later in a new session.
     """
 
     def __init__(
@@ -96,10 +98,10 @@ class AlertStore:
         """Opens no connection yet.
 
         Args:
-            holder: This monitor's name, the same after a restart.
+            holder: This monitor's name, which is the same after a restart.
             host: The monitor's host.
-            idle_seconds: PostgreSQL ends the session after this time without a statement, because a host that is silent
-                for so long is frozen.
+            idle_seconds: PostgreSQL ends the session after this time without a statement. A host that is silent for so
+                long is frozen, and another monitor must alert.
             answer_seconds: How long to wait for PostgreSQL to answer.
         """
         self._database_url = database_url
@@ -114,7 +116,10 @@ class AlertStore:
         self._opening = asyncio.Lock()
 
     async def claim_alerting(self) -> bool:
-        """Whether this monitor alerts, from now until its session ends. Also reports that this host runs."""
+        """Takes the lock, unless another monitor holds it. Also records that this host is running.
+
+        Returns whether this monitor alerts, until its session ends.
+        """
         session = await self._open()
         await self._fetch("report_presence", {"holder": self._holder, "host": self._host})
         if not self._is_alerting:
@@ -124,7 +129,7 @@ class AlertStore:
         return self._is_alerting
 
     async def leave(self) -> None:
-        """Lets another monitor alert immediately, and records that this host stops in an orderly way."""
+        """Ends the session, so that another monitor alerts. Records that this host stops in an orderly way."""
         with suppress(DispatcherError):
             session = await self._open()
             session.answer_seconds = min(LEAVE_SECONDS, self._answer_seconds)
@@ -137,7 +142,7 @@ class AlertStore:
             await self._session.close()
 
     async def list_announced(self) -> list[AnnouncedAlert]:
-        """The active alerts that were announced, one entry per alert and channel."""
+        """The active alerts about which notices were sent: one entry for each alert and channel."""
         known = set(Kind)
         rows = await self._fetch("list_announced_alerts")
         # A newer release may have stored alerts of a kind that this release does not have.

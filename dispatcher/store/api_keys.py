@@ -1,4 +1,4 @@
-"""The HTTP API's keys, and the used part of their quotas."""
+"""Stores the keys of the HTTP API, and how many recipients of its daily quota each key has used."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ class ApiKey:
 
     Attributes:
         key_id: The public identifier; not a secret.
-        tenant_id: None if the key acts for every tenant.
+        tenant_id: The tenant that the key acts for; None if it acts for every tenant.
         secret_hash: SHA-256 of the secret.
         scopes: A subset of `send`, `read` and `operate`.
-        sender_domains: Domains that the key may send from. If `sender_addresses` is None, too, any address is allowed.
+        sender_domains: Domains that the key may send from. If this and `sender_addresses` are None, the key may send
+            from any address.
         sender_addresses: Addresses that the key may send from.
         requests_per_second: None for no limit.
         recipients_per_day: None for no quota.
-        revoked_at: None while the key is valid.
-        lane: The lane of emails that name none; None: by the sender's rule, or normal.
-        allowed_lanes: The lanes that an email may name, besides `lane`.
+        revoked_at: When the key was revoked; None while it is valid.
+        lane: The lane of emails that do not set a lane. None: the lane of the rule for the sender, or normal if there
+            is no rule.
+        allowed_lanes: The lanes that an email may set, besides `lane`.
     """
 
     key_id: str
@@ -64,7 +66,7 @@ def insert_key(connection: Session, values: dict[str, Any]) -> None:
 
 
 def list_keys(connection: Session) -> list[ApiKey]:
-    """Every key, revoked ones included, oldest first."""
+    """All keys, including revoked keys, oldest first."""
     return [_key(row) for row in fetch_sync(connection, "list_api_keys")]
 
 
@@ -74,18 +76,21 @@ async def find_keys(source: Source) -> list[ApiKey]:
 
 
 async def revoke_key(source: Source, key_id: str, *, actor: str, reason: str) -> bool:
-    """Revokes a key, audited in the same commit; False if it is unknown or already revoked."""
+    """Revokes a key, and audits this in the same commit. Returns False if the key is unknown or already revoked."""
     return bool(await fetch(source, "revoke_api_key", {"key_id": key_id, "actor": actor, "reason": reason}))
 
 
 class KeyStore:
-    """The API process's statements about keys; each raises StoreUnavailable if the same call may succeed later."""
+    """The API process's statements about keys.
+
+    Each method raises StoreUnavailable if the same call may succeed later.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
     async def list_keys(self) -> list[ApiKey]:
-        """Every key, revoked ones included, oldest first."""
+        """All keys, including revoked keys, oldest first."""
         return await find_keys(self._pool)
 
     async def take_recipients(self, key_id: str, *, needed: int, wanted: int, quota: int) -> Grant:

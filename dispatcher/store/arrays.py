@@ -1,7 +1,7 @@
-"""Writes lists as PostgreSQL array literals, faster than psycopg, which dumps a list item by item.
+"""Writes lists as PostgreSQL array literals, faster than psycopg, which converts a list item by item.
 
-Batches are lists of hundreds of items. A list of ids, numbers, instants or texts becomes an array literal in one step;
-PostgreSQL infers the array's type from the statement. psycopg dumps all other lists.
+Batches are lists of hundreds of items. This module converts a list of ids, numbers, instants or texts in one step.
+PostgreSQL infers the array's type from the statement. psycopg converts all other lists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _each_text: Final = _each(_quoted)
 
 
 def _texts(items: Sequence[str | None]) -> str:
-    """Joins all texts in one step if no text needs escaping or all are None. This takes a quarter of the time."""
+    """Joins texts. If no text is None and none needs an escape, this takes a quarter of the time."""
     missing = items.count(None)
     if missing == len(items):
         return ",".join(["NULL"] * missing)
@@ -54,7 +54,7 @@ _WRITERS: Final[dict[type, Write]] = {
 
 
 class BatchDumper(Dumper):
-    """A psycopg dumper for lists, one instance per kind of item."""
+    """A psycopg dumper (a converter to PostgreSQL's format) for lists. Each type of item has a separate instance."""
 
     def __init__(self, cls: type, context: AdaptContext | None = None) -> None:
         super().__init__(cls, context)
@@ -62,12 +62,12 @@ class BatchDumper(Dumper):
         self._context = context
 
     def get_key(self, obj: list[Any], format: PyFormat) -> Any:  # noqa: A002 - psycopg's name
-        """psycopg's cache key: lists with the same kind of item share a dumper."""
+        """The key in psycopg's cache of dumpers. Lists with the same type of item share a dumper."""
         kind = _kind(obj)
         return (list, kind) if kind in _WRITERS else ListDumper(list, self._context).get_key(obj, format)
 
     def upgrade(self, obj: list[Any], format: PyFormat) -> Dumper:  # noqa: A002
-        """The dumper for lists with this kind of item."""
+        """The dumper for lists with the same type of item as `obj`."""
         write = _WRITERS.get(_kind(obj))
         if write is None:
             return ListDumper(list, self._context).upgrade(obj, format)

@@ -26,7 +26,7 @@ async def bisect_batch(
         execute: Executes the statement for some of the items. Called with smaller parts after a StatementRefused.
 
     Returns:
-        What `execute` returned for each part, in order, and each refused item with its error.
+        The values that `execute` returned for the parts, in order; and each refused item with its error.
     """
     try:
         return [await execute(items)], []

@@ -1,8 +1,8 @@
 """Finds the psycopg connection inside the connection that an application passes to `enqueue`.
 
 Applications pass a psycopg connection, Django's `connection`, a SQLAlchemy Connection or Session, or the asynchronous
-variant of these. Each contains a psycopg connection, in the caller's transaction. This module imports neither Django
-nor SQLAlchemy: a caller that passes an object of Django or SQLAlchemy has imported that package.
+variant of one of these. Each contains a psycopg connection, in the caller's transaction. This module imports neither
+Django nor SQLAlchemy. A caller that passes an object of one of these packages has already imported the package.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ _POOLS: Final = {
     ),
     ("django.db.utils.ConnectionHandler",): 'enqueue(connections["default"], email)',
 }
-"""Connection pools and factories, which `enqueue` does not accept, and what the caller must write instead."""
+"""Connection pools and factories. `enqueue` does not accept them. Each value is what the caller must write instead."""
 
 
 def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
@@ -92,7 +92,7 @@ def connection_of(given: CallersConnection) -> psycopg.Connection[Any]:
     """
     is_drivers = isinstance(given, psycopg.Connection | psycopg.AsyncConnection)
     driver: object = given if is_drivers else _driver_of(given)
-    if isinstance(driver, psycopg.AsyncConnection):  # also SQLAlchemy's, within run_sync
+    if isinstance(driver, psycopg.AsyncConnection):  # SQLAlchemy's connection may also contain one, within run_sync
         raise _refusal(driver, "enqueue", _ASYNCHRONOUS)
     if not isinstance(driver, psycopg.Connection):
         raise _other_driver(given, driver)
@@ -113,7 +113,8 @@ def _driver_of(given: Any) -> object:
     if _is(given, *_DJANGO):
         given.validate_thread_sharing()
         given.validate_no_broken_transaction()
-        # Django detects a lost connection only by errors of its own queries, and our queries do not go through Django.
+        # Django detects a lost connection only by the errors of its own queries, but our queries bypass Django. So
+        # check here whether the connection is closed.
         if given.connection is not None and given.connection.closed and given.get_autocommit():
             given.close()
         given.close_if_health_check_failed()  # Django makes this call and the next call before each query
@@ -161,8 +162,8 @@ def _refusal(given: object, call: str, twins: tuple[str, ...]) -> UnusableConnec
     """The error for an argument that `call` cannot use. The remedy says what to write instead.
 
     Args:
-        twins: The types that the other function accepts: `enqueue_async` if `call` is `enqueue`, and `enqueue` if
-            `call` is `enqueue_async`.
+        twins: The types that the other function accepts. If `call` is `enqueue`, the other function is `enqueue_async`;
+            if `call` is `enqueue_async`, it is `enqueue`.
     """
     what = f"{call} was given {_article(given)} {_name(given)}"
     if _is(given, *twins):
@@ -198,7 +199,7 @@ def _other_driver(given: object, driver: object) -> UnusableConnection:
 
 
 def _is(given: object, *names: str) -> bool:
-    """Whether the object is of one of these classes. If a class's module is not loaded, no object has that class."""
+    """Whether the object is an instance of one of these classes. If a class's module is not loaded, there are none."""
     for name in names:
         module, _, kind = name.rpartition(".")
         found = getattr(sys.modules.get(module), kind, None)
@@ -220,7 +221,7 @@ def _article(given: object) -> str:
 
 @contextmanager
 def with_tables(connection: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> Iterator[None]:
-    """Translates errors in the block: those for missing tables and missing rights become errors with a remedy.
+    """Translates errors in the block: errors about missing tables or rights become errors with a remedy.
 
     Raises:
         SchemaError: The database does not have this release's tables.

@@ -8,7 +8,7 @@ from dispatcher.domain.address import parse_address
 
 
 def comparable_domain(domain: str) -> str:
-    """A domain's canonical form for comparison: in lower case; an internationalized domain as A-labels (`xn--…`)."""
+    """A domain's canonical form for comparison: in lower case, and internationalized domains as A-labels (`xn--…`)."""
     lowered = domain.lower().rstrip(".")
     if lowered.isascii():
         return lowered
@@ -25,7 +25,7 @@ def comparable_address(text: str) -> str:
     """An address's canonical form for comparison, without its display name.
 
     Raises:
-        ValueError: the address is invalid.
+        ValueError: The address is not valid.
     """
     address = parse_address(text)
     return f"{address.local.lower()}@{comparable_domain(address.domain)}"

@@ -45,10 +45,11 @@ Pool: TypeAlias = "AsyncConnectionPool[AsyncSession]"
 CONNECT_SECONDS: Final = 5
 STATEMENT_SECONDS: Final = 30
 ANSWER_SECONDS: Final = 45.0
-"""The longest wait for an answer. A working server cancels statements sooner, after `STATEMENT_SECONDS`."""
+"""The longest wait for the answer to a statement. A working server cancels the statement sooner, after
+`STATEMENT_SECONDS`."""
 PROBE_SECONDS: Final = 4.0
-"""How long a statement runs before the session probes its server, the interval between probes, and the time that the
-server has to answer a probe. A session detects a frozen server after about twice this time."""
+"""Three times: how long a statement runs before the session probes its server, the interval between probes, and how
+long the session waits for the answer to a probe. So a session detects a frozen server after about twice this time."""
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 """Every PostgreSQL server and pooler answers this request with one byte, without a login (PostgreSQL documentation,
 55.7)."""
@@ -68,7 +69,8 @@ _NAME_REMEDY: Final = (
 _GRANTS: Final = (
     "Run `dispatcher topology grants`, and execute the statements that it prints as the owner of the tables."
 )
-# psycopg classifies these errors as server errors. But a block that the disk cannot read affects only its rows.
+# psycopg classifies these errors as errors of the server. But a block that the disk cannot read affects only the rows
+# in this block, so these errors are treated as errors of rows.
 _OF_ROWS: Final = (pg.IoError, pg.UndefinedFile, pg.ProgramLimitExceeded)
 # Overrides a client encoding that is set in the URL, in the environment or for the role: `arrays` writes lists in this
 # encoding, and emails may contain any character.
@@ -90,14 +92,15 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
     """A session that ends when its server is frozen, even though the kernel keeps the TCP connection open.
 
     A server is frozen if its disk does not respond or its processes are stopped. A frozen server cannot time out a
-    statement, and another server may have replaced it. If a statement takes long, the session probes the server over a
-    second connection. The session ends if a probe gets no answer, and at the latest after `answer_seconds`.
+    statement, and a different server may have replaced it. If a statement takes long, the session probes the server
+    over a second connection. The session ends if a probe gets no answer, or when the statement takes longer than
+    `answer_seconds`.
 
     Attributes:
         answer_seconds: How long a statement may take.
         probe_seconds: See PROBE_SECONDS.
         is_server_silent: Whether the session ended because the server did not answer.
-        fault: Why the last attempt to connect failed; None after a success. All instances of the class share it.
+        fault: Why the last attempt to connect failed; None after a success. All instances share this value.
     """
 
     answer_seconds = ANSWER_SECONDS
@@ -167,18 +170,19 @@ class TimedSession(psycopg.AsyncConnection[TupleRow]):
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Translates psycopg's exceptions in the block into the project's.
+    """Translates psycopg's exceptions in the block into the exceptions of `dispatcher.errors`.
 
     Raises:
         StoreUnavailable: The server is unreachable, ended the session, timed out, or requests a retry (deadlock,
-            serialization failure). The same call may succeed later. The subclasses of StoreUnavailable: StoreBusy if
-            the statement waited too long for a lock, StoreTooSlow if it exceeded the statement timeout, StoreRefused if
-            the server refuses the login, AnswerTooLarge if this process has not enough memory for the answer.
+            serialization failure). The same call may succeed later. StoreUnavailable has these subclasses. StoreBusy:
+            the statement waited too long for a lock. StoreTooSlow: the statement exceeded the statement timeout.
+            StoreRefused: the server refuses the login. AnswerTooLarge: this process has not enough memory for the
+            answer.
         SchemaError: A schema, table or function is missing.
         ValueRefused: A value is out of range, or is a text that PostgreSQL cannot store.
-        StatementRefused: The server refused the statement for a different reason: a damaged row, a trigger that raises.
-            The message contains the error code and no values. Also raised after a statement was executed, if its answer
-            contains a value that is not valid text or JSON.
+        StatementRefused: The server refused the statement for a different reason, such as a damaged row or a trigger
+            that raises an error. The message contains the error code and no values. Also raised after a statement was
+            executed, if its answer contains a value that is not valid text or JSON.
     """
     try:
         yield
@@ -209,9 +213,9 @@ def translated() -> Iterator[None]:
 
 
 def _refused(error: psycopg.Error) -> StatementRefused | AnswerTooLarge:
-    """The error if the server refused a statement, or if libpq had not enough memory for the answer."""
+    """The error to raise if the server refused a statement, or if libpq did not have enough memory for the answer."""
     if error.sqlstate is None and "memory" in (words := _first_line(error)):
-        return AnswerTooLarge(f"This process has no memory for PostgreSQL's answer ({words}).")
+        return AnswerTooLarge(f"This process does not have enough memory for PostgreSQL's answer ({words}).")
     return StatementRefused(f"PostgreSQL refused a statement ({error.sqlstate or type(error).__name__}).")
 
 
@@ -223,7 +227,7 @@ def _remedy(words: str) -> str | None:
 
 
 def _first_line(error: Exception) -> str:
-    # The first line contains the server and the cause. The following lines may quote rows.
+    # The first line names the server and the cause. The following lines may quote rows.
     if isinstance(error, psycopg.Error) and error.diag.message_primary:
         return error.diag.message_primary.strip().rstrip(".")
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -244,7 +248,7 @@ def check_url(database_url: str) -> None:
     """Asserts that libpq can parse the URL.
 
     Raises:
-        ConfigurationError: libpq cannot parse the URL. Does not contain libpq's message, which may quote the password.
+        ConfigurationError: libpq cannot parse the URL. Leaves out libpq's message, which may quote the password.
     """
     try:
         conninfo_to_dict(database_url)
@@ -260,8 +264,8 @@ async def connect_async(
 
     Args:
         lock_seconds: How long a statement may wait for another transaction's lock.
-        keeps_plans: The session executes only the relay's statements. PostgreSQL may plan each of them only once (see
-            `keep_plans`).
+        keeps_plans: Whether PostgreSQL keeps the plan of each statement (see `keep_plans` in sql/queries/schema.sql).
+            Only for a session that executes nothing but the relay's statements.
     """
     connection = await connect_unconfigured(database_url, name=name)
     with translated():
@@ -282,8 +286,8 @@ async def connect_unconfigured(database_url: str, *, name: str) -> AsyncSession:
 async def disable_statement_timeout(session: AsyncSession) -> None:
     """Disables the statement timeout of this session.
 
-    The session still detects a vanished or frozen server in the same time. If a server answers probes but not the
-    statement, the session ends only after `NO_TIMEOUT_ANSWER_SECONDS`.
+    The session still detects a vanished or frozen server as quickly as before. If a server answers probes but not the
+    statement, the session ends after `NO_TIMEOUT_ANSWER_SECONDS`.
     """
     with translated():
         await session.execute(query("disable_statement_timeout"))
@@ -304,16 +308,16 @@ def make_pool(
 
     Args:
         name: The sessions' `application_name`. Recovery finds a dead worker's sessions by this name.
-        size: Number of connections, all opened and kept open.
+        size: The number of connections. The pool opens all of them, and keeps them open.
         lock_seconds: How long a statement may wait for another transaction's lock.
         statement_seconds: How long a statement may take.
-        keeps_plans: The sessions execute only a worker's statements. PostgreSQL may plan each of them only once (see
-            `keep_plans`).
+        keeps_plans: Whether PostgreSQL keeps the plan of each statement (see `keep_plans` in sql/queries/schema.sql).
+            Only for sessions that execute nothing but a worker's statements.
     """
     from psycopg_pool import AsyncConnectionPool
 
     class PooledSession(TimedSession):
-        """A subclass per pool: `fault` then belongs to this pool only."""
+        """A separate class for each pool, so that `fault` is about this pool only."""
 
     return AsyncConnectionPool(
         database_url,
@@ -343,8 +347,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                     yield connection
                 except (pg.ReadOnlySqlTransaction, StoreUnavailable) as error:
                     if _is_read_only(error):
-                        # This session stays read-only even after the server accepts writes again or another server has
-                        # replaced it, and the pool would keep the session for an hour.
+                        # This session stays read-only, even after the server accepts writes again or another server
+                        # has replaced it. The pool would keep the session for an hour.
                         await connection.close()
                     raise
         except (psycopg.OperationalError, StoreUnavailable) as error:
@@ -353,8 +357,8 @@ async def session(pool: Pool) -> AsyncIterator[AsyncSession]:
                 cause, psycopg.OperationalError
             ):
                 raise
-            # The pool's other sessions have probably lost their connection, too. Replace the broken sessions now,
-            # before a statement fails in each. If the server did not answer, replace all of them without a check.
+            # The pool's other sessions have probably lost their connections, too. Replace the broken sessions now, so
+            # that no further statement fails. If the server did not answer, replace all sessions without a check.
             is_silent = isinstance(connection, TimedSession) and connection.is_server_silent
             await (pool.drain() if is_silent else pool.check())
             _raise_if_cancelled()
@@ -370,11 +374,12 @@ def _is_read_only(error: Exception) -> bool:
 
 
 def _raise_if_cancelled() -> None:
-    """Raises CancelledError if the task was cancelled inside the pool, which can lose a cancellation.
+    """Raises CancelledError if the task was cancelled inside the pool, because the pool can lose a cancellation.
 
-    To return a session, the pool uses `asyncio.wait_for`. In Python 3.11, `wait_for` loses a cancellation that arrives
-    at the same moment as its result. When the pool checks its sessions, it mistakes a cancellation for a broken
-    session. A stopping process would wait forever for a task that lost its cancellation.
+    The pool loses a cancellation in two cases. First, it returns a session with `asyncio.wait_for`, and in Python 3.11,
+    `wait_for` loses a cancellation that arrives at the same moment as its result. Second, when the pool checks its
+    sessions, it mistakes a cancellation for a broken session. A stopping process would wait forever for a task that
+    lost its cancellation.
     """
     task = asyncio.current_task()
     if task is not None and task.cancelling():
@@ -384,7 +389,7 @@ def _raise_if_cancelled() -> None:
 async def _configure(
     connection: AsyncSession, lock_seconds: float, *, statement_seconds: float = STATEMENT_SECONDS, keeps_plans: bool
 ) -> None:
-    """Sets what the protocol needs: a commit waits for the disk, because the worker sends an email after the commit."""
+    """Configures a new session. A commit waits for the disk, because the worker sends an email after the commit."""
     set_json_loads(orjson.loads, connection)
     connection.adapters.register_dumper(list, BatchDumper)
     await connection.execute(

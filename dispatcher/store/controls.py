@@ -1,4 +1,4 @@
-"""Reads what operators set for all hosts: lanes, tenants' limits, pauses. Begins and ends pauses."""
+"""Reads the controls that operators set for all hosts: lanes' policies, tenants' limits, pauses. Writes pauses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dispatcher.store.connections import Session
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 READ_SECONDS: Final = 1.0
-"""How often each process reads the controls, so that a change is in force on all hosts within two seconds."""
+"""Each process reads the controls at this interval, so that a change is in force on all hosts within two seconds."""
 
 
 async def read_controls(source: Source) -> Controls:
@@ -43,11 +43,11 @@ async def find_pauses_of(source: Source, email_id: UUID) -> list[Pause]:
 async def begin_pause(
     source: Source, scope: PauseScope, name: str, *, seconds: float | None, actor: str, reason: str
 ) -> Pause:
-    """Begins a pause, or changes the end and the reason of a pause that is in force; audited in the same commit.
+    """Begins a pause, or changes the end, the reason and the actor of a pause that is in force. Audits this.
 
     Args:
-        name: Empty for `PauseScope.ALL`.
-        seconds: How long the pause lasts from now; None: until `end_pause`.
+        name: The name of the lane, tenant or provider; empty for `PauseScope.ALL`.
+        seconds: How long the pause lasts from now; None if it lasts until `end_pause`.
     """
     parameters = {"scope": scope, "name": name, "seconds": seconds, "actor": actor, "reason": reason}
     (pause,) = await fetch(source, "begin_pause", parameters, into=Pause)
@@ -55,6 +55,6 @@ async def begin_pause(
 
 
 async def end_pause(source: Source, scope: PauseScope, name: str, *, actor: str, reason: str) -> Pause | None:
-    """Ends a pause, audited in the same commit. Returns the pause; None if it was not in force."""
+    """Ends a pause, and audits this in the same commit. Returns the pause; None if it was not in force."""
     parameters = {"scope": scope, "name": name, "actor": actor, "reason": reason}
     return next(iter(await fetch(source, "end_pause", parameters, into=Pause)), None)

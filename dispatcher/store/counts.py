@@ -15,10 +15,11 @@ from dispatcher.store.statements import fetch, fetch_sync
 from dispatcher.store.webhooks import measure_lag
 
 _UNCOUNTED: Final = frozenset({Status.SENT, Status.CANCELLED})
-"""Millions of emails may have these statuses. Counters count them when they get the status."""
+"""The statuses whose emails the monitor does not count in the table, because there may be millions. Metrics count these
+emails when they get the status."""
 
 READ_PENDING: Final = 100_000
-"""How many pending and due emails are read to find the oldest that no operator paused."""
+"""The most pending emails, and the most due emails, that are read to find the oldest email that no operator paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class Counts:
     Attributes:
         emails: Number of emails by status. Contains every status.
         oldest_pending_seconds: The longest time that a pending email has waited since it could first be sent; None if
-            none is pending. Emails that wait for a later time, or that an operator paused, do not count.
-        longest_due_seconds: The longest time that an email has been due and is not yet published, without what an
-            operator paused; None if none is due.
+            no email is pending. Emails that wait for a later time, or that an operator paused, do not count.
+        longest_due_seconds: The longest time that an email has been due without being published; None if no email is
+            due. Emails that an operator paused do not count.
     """
 
     emails: dict[Status, int]
@@ -43,10 +44,10 @@ class MonitorCounts(Counts):
     """The counts that the monitor reads at intervals; `emails` leaves out `sent` and `cancelled`.
 
     Attributes:
-        sent_last_hour: Approximate number of emails sent in the last 60 minutes. The counts are per clock hour; an hour
-            that is partly in this time counts in proportion.
+        sent_last_hour: Approximate number of emails sent in the last 60 minutes. PostgreSQL stores a count per clock
+            hour. Of a clock hour that is only partly in this time, the same part of the count is used.
         sent_last_day: As `sent_last_hour`, for the last 24 hours.
-        webhook_lag_seconds: How long the oldest event has waited that an active webhook has not handled, by webhook.
+        webhook_lag_seconds: For each active webhook, by id: how long its oldest event that was not handled has waited.
         pauses: The operators' pauses that are in force.
     """
 

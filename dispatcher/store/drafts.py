@@ -1,7 +1,7 @@
 """Inserts the emails of many HTTP API requests in one statement.
 
-If an application enqueues on its own connection (`producers`), the relay publishes the emails. The API publishes the
-emails that it inserts; the relay publishes the emails that the API could not publish.
+If an application enqueues on its own connection (`producers`), the relay publishes the emails. The API process itself
+publishes the emails that it inserts; the relay publishes only those that the API process could not publish.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dispatcher.store.queries import ids_with
 from dispatcher.store.statements import fetch
 
 LARGE_OCTETS: Final = 4 * 1024 * 1024
-"""The session is closed after a larger statement, because libpq keeps a buffer of the largest statement's size."""
+"""The session is closed after a statement that is larger than this, because libpq keeps a buffer as large as the
+largest statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Insertion:
     """The result of inserting drafts.
 
     Attributes:
-        due_at: For each inserted email, by id, when the relay publishes the email if the API does not. None: the email
-            waits until its send_at, and must not be published before.
-        direct_lane: The lane of each inserted email that the API publishes, by id.
+        due_at: For each inserted email, by id: when the relay publishes the email if the API process has not. None: the
+            email waits until its send_at, and must not be published before.
+        direct_lane: The lane of each inserted email that the API process publishes, by id.
         known: For each key that already existed, the id and payload hash of the email that has the key.
     """
 
@@ -47,7 +48,7 @@ class Insertion:
 
 
 class DraftStore:
-    """The API process's enqueue statements; each commits before it returns."""
+    """The API process's enqueue statements. Each method commits before it returns."""
 
     def __init__(self, pool: Pool, *, publish_in_seconds: float) -> None:
         """
@@ -60,16 +61,16 @@ class DraftStore:
     async def insert(
         self, drafts: Sequence[Draft], *, direct_lanes: Sequence[str] = (), relay_tenants: Sequence[str] = ()
     ) -> Insertion:
-        """Inserts the drafts whose keys are new, all or none.
+        """Inserts the drafts whose keys are new: either all of them or none.
 
         Args:
             direct_lanes: The lanes whose emails the caller publishes.
-            relay_tenants: The tenants whose emails the relay publishes in any case.
+            relay_tenants: The tenants whose emails the relay publishes, whatever their lane.
 
         Raises:
-            StoreBusy: Another open transaction is inserting one of the keys; nothing was inserted.
+            StoreBusy: Another open transaction is inserting one of the keys. Nothing was inserted.
             StoreUnavailable: It is unknown whether the drafts were inserted. Repeat the call to find out.
-            DispatcherError: PostgreSQL refuses one of the drafts; nothing was inserted.
+            DispatcherError: PostgreSQL refuses one of the drafts. Nothing was inserted.
         """
         async with session(self._pool) as connection:
             async with AsyncExitStack() as transaction:
@@ -94,7 +95,7 @@ class DraftStore:
             return Insertion(due_at, direct_lane, known)
 
     async def find(self, drafts: Sequence[Draft]) -> Mapping[Key, bytes]:
-        """The stored payload hash of each key that exists."""
+        """The stored payload hash of each draft's key that exists, by key."""
         parameters = key_parameters(drafts, set())
         rows = await fetch(self._pool, "find_by_key", parameters)
         return {key: payload_hash for key, (_, payload_hash) in holders(rows).items()}
@@ -103,6 +104,6 @@ class DraftStore:
         """Clears the due marks of emails whose messages RabbitMQ confirmed.
 
         Args:
-            due: For at least one email, the due time that `insert` returned.
+            due: The due time that `insert` returned, by email id; at least one email.
         """
         await fetch(self._pool, "mark_published", ids_with("due_ats", due))

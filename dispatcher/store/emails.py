@@ -31,7 +31,8 @@ class EmailRow:
     """An email's row without content, with the columns that its tenant may see.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled; None: never, or an earlier release did it.
+        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
+            which did not record this time, changed the status.
     """
 
     email_id: UUID
@@ -94,7 +95,10 @@ class EmailStore:
             return await list_events(connection, email_id)
 
     async def find_wait(self, email_id: UUID) -> Facts | None:
-        """Why an email waits; None if it is finished. Does not count the emails ahead, because that may take long."""
+        """The facts that show why an email waits; None if the email is finished or does not exist.
+
+        Does not count the emails ahead of this email, because the count may take long.
+        """
         async with session(self._pool) as connection:
             return await find_facts(connection, email_id, most_ahead=0)
 
@@ -105,7 +109,7 @@ class EmailStore:
 
 
 async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int = MAX_AHEAD_COUNT) -> Facts | None:
-    """The facts that show why an email waits; None if it is finished or does not exist.
+    """The facts that show why an email waits; None if the email is finished or does not exist.
 
     Args:
         most_ahead: Count at most this many pending emails ahead of this email; 0 counts none.
@@ -124,7 +128,8 @@ async def find_facts(session: AsyncSession, email_id: UUID, *, most_ahead: int =
 async def find_holders(session: AsyncSession, email_id: UUID) -> list[str]:
     """Descriptions of the sessions that may have locked the email's row for longer than a batched statement waits.
 
-    Tries to lock the row to find out whether it is locked. So a role with only read rights gets an empty list.
+    To find out whether the row is locked, the function tries to lock it. So for a role that may only read, the list is
+    empty.
     """
     ((may_lock,),) = await fetch(session, "may_lock")
     if not may_lock or not await fetch(session, "find_locked", ids_within([email_id])):
@@ -144,13 +149,13 @@ async def find_tenants_of_key(session: AsyncSession, message_key: str, *, most_t
     """The ids of the emails that have this message key, by tenant.
 
     Args:
-        most_tenants: Look at most in this many tenants, in the order of their ids.
+        most_tenants: Searches only the first tenants in the order of their ids, at most this many.
     """
     return dict(await fetch(session, "find_tenants_of_key", {"message_key": message_key, "most_tenants": most_tenants}))
 
 
 async def find_email(session: AsyncSession, email_id: UUID) -> Record | None:
-    """All columns of an email that are not private, by name; None if there is no such email."""
+    """The columns of an email, by name, without private columns; None if the email does not exist."""
     rows = await _records(session, "find_email", {"email_id": email_id})
     return rows[0] if rows else None
 

@@ -32,7 +32,8 @@ class Draft:
 
     Attributes:
         payload_hash: Compared with the stored hash if the key already exists.
-        lane: The email's own lane, or its API key's; None: by the sender's rule, or normal.
+        lane: The lane that the email or its API key sets. None: the lane of the rule for the sender, or normal if there
+            is no rule.
     """
 
     email_id: UUID
@@ -50,10 +51,10 @@ class Draft:
 def draft(emails: Sequence[Message], traceparent: str | None = None, lane: str | None = None) -> list[Draft]:
     """Creates drafts in the given order. Ignores an invalid traceparent (W3C Trace Context, section 2.3).
 
-    The traceparent becomes a message header, and RabbitMQ would refuse every message with a header that is too long.
+    The traceparent becomes a message header. RabbitMQ would refuse a message with a header that is too long.
 
     Args:
-        lane: The lane of emails that name none.
+        lane: The lane of emails that do not set a lane.
     """
     if traceparent is not None and not _TRACEPARENT.fullmatch(traceparent):
         traceparent = None
@@ -75,9 +76,9 @@ def insert_parameters(
 
     Args:
         publish_in_seconds: How long the relay waits before it publishes emails of `direct_lanes`. During this wait, the
-            caller publishes them and marks them as published; the relay then leaves them out.
+            caller publishes these emails and marks them as published; the relay then leaves them out.
         direct_lanes: The lanes whose emails the caller publishes.
-        relay_tenants: The tenants whose emails the relay publishes in any case.
+        relay_tenants: The tenants whose emails the relay publishes, whatever their lane.
     """
     ordered = sorted(drafts, key=lambda item: item.key)
     emails = [item.email for item in ordered]
@@ -103,7 +104,7 @@ def insert_parameters(
         "attachment_counts": _array(len(email.attachments) for email in emails),
         "octets": list(map(_octets, emails, template_datas)),
         "ignore_suppressions": _array(email.ignore_suppression for email in emails),
-        # As texts: psycopg cannot send a list without any instant as an array of instants.
+        # Instants are sent as texts, because psycopg cannot send a list of only None values as an array of instants.
         "send_ats": [email.send_at and email.send_at.isoformat() for email in emails],
         "expires_ats": [email.expires_at and email.expires_at.isoformat() for email in emails],
         "channels": [None if email.channel == EMAIL_CHANNEL else email.channel for email in emails],
@@ -118,7 +119,7 @@ def insert_parameters(
 
 
 def has_attachments(drafts: Iterable[Draft]) -> bool:
-    """Whether storing the drafts takes two statements, and so a transaction."""
+    """Whether a draft has attachments. Storing the drafts then takes two statements, which need a transaction."""
     return any(item.email.attachments for item in drafts)
 
 
@@ -150,7 +151,7 @@ def key_parameters(drafts: Iterable[Draft], inserted: set[UUID]) -> Parameters |
 
 
 def holders(rows: Iterable[Sequence[Any]]) -> Mapping[Key, tuple[UUID, bytes]]:
-    """The result of `find_by_key`: by key, the id and payload hash of the email that has the key."""
+    """Converts the rows of `find_by_key`: returns the id and payload hash of the email that has each key, by key."""
     return {(tenant, key): (email_id, bytes(payload_hash)) for tenant, key, email_id, payload_hash in rows}
 
 
@@ -160,12 +161,15 @@ def _recipients(email: Message) -> dict[str, tuple[str, ...]]:
 
 
 def _comparable_sender(email: Message) -> str:
-    """The sender as lane rules have it."""
+    """The sender in the form in which lane rules store senders."""
     return comparable_address(email.sender) if email.channel == EMAIL_CHANNEL else email.sender
 
 
 def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
-    """Who gets the emails. PostgreSQL hashes the addresses, because an application does not have the key."""
+    """The recipients' addresses, each with the number of its email, from 1.
+
+    PostgreSQL hashes the addresses, because an application does not have the key.
+    """
     numbers: list[int] = []
     addresses: list[str] = []
     for number, item in enumerate(drafts, 1):
@@ -177,7 +181,7 @@ def _recipient_parameters(drafts: Iterable[Draft]) -> Parameters:
 
 
 def _array(values: Iterable[int]) -> str:
-    """The literal of an array of integers or booleans. psycopg needs several times as long for a list."""
+    """An array literal of integers or booleans. To convert a list, psycopg takes several times as long."""
     return f"{{{','.join(map(str, values))}}}"
 
 

@@ -22,7 +22,7 @@ _ORDER: Final = attrgetter("email_id.int", "event_key")
 
 
 class EventRow(NamedTuple):
-    """A row of `email_event` before it is inserted. A frozen dataclass would take four times as long to make."""
+    """A row to insert into `email_event`. A tuple, because to create a dataclass would take four times as long."""
 
     email_id: UUID
     event_key: bytes
@@ -38,7 +38,7 @@ class EventRow(NamedTuple):
 
     @classmethod
     def of(cls, event: ProviderEvent, hasher: AddressHasher) -> EventRow:
-        """The row of an event: with the hash of the recipient instead of the address, and a scrubbed detail."""
+        """The row of an event. It contains the recipient's hash instead of the address, and the scrubbed detail."""
         address_hash = hasher.hash(event.recipient) if event.recipient else None
         address = normalised(event.recipient) if event.recipient else None
         return cls(
@@ -62,11 +62,11 @@ class StoredEvents:
 
     Attributes:
         mailbox: The recipient's mailbox provider (see `mailbox_provider_of`).
-        given: All events, with duplicates.
-        new: Events that were not stored before.
-        unknown: Events whose email does not exist.
-        delivery_seconds: For each new delivery, the time from the provider's acceptance.
-        settleable: Emails of any provider and kind that these events marked and that no worker has leased.
+        given: The number of all events, including duplicates.
+        new: The number of events that were not stored before.
+        unknown: The number of events whose email does not exist.
+        delivery_seconds: For each new event about a delivery: the time between acceptance and delivery.
+        settleable: All emails that the call marked and that no worker has leased, whatever their provider and kind.
     """
 
     provider: str
@@ -81,12 +81,12 @@ class StoredEvents:
 
     @property
     def metric_kind(self) -> str:
-        """The kind as a label of a metric: for a bounce, also how permanent it is, such as `bounced_hard`."""
+        """The kind as a label of a metric. For a bounce, the label includes its class, such as `bounced_hard`."""
         return f"{self.kind}_{self.bounce}" if self.bounce else self.kind
 
     @property
     def duplicates(self) -> int:
-        """Events that were already stored."""
+        """The number of events that were already stored."""
         return self.given - self.new - self.unknown
 
 
@@ -109,7 +109,7 @@ async def store_events(source: Source, rows: Sequence[EventRow], rules: Suppress
     """Stores events, marks their emails and suppresses recipients, in one statement and one commit. Idempotent.
 
     Args:
-        rows: At least one.
+        rows: At least one event.
     """
     ordered = sorted(rows, key=_ORDER)
     parameters: dict[str, Any] = {
@@ -140,7 +140,7 @@ async def find_proven(source: Source, limit: int) -> list[UUID]:
 
 
 async def settle_proven(source: Source, email_ids: Collection[UUID]) -> list[SettledEmail]:
-    """Settles marked emails by their events; leaves out locked emails. Returns the emails whose status changed."""
+    """Settles marked emails by their events. Leaves out locked emails. Returns the emails whose status changed."""
     if not email_ids:
         return []
     return await fetch(source, "settle_proven", ids_within(set(email_ids)), into=SettledEmail)

@@ -1,4 +1,4 @@
-"""Failed and held emails: operators' queries and actions, and which emails need a dead letter on the DLQ."""
+"""Failed and held emails: operators' queries and actions, and which emails must have a dead letter on the DLQ."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Selection:
 
     Attributes:
         status: `failed` or `held`.
-        text: A part of the error text, in upper or lower case.
+        text: A part of the error text; case is ignored.
         older_than_seconds: Enqueued longer ago than this.
         newer_than_seconds: Enqueued less long ago than this.
         email_ids: Only these emails.
         discarded: True for emails whose dead letter an operator discarded, False (the default) for all others.
-        tag: One of the email's tags. Not found after the content was deleted.
+        tag: One of the email's tags. Emails whose content was deleted have no tags.
         channel: `email`, `sms`, or a channel that a package adds.
     """
 
@@ -88,7 +88,13 @@ class DeadEmail:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """How many failed and held emails have one value of a property, with the first and last enqueue times."""
+    """The failed and held emails that have one value of a property.
+
+    Attributes:
+        emails: The number of these emails.
+        oldest_at: When the oldest of these emails was enqueued.
+        newest_at: When the newest of these emails was enqueued.
+    """
 
     value: str
     emails: int
@@ -101,12 +107,13 @@ class DeadGroup:
     """Failed and held emails with the same cause, or with the same value of a property.
 
     Attributes:
-        keys: For `cause` the error type and the provider; otherwise one value. A key is None if it is not known.
-        held: The number of held emails among them.
-        oldest_at: When the first of these emails was enqueued.
+        keys: For `cause`, the error type and the provider; otherwise the one value. A key is None if it is unknown.
+        emails: The number of emails in this group.
+        held: How many of these emails are held.
+        oldest_at: When the oldest of these emails was enqueued.
         sample_id: The newest of these emails.
-        sample_error: Its last error.
-        emails_in_all: The number of emails that were grouped.
+        sample_error: The last error of the newest email.
+        emails_in_all: The number of emails that were grouped. It is the same in each group.
     """
 
     keys: Sequence[str | None]
@@ -127,8 +134,8 @@ class HeldEvidence:
         error: Why the email is held.
         discarded_at: When an operator discarded the email's dead letter; None if no operator did.
         has_content: Whether the email can be sent again.
-        worker: The worker of the last attempt that was recorded. None if there is none: the worker or its host was lost
-            before it could record an attempt.
+        worker: The worker of the last recorded attempt. None if no attempt was recorded, because the worker or its host
+            was lost.
         events: The kinds of events that providers reported about the email.
     """
 
@@ -172,7 +179,7 @@ class DeadLetterEmail:
     """The current row of the email that a dead letter is about.
 
     Attributes:
-        attempt_count: Identifies one failure of the email: every later failure has more attempts.
+        attempt_count: Identifies one failure of the email, because every later failure has more attempts.
         is_discarded: Whether an operator discarded the email's dead letter.
     """
 
@@ -191,14 +198,18 @@ async def list_dead(
 
 
 async def count_dead(session: AsyncSession, selection: Selection, by: str) -> list[Group]:
-    """The selected emails grouped by error_type, provider, tenant, status, domain or error; largest group first."""
+    """The selected emails, grouped by a property; largest group first.
+
+    Args:
+        by: `error_type`, `provider`, `tenant`, `status`, `domain` or `error`.
+    """
     return await fetch(session, "count_dead", {**selection.parameters, "by": by}, into=Group)
 
 
 async def list_dead_page(
     session: AsyncSession, selection: Selection, *, before: UUID | None = None, limit: int = 50
 ) -> list[DeadEmail]:
-    """As `list_dead`, without the number of emails: fast for any number."""
+    """As `list_dead`, without the number of emails. Fast, however many emails are selected."""
     parameters = {**selection.parameters, "before": before, "limit": limit}
     return await fetch(session, "list_dead_page", parameters, into=DeadEmail)
 
@@ -206,9 +217,10 @@ async def list_dead_page(
 async def group_dead(
     session: AsyncSession, selection: Selection, by: str, *, limit: int, groups: int
 ) -> list[DeadGroup]:
-    """The newest `limit` selected emails, grouped by one of `CAUSES`: the largest groups, largest first.
+    """Groups the newest `limit` selected emails. Returns the largest groups, largest first.
 
     Args:
+        by: One of `CAUSES`.
         groups: The most groups to return.
     """
     parameters = {**selection.parameters, "by": by, "limit": limit, "groups": groups}
@@ -262,18 +274,21 @@ async def list_held(
 async def list_held_page(
     session: AsyncSession, selection: Selection, *, after: UUID | None = None, limit: int = 50
 ) -> list[HeldEvidence]:
-    """A page of held emails with their evidence, oldest first. Fast for any number."""
+    """A page of held emails with their evidence, oldest first. Fast, however many emails are held."""
     parameters = {**selection.parameters, "after": after, "limit": limit}
     return await fetch(session, "list_held_page", parameters, into=HeldEvidence)
 
 
 async def confirm_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `sent`, in one audited commit. Returns False if the email is not held."""
+    """Makes a held email `sent`, and audits this in the same commit. Returns False if the email is not held."""
     return bool(await fetch(session, "confirm_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
 async def release_held(session: AsyncSession, email_id: UUID, *, actor: str, reason: str) -> bool:
-    """Makes a held email `pending` and due, in one audited commit. False if the email is not held or has no content."""
+    """Makes a held email `pending` and due, and audits this in the same commit.
+
+    Returns False if the email is not held, has no content, or has expired.
+    """
     return bool(await fetch(session, "release_held", {"email_id": email_id, "actor": actor, "reason": reason}))
 
 
@@ -300,7 +315,7 @@ async def discard_dead(session: AsyncSession, email_ids: Collection[UUID], *, ac
 
 
 async def find_dead_lettered(session: AsyncSession) -> dict[UUID, int]:
-    """The emails whose dead letter must be on the DLQ, with their number of attempts."""
+    """The emails whose dead letter must be on the DLQ: the number of attempts, by email id."""
     return dict(await fetch(session, "find_dead_lettered"))
 
 

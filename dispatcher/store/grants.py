@@ -32,7 +32,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
     """The three kinds of roles, each with only the rights that it needs.
 
     Args:
-        producer: The name of the producer role. None of the three roles need exist yet.
+        producer: The name of the producer role. The three roles do not need to exist yet.
         dispatcher: The name of the dispatcher role.
         reader: The name of the reader role.
 
@@ -40,7 +40,7 @@ def roles_of(*, producer: str, dispatcher: str, reader: str) -> list[Role]:
         ValueError: PostgreSQL does not accept the name.
     """
     return [
-        _role("producer", producer, "an application that enqueues by the library", query("grant_producer")),
+        _role("producer", producer, "an application that enqueues with the library", query("grant_producer")),
         _role(
             "dispatcher",
             dispatcher,

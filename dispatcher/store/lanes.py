@@ -1,4 +1,4 @@
-"""Writes what operators set for lanes, senders and tenants. Each statement also writes the audit log."""
+"""Writes what operators set for lanes, senders and tenants. Each statement also audits the change."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dispatcher.domain.controls import LanePolicy, LaneRule, TenantLimit
 from dispatcher.store.statements import Source, fetch
 
 Author = Mapping[str, str]
-"""The audit log's `actor` and `reason`."""
+"""The `actor` and the `reason` of the audit record."""
 
 
 async def list_rules(source: Source) -> list[LaneRule]:
-    """The lanes of senders, by sender."""
+    """The rules that set the lane of a sender's emails, ordered by sender."""
     return await fetch(source, "list_lane_rules", into=LaneRule)
 
 
 async def set_policy(
     source: Source, lane: str, values: Mapping[str, Any], author: Author, *, default_weight: float
 ) -> LanePolicy:
-    """Sets the values that are not None, and keeps the others.
+    """Sets the policy values of a lane that are not None, and keeps the others. Returns the new policy.
 
     Args:
         values: `weight`, `on_uncertain`, `max_attempts` and `redeliver_seconds`.
@@ -32,7 +32,7 @@ async def set_policy(
 
 
 async def unset_policy(source: Source, lane: str, author: Author) -> bool:
-    """Deletes what operators set for a lane; False if nothing was set."""
+    """Deletes the policy of a lane. Returns False if the lane had no policy."""
     return bool(await fetch(source, "unset_lane_policy", {"lane": lane, **author}))
 
 
@@ -42,12 +42,12 @@ async def set_rule(source: Source, rule: LaneRule, author: Author) -> None:
 
 
 async def unset_rule(source: Source, sender: str, author: Author) -> bool:
-    """Deletes the lane of a sender's emails; False if there is no such rule."""
+    """Deletes the rule for a sender. Returns False if there is no such rule."""
     return bool(await fetch(source, "unset_lane_rule", {"sender": sender, **author}))
 
 
 async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], author: Author) -> TenantLimit:
-    """Sets the values that are not None, and keeps the others.
+    """Sets the limits of a tenant that are not None, and keeps the others. Returns the new limits.
 
     Args:
         values: `weight` and `per_second`.
@@ -57,16 +57,16 @@ async def set_limit(source: Source, tenant_id: str, values: Mapping[str, Any], a
 
 
 async def unset_limit(source: Source, tenant_id: str, author: Author) -> bool:
-    """Deletes what operators set for a tenant; False if nothing was set."""
+    """Deletes the limits of a tenant. Returns False if the tenant had no limits."""
     return bool(await fetch(source, "unset_tenant_limit", {"tenant_id": tenant_id, **author}))
 
 
 async def count_due(source: Source, *, pairs: int, most: int) -> list[tuple[str, str, int, float]]:
-    """The lanes and tenants that have due emails: lane, tenant, number of emails, and seconds since the oldest is due.
+    """The number of due emails of each lane and tenant: lane, tenant, number, and seconds since the first became due.
 
     Args:
-        pairs: The most rows.
-        most: Each row counts at most this many emails.
+        pairs: The most pairs of lane and tenant.
+        most: For each pair, count at most this many emails.
     """
     rows = await fetch(source, "count_due", {"pairs": pairs, "most": most})
     return [(lane, tenant_id, emails, seconds) for lane, tenant_id, emails, seconds in rows]

@@ -30,7 +30,8 @@ MAX_DEAD_LETTER_REPLAYS: Final = 3
 """How often an email is replayed because its dead letter was moved back to the send queue. The limit stops a program
 that moves messages back and forth."""
 MAX_OCTETS: Final = 64 * 1024
-"""`lease` returns content up to this size if it has no attachments; nearly all emails are far smaller."""
+"""`lease` returns the content of an email only if the content is at most this large and has no attachments. Nearly all
+emails are far smaller."""
 SLICE_OCTETS: Final = 4 * 1024 * 1024
 _NUMBER: Final = attrgetter("email_id.int")
 _NO_EMAIL: Final = (AttributeError, TypeError, ValueError)
@@ -56,10 +57,10 @@ class Lease(NamedTuple):
             large or could not be read in a batch. 0 if nothing must be read; negative if the size is unknown.
         due_since: When the email could first be sent: its send_at, or else when it was enqueued; None if not read.
         pinned_to: The only provider that may be tried (see `domain.pin`); None for any provider.
-        pinned_seconds: How long ago the first attempt whose outcome is unknown began.
-        expires_in: In how many seconds the email expires: from then on, no attempt may begin. None: never.
-        tenant_id: Whose suppressed recipients get no email.
-        limits: The email's own limits of retries; None if it has none and redelivery is off.
+        pinned_seconds: Seconds since the first attempt with an unknown outcome began; None if the email is not pinned.
+        expires_in: The seconds until the email expires and no attempt may begin any more; None if it never expires.
+        tenant_id: The tenant that the email belongs to. The tenant's suppressions apply to the email.
+        limits: The email's own retry limits; None if the email has none and redelivery is off.
     """
 
     email_id: UUID
@@ -90,8 +91,8 @@ class UnleasedEmail:
 
     Attributes:
         our_token: The token of the lease that this worker has, or lost to a recovery; None if there is none.
-        is_left_out: Whether no worker may lease the email although it may be pending, because the relay finishes it: an
-            event of a provider proves that it was sent, or it has expired.
+        is_left_out: Whether no worker may lease the email, even if it is pending. The relay finishes such an email: a
+            provider's event proves that the email was sent, or the email has expired.
     """
 
     message_key: str
@@ -120,9 +121,10 @@ class Result(NamedTuple):
         outcome: The outcome's name (see `domain.outcome.outcome_name`).
         error_type: The reason as a `Reason` value; None if the email was accepted.
         error: The provider's error text, scrubbed.
-        expired_at: The end of the lease, set only if the relay records the result of a running worker whose lease
-            expired. The result is recorded only if the lease still has this end.
-        is_pinned: The provider may have accepted the email under an idempotency key, and is the only one to try again.
+        expired_at: When the lease expired. Set only if the relay records the result of a frozen worker. The result is
+            recorded only if the lease still has this end.
+        is_pinned: Whether only this provider may be tried again, because it may have accepted the email under an
+            idempotency key.
         wait_seconds: How long the email waits for its redelivery; None unless the status is `waiting`.
     """
 
@@ -144,7 +146,7 @@ class Result(NamedTuple):
     wait_seconds: float | None = None
 
     def without_provider_texts(self) -> Result:
-        """The result without the provider's texts, for when PostgreSQL refuses to store them."""
+        """The result without `error`, `provider_code` and `provider_message_id`. PostgreSQL may refuse these texts."""
         return self._replace(error=None, provider_code=None, provider_message_id=None)
 
 
@@ -157,7 +159,7 @@ _COLUMNS: Final = (
 
 
 class LeaseStore:
-    """The worker's statements.
+    """A worker's statements about emails: lease, renew, release, record, and read content.
 
     Every method raises StoreUnavailable if the same call may succeed later. It is then unknown whether the statement
     was committed, and the caller must find out (`release_unanswered`, `is_recorded`). After StoreBusy, nothing was
@@ -185,10 +187,11 @@ class LeaseStore:
     async def lease(
         self, keys_by_id: dict[UUID, str], lease_seconds: float, paused_tenants: Sequence[str] = ()
     ) -> list[Lease]:
-        """Leases the given emails, except emails that are not pending or do not have the given message key.
+        """Leases the given emails. Leaves out emails that are not pending or have a different message key.
 
         Args:
-            paused_tenants: Leaves out the emails of these tenants.
+            keys_by_id: The message key of each email, by id.
+            paused_tenants: The emails of these tenants are left out.
         """
         parameters = {
             **ids_with("message_keys", keys_by_id),
@@ -203,7 +206,10 @@ class LeaseStore:
     async def lease_without_content(
         self, email_id: UUID, message_key: str, lease_seconds: float, paused_tenants: Sequence[str] = ()
     ) -> Lease | None:
-        """As `lease`, for one email that `lease` could not read. The caller must read its content separately."""
+        """As `lease`, for one email that `lease` could not read. The caller must read the content separately.
+
+        Returns None if the email cannot be leased.
+        """
         parameters = {
             "email_id": email_id,
             "message_key": message_key,
@@ -269,20 +275,20 @@ class LeaseStore:
         return {email_id: UnleasedEmail(key, Status(status), *rest) for email_id, key, status, *rest in rows}
 
     async def read_controls(self) -> Controls:
-        """What operators set for all hosts."""
+        """The lanes' policies, the tenants' limits and the pauses that operators set for all hosts."""
         return await read_controls(self._pool)
 
     async def find_paused(self, email_ids: Collection[UUID], tenants: Sequence[str], lanes: Sequence[str]) -> set[UUID]:
-        """Which of these emails belong to one of these tenants or lanes."""
+        """The ids of the given emails that belong to one of the given tenants or lanes."""
         parameters = {**ids_within(email_ids), "tenants": list(tenants), "lanes": list(lanes)}
         return await self._ids("find_paused", parameters)
 
     async def put_back(self, email_ids: Collection[UUID], tenants: Sequence[str], away_seconds: float) -> set[UUID]:
-        """Makes pending emails of paused tenants due again, unpublished. Skips locked rows.
+        """Makes pending emails of paused tenants due again, as if they were not published. Skips locked rows.
 
         Args:
-            tenants: The paused tenants; leaves out the emails of others.
-            away_seconds: In how many seconds the emails become due.
+            tenants: The paused tenants. Emails of other tenants are left out.
+            away_seconds: The seconds until the emails are due.
 
         Returns:
             The ids of the emails that are due again.
@@ -316,7 +322,8 @@ class LeaseStore:
         """Extends leases, given as token by email id.
 
         Returns:
-            The ids of emails that this worker may still send: it has the lease, and no event proves an acceptance.
+            The ids of the emails that this worker may still send: the worker has the lease, and no event proves that a
+            provider accepted the email.
         """
         return await self._ids("renew", {**ids_with("lease_tokens", leases), "lease_seconds": lease_seconds})
 
@@ -329,10 +336,10 @@ class LeaseStore:
 
         Args:
             leases: The token by email id.
-            away_seconds: In how many seconds an email becomes due; immediately if the email is not in this mapping.
+            away_seconds: The seconds until an email is due, by email id. Emails without an entry are due immediately.
 
         Returns:
-            The ids of emails that this worker still had a lease for.
+            The ids of the emails for which this worker still had a lease.
         """
         parameters = ids_with("lease_tokens", leases)
         waits = [away_seconds.get(email_id, 0.0) for email_id in parameters["email_ids"]]
@@ -379,9 +386,9 @@ class LeaseStore:
         return outcome.locked
 
     async def record(self, results: Sequence[Result]) -> set[UUID]:
-        """Records a batch of results. Returns the ids of emails that this worker still had a lease for.
+        """Records a batch of results. Returns the ids of the emails for which this worker still had a lease.
 
-        The comment of the SQL statement says what happens to results for other emails.
+        The comment in `sql/queries/record.sql` says what happens to the results of all other emails.
         """
         parameters = {**_columns(results), "worker": self._worker, "slot": self._slot}
         async with session(self._pool) as connection:
@@ -440,7 +447,7 @@ def _lease(row: Row) -> Lease:
 
 
 def limits_in(column: Sequence[float | None] | None) -> RetryLimits | None:
-    """The limits from the array in the last column of a lease."""
+    """Converts the array in the last column of a lease to retry limits; None if the column is null."""
     if column is None:
         return None
     max_attempts, redeliver_seconds, redeliveries = column

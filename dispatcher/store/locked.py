@@ -1,9 +1,10 @@
 """Executes batched statements without the emails whose rows are locked or for which PostgreSQL refuses the statement.
 
-A batched statement waits for each of its rows, so one row that stays locked (for example by a `psql` left open in a
-transaction) would delay the whole batch. While no row is locked, no extra query is made. After a statement ran into the
-lock timeout, one query finds its locked emails. The process remembers these emails, and checks them before a batch
-includes them again. If PostgreSQL refuses a statement, `store.bisection` finds the emails that cause the error.
+A batched statement waits for the lock of each of its rows. So one row that stays locked (for example by a `psql`
+session that was left in a transaction) would delay the whole batch. After a statement has run into the lock timeout,
+one query finds its locked emails. The process remembers these emails, and checks them before a batch includes them
+again. While no row is locked, no such query is made. If PostgreSQL refuses a statement, `store.bisection` finds the
+emails that cause the error.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from dispatcher.store.statements import Source, fetch
 from dispatcher.telemetry.log import get_log
 
 REMEMBERED_SECONDS: Final = 60.0
-"""How long an email is remembered after it was last found locked. A process that must write its row checks sooner."""
+"""How long an email is remembered after it was last found locked. A process that must write the row of the email checks
+the row sooner."""
 RETRY_REFUSED_SECONDS: Final = 10.0
 """How long the relay waits before it retries an email for which PostgreSQL refused a statement."""
 MAX_NAMED: Final = 5
-"""The most email ids in one log line; a transaction may lock thousands of rows."""
+"""The most email ids in one log line, because a transaction may lock thousands of rows."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -42,7 +44,7 @@ class BatchOutcome(Generic[T_co]):
     """The result of a batched statement.
 
     Attributes:
-        answers: The statement's answers: several if the batch was split, none if it was executed for no email.
+        answers: The answers of the statement: several if the batch was split, none if every email was left out.
         locked: Emails that were left out because another transaction has locked their rows.
         refused: Emails for which PostgreSQL refuses the statement, with the error.
     """
@@ -53,7 +55,7 @@ class BatchOutcome(Generic[T_co]):
 
     @property
     def skipped(self) -> set[UUID]:
-        """The emails for which the statement was not executed, because they are locked or refused."""
+        """The ids of the emails that were left out, because they are locked or refused."""
         return self.locked | self.refused.keys()
 
     def rows(self: BatchOutcome[Collection[R]]) -> list[R]:
@@ -62,7 +64,7 @@ class BatchOutcome(Generic[T_co]):
 
 
 class LockedRows:
-    """The locked emails and the refused emails that one process has found."""
+    """Executes batched statements, and remembers the locked and the refused emails that this process has found."""
 
     def __init__(self, source: Source, *, retry_seconds: float = 0.0) -> None:
         """
@@ -121,16 +123,16 @@ class LockedRows:
         return BatchOutcome([*chain.from_iterable(answers)], locked, refused | dict(culprits))
 
     def _still_refused(self, email_ids: set[UUID]) -> dict[UUID, StatementRefused]:
-        """The given emails that were refused less than `retry_seconds` ago."""
+        """Those of the given emails that PostgreSQL refused less than `retry_seconds` ago, with the errors."""
         after = time.monotonic() - self._retry_seconds
         self._refused = {i: (at, error) for i, (at, error) in self._refused.items() if at > after}
         return {i: self._refused[i][1] for i in email_ids & self._refused.keys()} if self._refused else {}
 
     async def find_locked(self, email_ids: Collection[UUID], *, is_busy: bool = False) -> set[UUID]:
-        """The given emails that are locked now. Normally checks only emails that were found locked before.
+        """Those of the given emails that are locked now. Normally checks only emails that were found locked before.
 
         Args:
-            is_busy: A statement for these emails ran into the lock timeout, so check all of them.
+            is_busy: Whether a statement for these emails ran into the lock timeout. If so, checks all of them.
         """
         if not (self._seen_at or is_busy):
             return set()

@@ -17,12 +17,12 @@ from dispatcher.store.statements import Source, fetch, from_rows
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much one page reads. With the defaults, a page takes some tens of milliseconds.
+    """How much one page of a look-up reads. With the defaults, a page takes some tens of milliseconds.
 
     Attributes:
-        rows: The most rows of `email_log`, read in the order of an index.
-        emails: The most emails that are looked up by their ids.
-        checked: Emails per statement that reads their contents.
+        rows: The most rows of `email_log` that a page reads in the order of an index.
+        emails: The most emails that a page looks up by their ids.
+        checked: The number of emails whose contents one statement reads.
         most_checked: The most emails whose contents a page reads.
     """
 
@@ -32,7 +32,7 @@ class Budget:
     most_checked: int = 5_000
 
     def examined(self, start: Start) -> int:
-        """The most emails that one statement reads."""
+        """The most emails that one statement reads for this start."""
         return self.emails if start in (Start.RECIPIENT, Start.DOMAIN) else self.rows
 
 
@@ -46,7 +46,8 @@ class FoundEmail:
     """An email without content and addresses.
 
     Attributes:
-        settled_at: When the email became failed, held or cancelled; None: it is not, or an earlier release did it.
+        settled_at: When the email became failed, held or cancelled. None if it never did, or if an earlier release,
+            which did not record this time, changed the status.
     """
 
     email_id: UUID
@@ -67,24 +68,24 @@ class FoundEmail:
 
 
 class Start(StrEnum):
-    """Which filter of a look-up decides what is read. The other filters are applied to what was read."""
+    """The filter by which a look-up reads emails. The other filters are applied to the emails that were read."""
 
     RECIPIENT = "recipient"
     DOMAIN = "domain"
     CORRELATION_ID = "correlation_id"
     STATUS = "status"
-    """Not for `sent`, which has no index."""
+    """Every status except `sent`, which has no index."""
     ALL = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Criteria:
-    """What to find; None does not filter.
+    """Which emails to find; a field that is None does not filter.
 
     Attributes:
         recipient: The hash of an address, and the address's domain.
-        below_id: Only ids below this one.
-        from_id: Only ids from this one on.
+        below_id: Only emails with a lower id than this.
+        from_id: Only emails with this id or a higher one.
     """
 
     recipient: tuple[bytes, str] | None = None
@@ -101,19 +102,19 @@ class Criteria:
 
 
 async def hash_address(source: Source, address: str) -> bytes:
-    """The hash of a normalised address. The role needs no right to read the key."""
+    """The hash of a normalised address. PostgreSQL hashes the address, so the role needs no right to read the key."""
     ((found,),) = await fetch(source, "hash_address", {"address": address})
     return bytes(found)
 
 
 async def find_recipients_since(source: Source) -> datetime | None:
-    """From when on emails are found by their recipients; None: all emails are."""
+    """The time since which emails can be found by their recipients; None if all emails can be found by recipient."""
     ((since, has_older),) = await fetch(source, "find_recipients_since")
     return since if has_older else None
 
 
 def find_start(wanted: Criteria) -> Start:
-    """The filter that selects the fewest emails."""
+    """The filter that probably selects the fewest emails."""
     if wanted.recipient is not None:
         return Start.RECIPIENT
     if wanted.correlation_id is not None:
@@ -131,7 +132,7 @@ async def find_emails(
     A page reads at most `Budget.examined` emails, so a page with few or no emails is not necessarily the last page.
 
     Args:
-        start: What `find_start` returned for the same filters; None: find it.
+        start: What `find_start` returned for the same filters; None to call `find_start`.
     """
     start = start or find_start(wanted)
     address_hash, recipient_domain = wanted.recipient or (None, None)
@@ -159,7 +160,7 @@ async def find_emails(
 
 
 def _is_decided(wanted: Criteria, start: Start) -> bool:
-    """Whether every email that the start finds matches, so that a page need not read more emails than it has."""
+    """Whether no other filter is set. Every email that the start reads then matches, so a page reads only `limit`."""
     used = {
         Start.CORRELATION_ID: wanted.correlation_id,
         Start.STATUS: wanted.status,
@@ -174,17 +175,21 @@ def _is_decided(wanted: Criteria, start: Start) -> bool:
 
 
 async def find_with_domain(source: Source, email_ids: Sequence[UUID], domain: str) -> set[UUID]:
-    """Those of the emails that go to a domain."""
+    """The ids of the given emails that have a recipient at the domain."""
     return await _matching(source, "find_with_domain", email_ids, {"domain": domain})
 
 
 async def find_with_tag(source: Source, email_ids: Sequence[UUID], tag: str) -> set[UUID]:
-    """Those of the emails that have a tag, and whose content was not deleted."""
+    """The ids of the given emails that have the tag. Leaves out emails whose content was deleted."""
     return await _matching(source, "find_with_tag", email_ids, {"tag": tag})
 
 
 async def find_from(source: Source, email_ids: Sequence[UUID], senders: Sequence[str]) -> set[UUID]:
-    """Those of the emails that one of these addresses or domains (`@example.com`) sends."""
+    """The ids of the given emails whose sender is one of `senders`. Leaves out emails whose content was deleted.
+
+    Args:
+        senders: Addresses, or domains such as `@example.com`; in lower case.
+    """
     return await _matching(source, "find_from", email_ids, {"senders": list(senders)})
 
 

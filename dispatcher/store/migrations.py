@@ -1,8 +1,8 @@
 """Applies the numbered files of `sql/migrations/`. Migrations only go forward and are never edited.
 
-Migrations refer to tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
-reads tables keeps this search_path (`set search_path from current`), or has a body that PostgreSQL parses when it
-creates the function (`begin atomic`).
+Migrations name tables and functions without a schema; `migrate` sets the search_path to our schema. A function that
+reads tables either stores this search_path (`set search_path from current`), or has a body that PostgreSQL parses when
+it creates the function (`begin atomic`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dispatcher.store.queries import query, schema
 from dispatcher.store.statements import Row, fetch, fetch_sync
 
 WEEKS_AHEAD: Final = 4
-"""How many weekly partitions are created in advance. If no partition is created for a longer time, rows go to the
-default partition."""
+"""How many weekly partitions are created in advance. If these weeks have passed and no further partition was created,
+new rows go to the default partition."""
 
 _OF_SUPERUSERS: Final = "set dispatcher.prune_audit = 'on'\n"
 """A line of migration 0011 that only a superuser may execute. Migration 0018 recreates the function without this line.
@@ -65,8 +65,8 @@ def migrate(connection: Session) -> list[str]:
 
     Raises:
         SchemaError: The database's encoding is not UTF-8, the database is newer than this release, the file of an
-            applied migration was edited, a different schema has the tables, another application has a table of the
-            same name, or the role lacks a right.
+            applied migration was edited, a different schema has our tables, another application has a table with the
+            name of one of our tables, or the role lacks a right.
     """
     changes: list[str] = []
     _assert_unicode(connection.info.parameter_status("server_encoding"))
@@ -101,8 +101,8 @@ def _explained(step: str) -> Iterator[None]:
     except (pg.DuplicateTable, pg.DuplicateFunction, pg.DuplicateObject) as error:
         raise SchemaError(
             f'{step} failed in the schema "{schema()}": {error.diag.message_primary}.',
-            remedy="It belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema that no other "
-            "application uses.",
+            remedy="That object belongs to another application. Set DISPATCHER_DATABASE_SCHEMA to a schema that no "
+            "other application uses.",
         ) from error
     except pg.InsufficientPrivilege as error:
         raise SchemaError(
@@ -114,7 +114,7 @@ def _explained(step: str) -> Iterator[None]:
 
 
 def verify_schema(connection: Session) -> list[str]:
-    """Asserts that exactly this release's migrations were applied. Returns other schemas that have our tables.
+    """Asserts that exactly this release's migrations were applied. Returns the other schemas that also have our tables.
 
     Raises:
         SchemaError: No migration was applied, some are missing, the database is newer, or a migration was edited.
@@ -132,7 +132,7 @@ async def verify_schema_async(session: AsyncSession) -> None:
 
 
 def _has_tables(has_tables: bool, others: Sequence[str]) -> bool:
-    """Whether our schema has the tables.
+    """Returns `has_tables`: whether our schema has the tables.
 
     Args:
         others: Other schemas of the database that have the tables.

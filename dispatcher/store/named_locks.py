@@ -1,7 +1,7 @@
 """Named advisory locks, for work that only one session of the database may do at a time. A lock ends with its session.
 
-`named_lock` keeps a lock for one piece of work. A session that leads (the relay that publishes, the monitor that
-alerts) takes its lock with `acquire`, and keeps the lock until the session ends.
+`named_lock` holds a lock for one block of code. A session that leads (the relay that publishes, the monitor that
+alerts) takes a lock with `acquire`, and holds the lock until the session ends.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ async def named_lock(session: AsyncSession, name: str, *, within_seconds: float 
 
 
 async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | None = None) -> bool:
-    """Takes the named lock until the session ends. Returns whether this session has the lock. Do not call this again.
+    """Takes the named lock until the session ends. Returns whether this session has the lock.
+
+    Do not call this again after it has returned True.
 
     Args:
-        idle_seconds: PostgreSQL ends the session after this time without a statement. A frozen host would otherwise
+        idle_seconds: PostgreSQL ends the session after this time without a statement. Otherwise, a frozen host would
             keep the lock.
     """
     if idle_seconds is not None:
@@ -49,7 +51,7 @@ async def acquire(session: AsyncSession, name: str, *, idle_seconds: float | Non
 
 
 async def set_shared(session: AsyncSession, name: str, *, is_shared: bool) -> None:
-    """Takes or releases a shared named lock, which any number of sessions may have. Call this only on a change."""
+    """Takes or releases a shared named lock, which any number of sessions may hold. Call this only on a change."""
     if is_shared:
         await fetch(session, "hold_shared_lock", {"name": name})
     else:

@@ -1,4 +1,4 @@
-"""Lists that operators page through, newest first. Each page reads a bounded number of rows, whatever the filter."""
+"""Lists for operators, newest first, in pages. Each page reads a bounded number of rows, whatever the filter."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 EXAMINED_ROWS: Final = 20_000
 """The most rows that one page reads. This takes some tens of milliseconds."""
 EXAMINED_TENANT_EVENTS: Final = 2_000
-"""As `EXAMINED_ROWS`, for the events of one tenant: each event's email is looked up."""
+"""As `EXAMINED_ROWS`, for the events of one tenant. The limit is lower because each event's email is read, too."""
 _LARGEST_ID: Final = 2**63 - 1
 _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 _FAR: Final = 10**18
@@ -29,13 +29,18 @@ _CURSOR: Final = re.compile(r"(-?\d{1,18})_([0-9a-f.-]{1,128})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The row below which a page starts: its instant, and what distinguishes rows of the same instant."""
+    """The row after which a page starts.
+
+    Attributes:
+        at: The row's instant.
+        tie: The order among rows with the same instant: an id, or an email's id and an event's key.
+    """
 
     at: datetime
     tie: str
 
     def text(self) -> str:
-        """The cursor for a URL; see `parse`."""
+        """The cursor as text for a URL; `parse` reads this text."""
         since = self.at - _EPOCH
         return f"{(since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds}_{self.tie}"
 
@@ -44,7 +49,7 @@ class Cursor:
         """The cursor with this text.
 
         Raises:
-            ValueError: The text is not a cursor. The message is a predicate.
+            ValueError: The text is not a cursor. The error's text has no subject: "must be …".
         """
         found = _CURSOR.fullmatch(text)
         try:
@@ -93,7 +98,7 @@ class EventCount:
     """The newest events of one provider, kind and bounce within the last day.
 
     Attributes:
-        since: When the oldest of them arrived.
+        since: When the oldest of these events arrived.
     """
 
     provider: str
@@ -115,7 +120,7 @@ class EventFilter:
 
 @dataclass(frozen=True, slots=True)
 class AuditFilter:
-    """Which acts to list; a field that is None does not filter."""
+    """Which operators' actions to list; a field that is None does not filter."""
 
     actor: str | None = None
     action: str | None = None
@@ -140,10 +145,10 @@ class AuditEntry:
 async def list_events(
     source: Source, wanted: EventFilter, *, before: Cursor | None, limit: int
 ) -> ListPage[RecentEvent]:
-    """A page of what providers reported, by arrival, newest first. A page may be empty although `next` continues.
+    """A page of what providers reported, newest arrival first. An empty page is the last page only if `next` is None.
 
     Raises:
-        ValueError: The cursor is of another list. The message is a predicate.
+        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
     """
     at, (email_id, event_key) = _below(before, _event_tie, (UUID(int=2**128 - 1), b"\xff" * 64))
     examined = EXAMINED_ROWS if wanted.tenant_id is None else EXAMINED_TENANT_EVENTS
@@ -168,10 +173,10 @@ async def count_events(source: Source) -> list[EventCount]:
 
 
 async def list_audit(source: Source, wanted: AuditFilter, *, before: Cursor | None, limit: int) -> ListPage[AuditEntry]:
-    """A page of what operators did, newest first. A page may be empty although `next` continues.
+    """A page of what operators did, newest first. An empty page is the last page only if `next` is None.
 
     Raises:
-        ValueError: The cursor is of another list. The message is a predicate.
+        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
     """
     at, audit_id = _below(before, _number, _LARGEST_ID)
     parameters = {
@@ -199,10 +204,10 @@ async def list_suppressions(
     before: Cursor | None,
     limit: int,
 ) -> ListPage[Suppression]:
-    """A page of a tenant's entries; a filter that is None does not filter. Expired entries are listed, too.
+    """A page of a tenant's suppressions, newest first, including expired ones. A filter that is None does not filter.
 
     Raises:
-        ValueError: The cursor is of another list.
+        ValueError: The cursor belongs to another list. The error's text has no subject: "must be …".
     """
     at, suppression_id = _below(before, _number, _LARGEST_ID)
     parameters = {
@@ -239,12 +244,12 @@ def _event_tie(tie: str) -> tuple[UUID, bytes]:
 def _page(
     kind: type[T], rows: Sequence[Row], bound: int, limit: int, tie: Callable[[Row], str], *, at: int = 0
 ) -> ListPage[T]:
-    """The page of rows with the next page's start in the last columns.
+    """Makes a page of the rows. The last columns of each row contain the cursor of the next page.
 
     Args:
-        bound: How many columns the start has: its instant, and its tie.
-        tie: Returns the text of a row's tie.
-        at: The column of a row's instant.
+        bound: The number of these last columns: one for the cursor's instant, the others for its tie.
+        tie: Returns the tie of a row.
+        at: The number of the column with a row's instant.
     """
     found = [row[:-bound] for row in rows if row[0] is not None]
     if len(found) == limit:

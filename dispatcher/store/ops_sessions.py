@@ -1,4 +1,4 @@
-"""The sessions of the operators' page."""
+"""Stores the sign-in sessions of the operators' page."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dispatcher.store.statements import fetch
 
 @dataclass(frozen=True, slots=True)
 class OpsSession:
-    """A browser that is signed in.
+    """The session of a browser that is signed in.
 
     Attributes:
-        key_id: The API key that it signed in with; None if it signed in with OpenID Connect. The columns `name`,
-            `tenant_id` and `may_act` then contain its rights.
+        key_id: The API key with which the operator signed in; None after a sign-in with OpenID Connect. Then, `name`,
+            `tenant_id` and `may_act` contain the operator's name and rights.
         idle_seconds: The time since the session was last used.
     """
 

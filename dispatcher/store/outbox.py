@@ -1,4 +1,4 @@
-"""The outbox: due emails and dead letters to publish. Also the expired leases and lost messages to recover."""
+"""The relay's statements: due emails and dead letters to publish, and expired leases and lost messages to recover."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from dispatcher.store.statements import Row, fetch, from_rows
 from dispatcher.store.timeline import Promotion, follow_timeline
 
 AHEAD_SECONDS: Final = 300.0
-"""If a row's time is later than PostgreSQL's clock by more than this, the clock was set back after the write."""
+"""If a time in a row is more than this ahead of PostgreSQL's clock, the clock was set back after the write."""
 
 THE_START: Final = datetime.min.replace(tzinfo=UTC)
 """Earlier than every due mark."""
@@ -57,7 +57,7 @@ class DuePointer:
 
 @dataclass(frozen=True, slots=True)
 class DueRange:
-    """Some due emails of a tenant: at most `most`, with due marks from `since` to `until`."""
+    """Which due emails of a tenant to read: at most `most`, with due marks from `since` to `until`."""
 
     tenant: Tenant
     since: datetime
@@ -97,7 +97,7 @@ class Outbox:
     Every method is idempotent, and raises StoreUnavailable if the session is lost.
 
     Attributes:
-        locked: Emails whose rows other transactions have locked. Their due marks stay.
+        locked: The emails whose rows other transactions have locked. Their due marks cannot be cleared.
     """
 
     def __init__(self, session: AsyncSession) -> None:
@@ -105,15 +105,15 @@ class Outbox:
         self.locked = LockedRows(session, retry_seconds=RETRY_REFUSED_SECONDS)
 
     async def listen(self) -> None:
-        """Subscribes to notifications: from now on, a commit that enqueues emails wakes `wait`."""
+        """Subscribes to notifications. From now on, `wait` returns when a commit makes emails due."""
         await self._fetch("listen_due")
 
     async def read_controls(self) -> Controls:
-        """What operators set. See `controls.read_controls`."""
+        """The lanes' policies, tenants' limits and pauses that operators set. See `controls.read_controls`."""
         return await read_controls(self._session)
 
     async def wait(self, seconds: float) -> bool:
-        """Waits up to `seconds` for a commit that makes emails due. Returns whether there was such a commit."""
+        """Waits up to `seconds` for the notification that a commit made emails due. Returns whether there was one."""
         with translated():
             woken = False
             async for _ in self._session.notifies(timeout=seconds, stop_after=1):
@@ -129,12 +129,12 @@ class Outbox:
             return await self._find_readable(await self._fetch("find_publish_due_ids", parameters))
 
     async def find_due_tenants(self, without_lanes: Sequence[str] = ()) -> list[Tenant]:
-        """The lanes and tenants with due marks, except in the given lanes. Some marks may be ahead of the clock."""
+        """The lanes and tenants that have due marks, except in the given lanes. A mark may be in the future."""
         rows = await self._fetch("find_due_tenants", {"without_lanes": list(without_lanes)})
         return [(row[0], row[1]) for row in rows]
 
     async def find_due_of_tenants(self, ranges: Sequence[DueRange]) -> list[DuePointer]:
-        """The due emails in each range; for each tenant, longest due first."""
+        """The due emails in each range, longest due first within a tenant."""
         parameters = {
             "lanes": [each.tenant[0] for each in ranges],
             "tenant_ids": [each.tenant[1] for each in ranges],
@@ -159,7 +159,8 @@ class Outbox:
             due: For each email, the due time that the caller has read.
 
         Returns:
-            The emails that are still due, because their rows are locked or PostgreSQL refuses the statement for them.
+            The ids of the emails that are still due, because their rows are locked or PostgreSQL refuses the statement
+            for them.
         """
         outcome = await self.locked.execute_unlocked(
             due, lambda free: self._fetch("mark_published", ids_with("due_ats", subset(due, free)))
@@ -176,8 +177,8 @@ class Outbox:
             outcome = await self._fetch_readable("find_due_dead_letters", ids)
             rows = outcome.rows()
             for email_id in outcome.refused:
-                # Publish the dead letter without the columns that may be damaged. If this read fails, too, the dead
-                # letter stays due.
+                # Publish the dead letter without the columns that may be damaged. If PostgreSQL cannot read the
+                # remaining columns, either, the dead letter stays due.
                 with suppress(StatementRefused):
                     rows += await self._fetch("find_minimal_dead_letter", {"email_id": email_id})
         return from_rows(DueDeadLetter, rows)
@@ -194,7 +195,8 @@ class Outbox:
         """Leases that have expired by PostgreSQL's clock, or expire within `within_seconds`.
 
         Args:
-            workers_here: This host's workers. Their leases are left out: the host's relay settles them by the ledger.
+            workers_here: This host's workers. Their leases are left out, because this host's relay settles them by
+                their ledgers.
         """
         return await find_expiring(self._session, workers_here, are_theirs=False, within_seconds=within_seconds)
 
@@ -210,9 +212,9 @@ class Outbox:
 
         Args:
             on_uncertain: The policy for emails that have no policy of their own.
-            leases: Leases from `find_expiring`. A lease that has been renewed or has ended since is not changed.
-            grace_seconds: Recovers only leases that expired longer ago than this. The owner's host can recover them
-                first.
+            leases: Leases from `find_expiring`. A lease that has been renewed or has ended since then is not changed.
+            grace_seconds: Recovers only leases that expired longer ago than this, so that the relay on the worker's
+                host can settle them first.
         """
         parameters = {"on_uncertain": on_uncertain, "max_attempts": max_attempts, "grace_seconds": grace_seconds}
         by_id = {lease.email_id: lease for lease in leases}
@@ -222,7 +224,7 @@ class Outbox:
         return from_rows(RecoveredEmail, outcome.rows())
 
     async def find_lost_messages(self, age_seconds: float) -> list[str]:
-        """The lanes with an email that is still pending `age_seconds` after its message was published."""
+        """The lanes that have an email which is still pending `age_seconds` after its message was published."""
         parameters = {"age_seconds": age_seconds, "ahead_seconds": AHEAD_SECONDS}
         return [row[0] for row in await self._fetch("find_lost_messages", parameters)]
 
@@ -238,14 +240,14 @@ class Outbox:
     ) -> tuple[int, list[RecoveredEmail]]:
         """Makes up to `limit` emails due again whose messages are lost.
 
-        Emails that a promotion made uncertain become due or held, by policy. Call this while the lanes' queue is empty.
+        Emails that a promotion made uncertain become due or held, by policy. Call this while the send queue is empty.
 
         Args:
             lanes: The lanes of one send queue.
-            doubt_seconds: Leave out uncertain emails until this time after the promotion was detected.
+            doubt_seconds: Leaves out uncertain emails for this time after the promotion was detected.
 
         Returns:
-            The number of emails made due, and the emails that were uncertain.
+            The number of emails that became due, and the emails that were uncertain.
         """
         found = {
             "lanes": list(lanes),
@@ -272,13 +274,13 @@ class Outbox:
         return outcome.rows()
 
     async def find_next_wake(self) -> float | None:
-        """In how many seconds the first waiting email is due; negative if it is overdue, None if no email waits."""
+        """The seconds until the first waiting email is due; negative if it is overdue, None if no email waits."""
         for (seconds,) in await self._fetch("find_next_wake"):
             return float(seconds)
         return None
 
     async def wake(self, limit: int) -> int:
-        """Makes up to `limit` emails pending and due whose wait is over; returns how many."""
+        """Makes up to `limit` waiting emails pending and due, if their time has come. Returns how many."""
         ids = [row[0] for row in await self._fetch("find_wakeable", {"limit": limit})]
         outcome = await self.locked.execute_unlocked(ids, lambda free: self._fetch("wake", ids_within(free)))
         return len(outcome.rows())
@@ -294,22 +296,21 @@ class Outbox:
         return await follow_timeline(self._session)
 
     async def republish_overtaken(self, lanes: Sequence[str], age_seconds: float, limit: int) -> int:
-        """Makes up to `limit` overtaken emails due again: emails published `age_seconds` later are already being sent.
+        """Makes up to `limit` overtaken emails due again. Returns how many.
+
+        An email is overtaken if another email on the same queue, published `age_seconds` later, is already being sent.
 
         Args:
             lanes: The lanes of one send queue.
-
-        Returns:
-            The number of emails made due.
         """
         parameters = {"lanes": list(lanes), "age_seconds": age_seconds, "limit": limit}
         try:
             return len(await self._fetch("republish_overtaken", parameters))
         except StatementRefused:
-            return 0  # `republish_lost` handles each email separately once the queue is empty
+            return 0  # once the queue is empty, `republish_lost` finds the email that PostgreSQL cannot read
 
     async def make_partitions(self) -> list[str]:
-        """Creates the missing partitions of the next weeks; returns their names."""
+        """Creates the missing partitions of the next weeks. Returns the names of the new partitions."""
         return [row[0] for row in await self._fetch("make_partitions", {"weeks_ahead": WEEKS_AHEAD})]
 
     async def _fetch_readable(self, name: str, ids: Sequence[Row]) -> BatchOutcome[list[Row]]:

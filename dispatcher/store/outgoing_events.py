@@ -1,4 +1,4 @@
-"""The feed of events for applications. The statements that change emails write it; see `outgoing_event`."""
+"""Reads the feed of events for applications (`outgoing_event`). The statements that change emails write the feed."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ ALL_KINDS: Final = frozenset(OutgoingKind)
 MAX_SLICE_EVENTS: Final = 1000
 """The most events that one statement reads."""
 MAX_SLICES: Final = 20
-"""The most statements for one page, if nearly all events of the feed belong to other tenants."""
+"""The most statements for one page. A page needs several if nearly all events of the feed belong to other tenants."""
 REWIND: Final = timedelta(hours=1)
-"""After a restore or a promotion, a reader gets again the events that are at most this much older than its cursor."""
+"""After a restore or a promotion, reading continues this long before the cursor, so a reader gets some events again."""
 _CURSOR: Final = re.compile(rb"(\d{1,9})\.(\d{1,18})\.(\d{1,18})\.(\d{1,14})")
 
 
 class Position(NamedTuple):
-    """A place in the feed: a reader at this place has handled the event at this place and all earlier events.
+    """The position of an event in the feed. A reader at this position has handled this event and all earlier events.
 
     Attributes:
-        made_in: The id of the transaction that made the event.
-        number: The event's number; ascending within the transaction.
+        made_in: The id of the transaction that added the event.
+        number: The event's number, which ascends within the transaction.
     """
 
     made_in: int
@@ -39,7 +39,7 @@ BEGINNING: Final = Position(0, 0)
 
 
 class FoundEvent(NamedTuple):
-    """An event of the feed, and its place."""
+    """An event of the feed, and its position."""
 
     position: Position
     event: OutgoingEvent
@@ -50,9 +50,9 @@ class Slice:
     """A part of the feed.
 
     Attributes:
-        events: The events of the given tenant and kinds.
-        end: The place of the last event that was read, also if `events` leaves this event out.
-        is_last: Whether no further event can be read now.
+        events: The events that have the wanted tenant and kinds.
+        end: The position of the last event that was read, even if `events` does not contain this event.
+        is_last: Whether no later event can be read now.
     """
 
     events: list[FoundEvent]
@@ -62,14 +62,15 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A reader's place in the feed. The reader keeps it as an opaque text.
+    """A reader's position in the feed. The reader stores the cursor as an opaque text.
 
-    The place contains a transaction id, but PostgreSQL assigns the same ids again after a restore, and after a
-    promotion that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
+    The position contains a transaction id. PostgreSQL assigns the same ids again after a restore, and after a promotion
+    that lost commits. So the cursor also contains PostgreSQL's timeline and a time; see `_resume`.
 
     Attributes:
-        timeline: The timeline of PostgreSQL.
-        at: When the last event was added to the feed; or when the cursor was made, if there was no event.
+        timeline: PostgreSQL's timeline when the cursor was made.
+        at: When the last event that the reader got was added to the feed. If the reader has got no event yet, when the
+            cursor was made.
     """
 
     timeline: int
@@ -77,7 +78,7 @@ class Cursor:
     at: datetime
 
     def text(self) -> str:
-        """The cursor as an opaque text; see `parse`."""
+        """The cursor as an opaque text; `parse` reads this text."""
         parts = (self.timeline, *self.position, int(self.at.timestamp() * 1000))
         return base64.urlsafe_b64encode(".".join(map(str, parts)).encode()).decode().rstrip("=")
 
@@ -86,7 +87,7 @@ class Cursor:
         """The cursor with this text.
 
         Raises:
-            ValueError: The text is not a cursor.
+            ValueError: The text is not a cursor. The error's text has no subject: "must be …".
         """
         try:
             decoded = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -101,12 +102,12 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class EventPage:
-    """Events for a reader that polls.
+    """A page of events for a reader that polls.
 
     Attributes:
-        events: Each event with the cursor after it.
+        events: Each event, with the cursor that continues after the event.
         next: The cursor of the next page.
-        has_more: Whether the next page may have events now.
+        has_more: Whether the next page may already contain events.
     """
 
     events: list[tuple[OutgoingEvent, str]]
@@ -117,12 +118,13 @@ class EventPage:
 async def read_slice(
     source: Source, after: Position, *, tenant: str | None, kinds: Collection[OutgoingKind], limit: int
 ) -> Slice:
-    """Reads up to `limit` events of the feed after a place, and returns those of a tenant and of some kinds.
+    """Reads up to `limit` events of the feed after a position. Returns those that have the wanted tenant and kinds.
 
-    Misses no event of a transaction that commits late, because it stops before the oldest open transaction.
+    Stops before the events of the oldest open transaction, so a reader misses no event of a transaction that commits
+    late.
 
     Args:
-        tenant: None for all tenants.
+        tenant: Only events of this tenant; None for all tenants.
     """
     parameters = {
         "made_in": str(after.made_in),
@@ -139,10 +141,10 @@ async def read_slice(
 
 
 async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit: int) -> EventPage:
-    """Reads a page of a tenant's events. The first call also makes statements write the feed.
+    """Reads a page of a tenant's events. The first call also turns the feed on: from then on, statements write events.
 
     Args:
-        cursor: Where the last page ended; None for the oldest events.
+        cursor: The previous page's `next`; None for the oldest events.
         limit: The most events.
     """
     await fetch(source, "want_feed")
@@ -167,7 +169,7 @@ async def read_page(source: Source, cursor: Cursor | None, *, tenant: str, limit
 
 
 async def _resume(source: Source, cursor: Cursor | None, timeline: int, next_transaction: int) -> Position:
-    """Where to continue. If the cursor is from before a restore or a promotion, this is earlier than its position."""
+    """The position after which to continue: that of the cursor, or an earlier one after a restore or a promotion."""
     if cursor is None:
         return BEGINNING
     if cursor.timeline == timeline and cursor.position.made_in <= next_transaction:
@@ -180,6 +182,6 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 def event_of(row: Sequence[object] | Row) -> OutgoingEvent:
-    """The event with these columns of `outgoing_event`: all from `event_id` on."""
+    """Converts a row of `outgoing_event` to an event. The row contains the columns from `event_id` on."""
     event_id, kind, *rest = row
     return OutgoingEvent(event_id, OutgoingKind(str(kind)), *rest)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the operators' page reads at once, each figure from a bounded number of rows."""
+"""The figures of the operators' overview page. Each figure is read from a bounded number of rows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from dispatcher.store.queries import query
 from dispatcher.store.statements import fetch
 
 COUNTED: Final = 10_000
-"""Emails of one status are counted up to this number."""
+"""The most emails that are counted for each status."""
 COUNTED_UNDECIDED: Final = 50_000
-"""Dead letters and held emails are counted up to this number. Their index contains no other emails."""
+"""The most dead letters, and the most held emails, that are counted. The limit is higher than `COUNTED`, because an
+index contains only these emails."""
 READ_FOR_LATENCY: Final = 2_000
 STATEMENT_MILLISECONDS: Final = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedCount:
-    """A count that stopped at a limit.
+    """A count of emails that stops at a limit.
 
     Attributes:
-        is_cut: Whether there may be more.
+        is_cut: Whether the count stopped at the limit, so there may be more emails.
     """
 
     emails: int
@@ -52,8 +53,8 @@ class HostReport:
     """A monitor's last report about its host.
 
     Attributes:
-        version: The running release; None for a release that does not report it.
-        processes: As in `samples.report_processes`; None for a release that does not report them.
+        version: The release that the host runs; None if this release does not report its version.
+        processes: As in `samples.report_processes`; None if the host's release does not report processes.
     """
 
     host: str
@@ -64,7 +65,7 @@ class HostReport:
 
 @dataclass(frozen=True, slots=True)
 class ActiveAlert:
-    """An alert that is active, as the last check found it. The attributes are those of `domain.alert.Alert`."""
+    """An alert that was active at the last check. The attributes are those of `domain.alert.Alert`."""
 
     kind: str
     raised_at: datetime
@@ -79,8 +80,8 @@ class AlertCheck:
 
     Attributes:
         host: The host whose monitor checked.
-        depth: Messages on the DLQ; None if it could not be read.
-        fault: Why it could not be read.
+        depth: The number of messages on the DLQ; None if the number could not be read.
+        fault: Why the number could not be read; None if it was read.
     """
 
     host: str
@@ -92,7 +93,7 @@ class AlertCheck:
 
 @asynccontextmanager
 async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
-    """All statements of the block read one snapshot, and each takes at most `STATEMENT_MILLISECONDS`."""
+    """All statements in the block read the same snapshot, and each may take at most `STATEMENT_MILLISECONDS`."""
     async with session.transaction():
         await session.execute(query("begin_snapshot"))
         await fetch(session, "limit_overview", {"milliseconds": STATEMENT_MILLISECONDS})
@@ -100,7 +101,7 @@ async def one_snapshot(session: AsyncSession) -> AsyncIterator[None]:
 
 
 async def count_for_overview(session: AsyncSession) -> dict[str, BoundedCount]:
-    """Emails by state: `dead_letters`, `held`, `pending`, `sending`, `waiting`, `cancelled`."""
+    """The number of emails by state: `dead_letters`, `held`, `pending`, `sending`, `waiting`, `cancelled`."""
     rows = await fetch(session, "count_for_overview", {"limit": COUNTED, "undecided": COUNTED_UNDECIDED})
     return {name: BoundedCount(emails, emails >= _limit_of(name)) for name, emails in rows}
 
@@ -117,7 +118,7 @@ def _limit_of(name: str) -> int:
 
 
 async def count_paused(session: AsyncSession) -> BoundedCount:
-    """Pending emails that an operator paused, except by provider."""
+    """The number of pending emails that a pause of everything, of a lane or of a tenant stops."""
     ((paused, read),) = await fetch(session, "count_paused", {"limit": COUNTED})
     return BoundedCount(paused, read >= COUNTED)
 

@@ -1,4 +1,7 @@
-"""Finds the messages whose end is unknown, for the service that asks providers for it."""
+"""Finds sent and held messages whose final result is unknown, for the service that asks providers for the result.
+
+Here, a message is a row of another channel than email, such as an SMS.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,19 @@ from dispatcher.store.statements import Source, fetch
 MAX_SEEN: Final = 1000
 """The most rows that `find_polled` reads."""
 MAX_OTHERS: Final = 500
-"""A held message to a recipient with more messages than this cannot be identified."""
+"""If the recipient of a held message has more messages than this, the held message cannot be identified."""
 SLACK_SECONDS: Final = 60.0
 """How much the clocks of the provider and of PostgreSQL may differ."""
 
 
 class PolledRow(NamedTuple):
-    """A message that was sent or held.
+    """A message that is sent or held.
 
     Attributes:
-        since: When it became sent or held.
-        is_open: Whether a question to the provider can show more.
+        since: When the message became sent or held.
+        message_id: The provider's id of the message; None if unknown.
+        is_open: Whether to ask the provider: no event has reported the final result, and the message is held or has a
+            provider's id.
     """
 
     email_id: UUID
@@ -35,11 +40,11 @@ class PolledRow(NamedTuple):
 async def find_polled(
     source: Source, provider: str, *, after: datetime | None, youngest_seconds: float, oldest_seconds: float
 ) -> list[PolledRow]:
-    """The messages that became sent or held after an instant, up to MAX_SEEN, the oldest first.
+    """Up to MAX_SEEN messages that became sent or held after an instant, oldest first.
 
     Args:
-        after: None: `oldest_seconds` ago.
-        youngest_seconds: Leaves out messages that became sent or held later than this before now.
+        after: The instant; None for `oldest_seconds` ago.
+        youngest_seconds: Leaves out messages that became sent or held less than this many seconds ago.
     """
     parameters = {
         "provider": provider,
@@ -52,6 +57,6 @@ async def find_polled(
 
 
 async def find_held_message(source: Source, email_id: UUID) -> Traits | None:
-    """What identifies a held message in the provider's list; None if nothing can."""
+    """The traits that identify a held message in the provider's list; None if the message cannot be identified."""
     parameters = {"email_id": email_id, "slack_seconds": SLACK_SECONDS, "max_others": MAX_OTHERS}
     return next(iter(await fetch(source, "find_held_message", parameters, into=Traits)), None)

@@ -1,4 +1,4 @@
-"""Provider state that the workers of all hosts share: the rate, and whether each worker can use the provider."""
+"""The state of providers that the workers of all hosts share: the rate, and which workers can use the provider."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dispatcher.store.statements import Source, fetch, fetch_sync
 
 
 class ProviderStore:
-    """A worker's statements about providers; each raises StoreUnavailable if the same call may succeed later."""
+    """A worker's statements about providers. Each method raises StoreUnavailable if the same call may succeed later."""
 
     def __init__(self, pool: Pool, *, slot: str) -> None:
         self._pool = pool
@@ -38,12 +38,16 @@ class ProviderStore:
         return rows[0][0] if rows else None
 
     async def set_state(self, provider: str, state: str, reason: str | None, seconds: float | None) -> None:
-        """Stores this worker's breaker state for the provider, valid for `seconds` or until the next report."""
+        """Stores the state of this worker's circuit breaker for the provider, until the next report.
+
+        Args:
+            seconds: How long the state lasts; None if unknown.
+        """
         parameters = {"provider": provider, "slot": self._slot, "state": state, "reason": reason, "seconds": seconds}
         await fetch(self._pool, "set_provider_state", parameters)
 
     async def delete_states(self) -> None:
-        """Deletes the reports of this worker slot, when its worker starts or exits."""
+        """Deletes the states that this worker slot reported. Call this when the worker starts or exits."""
         await fetch(self._pool, "delete_provider_states", {"slot": self._slot})
 
 

@@ -1,4 +1,7 @@
-"""Replays: lists of emails that an operator sends again. The list is fixed at creation; each email is one commit."""
+"""Replays: lists of emails that an operator sends again.
+
+The list of a replay does not change after its creation. Each email is replayed in a separate commit.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class ReplayState(StrEnum):
 
 
 class ItemOutcome(StrEnum):
-    """The outcome for one email of a replay. Only `replayed` changes the email."""
+    """What a replay did with one email. The email is changed only if this is `replayed`."""
 
     REPLAYED = "replayed"
     """The email is pending and due."""
@@ -37,7 +40,10 @@ class ItemOutcome(StrEnum):
     EXPIRED = "expired"
     """The email has expired, and is never sent."""
     DISCARDED = "discarded"
-    """The dead letter was discarded after the replay was created, or earlier if the replay excludes such emails."""
+    """An operator discarded the dead letter after the replay was created.
+
+    Also an email that was discarded earlier, if the replay excludes such emails.
+    """
     MAY_HAVE_ARRIVED = "may_have_arrived"
     """The email is held, or failed after an uncertain attempt, and the replay does not include such emails."""
     CONTENT_PRUNED = "content_pruned"
@@ -54,7 +60,8 @@ class Replay:
         source: `filter`, `ids` or `queue`.
         selection: The filters by name, or the number of ids.
         per_second: The rate in emails per second; None for no limit.
-        paced_with: Overlapping replays that were running when this replay began. All of them share the lowest rate.
+        paced_with: The ids of overlapping replays that were running when this replay began. This replay and they share
+            the lowest of their rates.
         outcomes: The number of emails by outcome, without the emails that still wait.
         waiting: The number of emails that are not yet replayed or skipped.
         is_active: Whether a session is running the replay now. If not, a `running` replay was interrupted and can be
@@ -94,9 +101,10 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class OverlappingReplay:
-    """Another running replay with some of the same emails.
+    """Another running replay that includes some of the same emails.
 
     Attributes:
+        per_second: The rate in emails per second; None for no limit.
         emails: The number of common emails that still wait in the other replay.
     """
 
@@ -119,7 +127,12 @@ async def create_replay(
     reason: str,
     force: bool,
 ) -> int:
-    """Creates a replay with its list of emails, and audits this. Returns the replay's id. Changes no email."""
+    """Creates a replay with its list of emails, and audits this. Returns the replay's id. Changes no email.
+
+    Args:
+        source, selection, per_second: See `Replay`.
+        force: Whether the replay keeps its own rate, even if other running replays include some of the same emails.
+    """
     parameters = {
         "email_ids": list(email_ids),
         "source": source,
@@ -139,11 +152,11 @@ async def replay_next(
     """Replays the next email of a replay, in one commit.
 
     Args:
-        after: Continue after this email id. Pass the last returned id, to skip a locked email.
+        after: Continue after this email id. To skip a locked email, pass the id of that email.
 
     Returns:
         The email and its outcome. The outcome is None if another transaction has locked the row; the email then still
-        waits. Returns only None if no email is left or the replay is not running.
+        waits. Instead of a pair, returns None if no email is left or the replay is not running.
     """
     rows = await fetch(session, "replay_next", {"replay_id": replay_id, "after": after})
     return (rows[0][0], rows[0][1] and ItemOutcome(rows[0][1])) if rows else None
@@ -152,13 +165,20 @@ async def replay_next(
 async def find_overlaps(
     session: AsyncSession, *, email_ids: Sequence[UUID] = (), replay_id: int | None = None
 ) -> list[OverlappingReplay]:
-    """Running replays in which some of these emails, or of the emails of `replay_id`, still wait."""
+    """Other running replays in which some of the given emails still wait.
+
+    Args:
+        replay_id: Also compare with the emails that still wait in this replay.
+    """
     parameters = {"email_ids": list(email_ids), "replay_id": replay_id}
     return await fetch(session, "find_overlaps", parameters, into=OverlappingReplay)
 
 
 async def save_overlaps(session: AsyncSession, replay_id: int) -> None:
-    """Makes a replay share the lowest rate with running replays of the same emails, unless it has `force`."""
+    """Stores which running replays include emails of this replay. These replays and this one share the lowest rate.
+
+    Does nothing if the replay was created or resumed with `force`.
+    """
     replay_ids = [replay.replay_id for replay in await find_overlaps(session, replay_id=replay_id)]
     await fetch(session, "save_overlaps", {"replay_id": replay_id, "replay_ids": replay_ids})
 
@@ -213,7 +233,7 @@ async def list_replays(
 
 
 async def count_replayed_by_status(session: AsyncSession, replay_id: int, *, limit: int) -> dict[Status, int]:
-    """The statuses that the replayed emails of a replay have now, with the number of emails.
+    """The number of replayed emails by their current status.
 
     Args:
         limit: The most emails to count.
@@ -228,7 +248,7 @@ async def has_running_replay(session: AsyncSession) -> bool:
 
 
 async def list_skipped(session: AsyncSession, replay_id: int, *, limit: int) -> list[tuple[UUID, ItemOutcome]]:
-    """The emails that the replay skipped, and why."""
+    """The first `limit` emails that the replay skipped, by id, and why."""
     rows = await fetch(session, "list_skipped", {"replay_id": replay_id, "limit": limit})
     return [(email_id, ItemOutcome(outcome)) for email_id, outcome in rows]
 

@@ -16,9 +16,9 @@ _STATUS_AFTER: Final = {kind: TRANSITIONS[Status.SENDING, kind.transition] for k
 
 
 def storable(outcome: Outcome) -> Outcome:
-    """The outcome with texts that PostgreSQL and JSON accept: replaces lone surrogates and NUL characters.
+    """The same outcome, with lone surrogates and NUL characters replaced, which PostgreSQL and JSON do not accept.
 
-    Adapters pass on a server's text, which may contain any character.
+    An outcome contains the provider's text, which may contain any character.
     """
     detail = _clean(outcome.detail)
     if isinstance(outcome, Accepted):
@@ -46,13 +46,13 @@ def result_of(
     """The result to record for a completed attempt.
 
     Args:
-        flight: The attempt, with the time at which it ended.
-        lease_seconds: How long the lease is extended if the decision is to retry. None if the worker is dead: the email
-            then becomes pending instead.
-        is_pinned: The email is pinned to this provider; see `domain.decision`. Counts only if the decision is to retry
-            or to redeliver.
+        flight: The attempt. If it has no end time, its start time is used.
+        lease_seconds: How long the extended lease lasts if the decision is to retry. None if the worker is dead: the
+            email then becomes pending.
+        is_pinned: Whether the email is pinned to this provider; see `domain.decision`. Ignored unless the decision is
+            to retry or to redeliver.
     """
-    if isinstance(decision, MarkHeld):  # a refusal does not end the doubt about an earlier attempt
+    if isinstance(decision, MarkHeld):  # this refusal does not show whether an earlier attempt was accepted
         outcome = Uncertain(decision.detail, decision.code)
     status = _status_after(decision, owner_stays=lease_seconds is not None)
     message_id = error_type = code = None

@@ -1,13 +1,13 @@
 """Prunes old data: content first, then whole emails, and their message keys last.
 
-Old emails are pruned by dropping their weekly partition, which is fast for any number of emails. So content and emails
-stay up to a week longer than configured. Before a partition is dropped, each of its emails is checked, which may take
-long.
+To prune old emails, the pruner drops their weekly partition. This is fast for any number of emails, but content and
+emails stay up to a week longer than configured. Before the pruner drops a partition, it checks each email in the
+partition, which may take long.
 
-Pending and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS: an email
-is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The monitor
-warns a week before an undecided email is pruned. All these emails keep their content, their row and their weekly
-partition. The other emails in such a partition lose their content row by row.
+Pending, waiting and in-flight emails are never pruned. Undecided emails are kept for DISPATCHER_RETAIN_UNDECIDED_DAYS:
+an email is undecided if it is failed or held, and no operator has replayed, confirmed, released or discarded it. The
+monitor warns a week before an undecided email is pruned. While such an email must be kept, its weekly partition is not
+dropped. The pruner then deletes the content of the other emails in the partition row by row.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from dispatcher.store.statements import fetch
 LOCK_NAME: Final = "prune"
 """The named lock of the session that prunes (see `named_locks`)."""
 CODES_LOCK_NAME: Final = "forget one-time codes"
-"""A separate named lock for one-time codes: a long check of a partition then does not delay their deletion."""
+"""The named lock of the session that deletes one-time codes. It is a separate lock, so that the long check of a
+partition does not delay this deletion."""
 CONTENT_TABLES: Final = ("email_attachment", "email_content")
 EMAIL_TABLES: Final = (*CONTENT_TABLES, "email_attempt", "email_event", "email_recipient", "email_log")
-"""`email_log` is last, so that no other table has rows of an email that is no longer in `email_log`."""
+"""The order in which partitions are dropped. `email_log` is last, so that no other table contains rows of an email that
+is no longer in `email_log`."""
 BATCH: Final = 1000
 WARN_DAYS: Final = 7
 """Operators are warned this many days before an undecided email is pruned."""
 KINDS: Final = ("content", "erased_after_sending", "key", "replayed", "replay", "act", "outgoing_event")
-"""What is pruned row by row: content of emails, message keys, per-email records of replays, replays, audit records, and
-events for applications."""
+"""What is pruned row by row: the content of emails, the content of one-time codes, message keys, the per-email records
+of replays, replays, audit records, and events for applications."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class Retention:
     """How many days each kind of data is kept; 0 means forever.
 
     Attributes:
-        undecided_days: For the content and row of an undecided email (see the module's docstring).
+        undecided_days: For the content and the row of undecided emails (see the module's docstring).
     """
 
     content_days: int
@@ -81,7 +83,7 @@ class ExpiringEmails:
 
 
 async def count_expiring(session: AsyncSession, retention: Retention) -> ExpiringEmails | None:
-    """The undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
+    """Counts the undecided emails that may be pruned within WARN_DAYS; None if undecided emails are kept forever."""
     days = retention.undecided_days
     if not days:
         return None
@@ -118,7 +120,7 @@ class FailedStep:
 
 
 class Pruner:
-    """Prunes old data in steps. Each step commits, so pruning may be interrupted and repeated at any time."""
+    """Prunes old data in steps. Each step commits, so the caller may interrupt and repeat pruning at any time."""
 
     def __init__(self, session: AsyncSession, retention: Retention) -> None:
         """
@@ -191,7 +193,7 @@ class Pruner:
             yield PrunedStep(what, len(rows))
 
     async def _delete_events(self, days: int) -> AsyncIterator[PrunedStep]:
-        """Deletes old events of the feed, and stops writing the feed if no application wants it any more."""
+        """Deletes old events of the feed. Turns the feed off if no application has read it for `days`."""
         async for step in self._delete_rows("delete_outgoing_events", "outgoing_event", days):
             yield step
         if days:
@@ -204,9 +206,9 @@ class Pruner:
 def _is_postponed(what: str, faults: dict[str, DispatcherError]) -> bool:
     """Whether to postpone a part to the next round, because an earlier part failed.
 
-    If a partition could not be dropped, a later round or the tables' owner will drop it, so its content is not deleted
-    row by row. If a table is locked, the other tables are postponed, too, because other sessions queue behind each
-    request for a lock.
+    If a partition could not be dropped, a later round or the tables' owner will drop it. So its content is not deleted
+    row by row. If a table is locked, the other tables are postponed, too: while the pruner waits for a table's lock,
+    all other sessions that need the table wait behind it.
     """
     tables = faults.keys() & set(EMAIL_TABLES)
     if what == "content":

@@ -25,8 +25,8 @@ class QueueDepth:
     """A queue when a sample was taken.
 
     Attributes:
-        messages: Messages that are ready; those that workers have received do not count.
-        workers: Workers of all hosts that consume from the queue.
+        messages: The number of ready messages. Messages that workers have received do not count.
+        workers: The number of workers, on all hosts, that consume from the queue.
     """
 
     messages: int
@@ -40,7 +40,8 @@ class MinuteSample:
     Attributes:
         emails: The number of emails by status, without `sent` and `cancelled`.
         queues: The queues by lane, and the DLQ as `dlq`; None if RabbitMQ could not be read.
-        attempts: Attempts by outcome since the first sample. The difference of two samples is the number between them.
+        attempts: The number of attempts since the first sample, by outcome. The difference between two samples is the
+            number of attempts in the time between them.
     """
 
     minute: datetime
@@ -66,17 +67,17 @@ class Attempts:
 async def is_sample_due(session: AsyncSession, every_seconds: float) -> bool:
     """Whether the newest sample is at least `every_seconds` old."""
     last = await fetch(session, "find_last_sample")
-    # A negative age: PostgreSQL's clock was set back.
+    # The age is negative if PostgreSQL's clock was set back.
     return not last or not 0 <= last[0][0] < every_seconds
 
 
 async def save_sample(
     session: AsyncSession, counts: MonitorCounts, queues: Mapping[str, QueueDepth] | None, *, every_seconds: float
 ) -> bool:
-    """Stores a sample, unless another monitor stored one less than `every_seconds` ago. Returns whether it did.
+    """Stores a sample, unless another monitor stored a sample less than `every_seconds` ago.
 
-    Only the hours that may have changed since the last sample are read, so the cost does not grow with the age of the
-    database.
+    Returns whether this call stored the sample. Reads only the hours that may have changed since the last sample, so
+    the cost does not grow with the age of the database.
     """
     async with named_lock(session, LOCK_NAME) as is_ours:
         if not is_ours or not await is_sample_due(session, every_seconds):
@@ -115,7 +116,7 @@ async def report_processes(source: Source, holder: str, host: str, processes: Se
     """Records which processes run on a host, and that the host is running.
 
     Args:
-        holder: The host's monitor, as in `AlertStore`.
+        holder: The name of the host's monitor (see `AlertStore`).
     """
     shown = [
         {
@@ -139,7 +140,7 @@ async def sum_attempts(source: Source, unit: str, seconds: float) -> list[Attemp
 
     Args:
         unit: `hour` or `day`.
-        seconds: How far to look back. The first hour or day is whole.
+        seconds: How far to look back. The first hour or day is counted from its beginning.
     """
     return await fetch(source, "sum_attempts", {"unit": unit, "seconds": seconds}, into=Attempts)
 

@@ -1,4 +1,4 @@
-"""Checks of the PostgreSQL server: version, settings, writes, sessions."""
+"""Checks the PostgreSQL server: its version and settings, whether it accepts writes, and whether it keeps sessions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.store.connections import Session, check_url, connect_async, conn
 from dispatcher.store.statements import Source, fetch, fetch_sync
 
 COMMIT_SECONDS: Final = 5.0
-"""A commit that takes longer counts as failed."""
+"""If a commit takes longer than this, the check fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Server:
         version: For display, such as `15.4`.
         version_number: For comparisons, such as 150004.
         synchronous_commit: The server's default; the dispatcher's sessions set their own value.
-        fsync: The setting: whether writes are flushed to the disk.
-        max_connections: The limit for all clients together.
+        fsync: The value of the setting `fsync`: whether PostgreSQL flushes writes to the disk.
+        max_connections: The most connections of all clients together.
         standby_count: The number of standbys that stream from the server.
-        has_synchronous_standby: Whether a commit waits for a standby.
+        has_synchronous_standby: Whether commits wait for a standby.
     """
 
     version: str
@@ -56,7 +56,7 @@ def verify_writable(connection: Session) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Writes:
-    """Whether the server accepts writes, and the standbys whose confirmation a commit waits for."""
+    """Whether the server accepts writes, and the standbys for which a commit waits (`synchronous_standby_names`)."""
 
     is_standby: bool
     is_read_only: bool
@@ -70,7 +70,7 @@ class _Writes:
 
 
 async def time_commit(database_url: str, *, name: str, within_seconds: float = COMMIT_SECONDS) -> float:
-    """How many seconds it takes to connect and to commit a small write, which stores no row.
+    """The seconds that it takes to connect and to commit a small write, which stores no row.
 
     Raises:
         StoreUnavailable: The commit took longer than `within_seconds`, or PostgreSQL is read-only or unreachable.
@@ -109,8 +109,8 @@ async def verify_sessions(database_url: str, *, name: str) -> None:
 
     Behind a pooler in transaction mode, a connection does not keep its session: session settings, LISTEN, prepared
     statements and the relay's advisory lock then apply to a different connection. To find out, this function opens two
-    connections, marks their sessions, and reads the marks in turn. A pooler that shares sessions either gives both
-    connections the same session, or gives one connection two sessions.
+    connections, marks their sessions, and reads the marks by turns. A pooler that shares sessions either gives both
+    connections the same session, or gives one connection two different sessions.
 
     Raises:
         ConfigurationError: A connection finds no mark, or the mark of the other connection.
@@ -142,5 +142,5 @@ async def find_database_id(source: Source) -> UUID:
 
 
 def find_filled_defaults(connection: Session) -> list[str]:
-    """The default partitions that contain rows. A row is in them if its week had no partition when it was inserted."""
+    """The default partitions that contain rows. Such a row was inserted when its week had no partition."""
     return [name for (name,) in fetch_sync(connection, "find_filled_defaults")]

@@ -1,4 +1,4 @@
-"""Statements about the leases of workers that died, or that are frozen and whose leases expired; see `recovery`."""
+"""Statements about the leases of dead workers, and about the expired leases of frozen workers; see `recovery`."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from dispatcher.store.statements import fetch
 
 @dataclass(frozen=True, slots=True)
 class FoundLease:
-    """A lease as the relay read it from PostgreSQL.
+    """A lease, as the relay read it from PostgreSQL.
 
     Attributes:
         token: Fences every write under this lease.
         worker: The worker that owns the lease.
-        expired_at: The end of the lease. The token and the end together show whether the lease has changed since.
+        expired_at: When the lease ends or ended. The token and this end together show whether the lease has changed
+            since it was read.
         has_run_out: Whether the lease has expired by PostgreSQL's clock.
         attempt_base: The number of attempts before the email's last replay or redelivery.
         pinned_seconds: How long the email has been pinned to its provider; None if it is not pinned.
-        limits: The email's own limits of retries; None if it has none and redelivery is off, or if not read.
+        limits: The email's own retry limits; None if it has none and redelivery is off, or if not read.
     """
 
     email_id: UUID
@@ -46,7 +47,7 @@ class CrashedEmail:
     """An email that a worker was rendering when the worker died.
 
     Attributes:
-        status: `pending`, or `failed` if it has crashed too many workers.
+        status: `pending`; `failed` or `held` if the email has crashed too many workers.
         crash_count: The number of workers that died while they rendered the email.
     """
 
@@ -67,16 +68,20 @@ async def find_leases(session: AsyncSession, worker: str) -> list[FoundLease]:
 
 
 async def find_recovered(session: AsyncSession, worker: str) -> dict[UUID, int]:
-    """The worker's emails that recovery set to `held`, if they have not changed since: the old lease's token, by id."""
+    """The worker's emails that recovery set to `held` and that have not changed since.
+
+    Returns the token of the lease that the worker lost, by email id.
+    """
     return dict(await fetch(session, "find_recovered", {"worker": worker}))
 
 
 async def note_crashes(
     session: AsyncSession, worker: str, tokens: Mapping[UUID, int], most_crashes: int
 ) -> list[CrashedEmail]:
-    """Counts a crash for each email that a dead worker was rendering. The email is then pending, or failed.
+    """Counts a crash for each email that a dead worker was rendering, and makes the email pending.
 
-    An email fails if `most_crashes` workers have now died while they rendered it.
+    If `most_crashes` workers have died while they rendered the email, the email becomes failed; it becomes held if an
+    earlier attempt may have been accepted.
 
     Args:
         tokens: The lease token by email id.
@@ -106,7 +111,7 @@ async def find_expiring(
 
     Args:
         are_theirs: True for the leases of these workers, False for the leases of all other workers.
-        redeliver_seconds: The host's setting.
+        redeliver_seconds: The host's setting: for how long after an email was due it is redelivered.
     """
     parameters = {
         "workers": list(workers),
@@ -119,14 +124,18 @@ async def find_expiring(
 
 
 async def release_found(session: AsyncSession, leases: Sequence[FoundLease]) -> set[UUID]:
-    """Releases leases that have not changed and whose emails will not be sent. Returns the ids of the emails."""
+    """Releases leases whose emails were not and will not be sent. Returns the ids of the released emails.
+
+    Leaves out leases that have changed since they were found.
+    """
     return {row[0] for row in await fetch(session, "release_found", as_found(leases))} if leases else set()
 
 
 def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
     """Parameters for a statement that changes leases only if they have not changed since they were found.
 
-    There must be at least one lease.
+    Args:
+        leases: At least one lease.
     """
     by_id = {lease.email_id: lease for lease in leases}
     parameters = ids_within(by_id)
@@ -138,10 +147,10 @@ def as_found(leases: Sequence[FoundLease]) -> dict[str, Any]:
 async def find_histories(
     session: AsyncSession, email_ids: Collection[UUID], *, redeliver_seconds: float
 ) -> dict[UUID, tuple[int, float | None, RetryLimits | None]]:
-    """The attempts, pin and limits of emails, by id, as in `FoundLease`: `attempt_base`, `pinned_seconds`, `limits`.
+    """The `attempt_base`, `pinned_seconds` and `limits` of emails, by id; see `FoundLease`.
 
     Args:
-        redeliver_seconds: The host's setting.
+        redeliver_seconds: As in `find_expiring`.
     """
     if not email_ids:
         return {}

@@ -21,11 +21,11 @@ _LISTS: Final = ("to", "cc", "bcc")
 
 @dataclass(frozen=True, slots=True)
 class SuppressedHashes:
-    """The hashes of a tenant's suppressed addresses and domains, all of them or those that changed.
+    """The hashes of a tenant's suppressed addresses and domains: all hashes, or only the changed ones.
 
     Attributes:
         numbers: The first eight bytes of each hash as a number (see `number_of`), in ascending order.
-        has_domains: Whether one of them is the hash of a domain.
+        has_domains: Whether at least one hash is the hash of a domain.
     """
 
     numbers: array[int]
@@ -34,10 +34,10 @@ class SuppressedHashes:
 
 @dataclass(frozen=True, slots=True)
 class SuppressionsRead:
-    """What a worker read.
+    """The suppressed recipients that a worker read, by tenant.
 
     Attributes:
-        until: Where the next `read_changed` continues.
+        until: Pass this to the next `read_changed`, which continues from here.
     """
 
     by_tenant: Mapping[str, SuppressedHashes]
@@ -50,7 +50,10 @@ def number_of(address_hash: bytes) -> int:
 
 
 class SuppressionReader:
-    """A worker's statements about suppressed recipients; each raises StoreUnavailable if it may succeed later."""
+    """A worker's statements about suppressed recipients.
+
+    Each method raises StoreUnavailable if the same call may succeed later.
+    """
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -73,7 +76,7 @@ class SuppressionReader:
         """Which recipients are suppressed for their email's tenant, and why, by position.
 
         Args:
-            questions: For each email, positions of recipients with the hash of the address or of its domain.
+            questions: For each email, pairs of a recipient's position and the hash of its address or domain.
         """
         asked = [(email_id, *each) for email_id, listed in questions.items() for each in listed]
         parameters = {
@@ -91,7 +94,7 @@ class SuppressionReader:
         """Suppresses recipients of an email for its tenant, with the reason `unsubscribe`. Idempotent.
 
         Args:
-            masked: By hash.
+            masked: The masked address of each recipient (see `Recipient.masked`), by the hash of the address.
         """
         for address_hash, text in masked.items():
             parameters = {"email_id": email_id, "address_hash": address_hash, "masked": text}
@@ -114,8 +117,8 @@ class Entry:
     """A recipient to suppress.
 
     Attributes:
-        masked: What an operator recognises (see `Recipient.masked`).
-        expires_at: None: never.
+        masked: The recipient as operators see it (see `Recipient.masked`).
+        expires_at: When the entry expires; None if never.
     """
 
     address_hash: bytes
@@ -150,8 +153,9 @@ class Suppression:
 
     Attributes:
         masked: `j•••@example.com`, or the domain.
-        source_email_id: The email whose event made the entry; None if a person or an import made it.
-        expires_at: None: never.
+        source_email_id: The email whose event suppressed the recipient; None if no event did: an operator, an
+            application or an import added the entry.
+        expires_at: When the entry expires; None if never.
     """
 
     suppression_id: int
@@ -169,12 +173,12 @@ class Suppression:
 async def insert_suppressions(
     session: AsyncSession, tenant_id: str, entries: Sequence[Entry], *, actor: str, reason: str
 ) -> int:
-    """Adds entries, audited. Returns how many are new or changed.
+    """Adds entries, and audits this. Returns how many entries are new or changed.
 
-    If a recipient already has an entry that lasts at least as long as the new one, that entry does not change.
+    If a recipient already has an entry that lasts at least as long as the new entry, the old entry does not change.
 
     Args:
-        entries: No two with the same hash.
+        entries: Each hash may occur only once.
     """
     parameters = {
         "tenant_id": tenant_id,
@@ -202,20 +206,27 @@ async def insert_unsubscribe(session: AsyncSession, email_id: UUID, address_hash
 
 
 async def opt_out(source: Source, address_hash: bytes, masked: str, message_id: str) -> None:
-    """Suppresses a number for every tenant that has sent it an SMS. Idempotent by the message."""
+    """Suppresses a phone number for every tenant that sent one of the last 1,000 SMS to the number.
+
+    If there is no such tenant, suppresses the number for the tenant `default`. Idempotent: another call with the same
+    `message_id` changes nothing.
+    """
     parameters = {"address_hash": address_hash, "masked": masked, "message_id": message_id}
     await fetch(source, "opt_out", parameters)
 
 
 async def opt_in(source: Source, address_hash: bytes, message_id: str) -> None:
-    """Removes a number's entries with the reason `unsubscribe`, for all tenants. Idempotent by the message."""
+    """Removes a phone number's entries with the reason `unsubscribe`, for all tenants.
+
+    Idempotent: another call with the same `message_id` changes nothing.
+    """
     await fetch(source, "opt_in", {"address_hash": address_hash, "message_id": message_id})
 
 
 async def delete_suppressions(
     session: AsyncSession, tenant_id: str, address_hashes: Sequence[bytes], *, actor: str, reason: str
 ) -> int:
-    """Removes entries, audited. Returns how many there were."""
+    """Removes entries, and audits this. Returns how many entries were removed."""
     parameters = {"tenant_id": tenant_id, "address_hashes": list(address_hashes), "actor": actor, "reason": reason}
     return len(await fetch(session, "delete_suppressions", parameters))
 
@@ -232,8 +243,8 @@ async def list_suppressions(
     """A page of a tenant's entries, newest first. Expired entries are listed, too.
 
     Args:
-        address_hashes: Only these entries.
-        before: Only entries with a lower id.
+        address_hashes: Only entries with these hashes; None for all entries.
+        before: Only entries with a lower id than this.
     """
     parameters = {
         "tenant_id": tenant_id,
@@ -251,7 +262,7 @@ async def list_stopped(
     """A tenant's emails that failed because all their recipients are suppressed, with these recipients; oldest first.
 
     Args:
-        after: Only emails with a higher id.
+        after: Only emails with a higher id than this.
     """
     rows = await fetch(session, "list_stopped", {"tenant_id": tenant_id, "after": after, "limit": limit})
     return [(email_id, [each for name in _LISTS for each in lists.get(name, ())]) for email_id, lists in rows]

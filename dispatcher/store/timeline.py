@@ -1,4 +1,4 @@
-"""Detects the promotion of a standby by PostgreSQL's timeline. Marks leases and messages that became uncertain."""
+"""Detects by PostgreSQL's timeline that a standby was promoted. Marks the leases and messages that became uncertain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ UNCERTAIN_SUFFIX: Final = " before the promotion"
 
 
 BATCH: Final = 10_000
-"""Due emails per statement. A statement then takes about a second; PostgreSQL cancels it after 30 seconds."""
+"""Due emails per statement. Such a statement takes about a second; PostgreSQL would cancel it after 30 seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,10 @@ class Promotion:
 
 
 async def follow_timeline(session: AsyncSession, *, batch: int = BATCH) -> Promotion | None:
-    """Records the timeline. After a new promotion, marks uncertain leases and messages, commits, returns the promotion.
+    """Records the timeline. After a promotion, also marks the leases and messages that became uncertain, and commits.
 
-    Returns None if there was no promotion. Errors are translated (see `store.connections.translated`).
+    Returns the promotion; None if there was none since the last call. Errors are translated (see
+    `store.connections.translated`).
 
     Args:
         batch: The most due emails that one statement changes.

@@ -44,13 +44,13 @@ class UnsentFilter:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """The parameters of the statements."""
+        """The filter as parameters of the statements `count_unsent` and `find_unsent_ids`."""
         return {**asdict(self), "email_ids": None if self.email_ids is None else list(self.email_ids)}
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What the row of an email decided.
+    """Whether one email could be cancelled or rescheduled.
 
     Attributes:
         status: The status before the change.
@@ -67,13 +67,15 @@ class Decision:
 async def cancel_emails(
     session: AsyncSession, email_ids: Collection[UUID], *, tenant_id: str | None, actor: str, reason: str
 ) -> list[Decision]:
-    """Cancels the emails that are pending or waiting, in one audited commit. Leaves out ids that no email has.
+    """Cancels those of the emails that are pending or waiting, in one commit, and audits this.
+
+    Returns a decision for each email that exists.
 
     Args:
-        tenant_id: Only emails of this tenant; None for all.
+        tenant_id: Only emails of this tenant; None for emails of all tenants.
 
     Raises:
-        StoreBusy: another transaction holds a lock on one of the rows; nothing was changed.
+        StoreBusy: Another transaction holds a lock on one of the rows. Nothing was changed.
     """
     if not email_ids:
         return []
@@ -90,7 +92,7 @@ async def reschedule_emails(
     actor: str,
     reason: str,
 ) -> list[Decision]:
-    """As `cancel_emails`, but lets the emails wait until `send_at`; a time that has passed means at once."""
+    """As `cancel_emails`, but the emails wait until `send_at`. If `send_at` has passed, they are due now."""
     if not email_ids:
         return []
     ids = ids_within(set(email_ids))
@@ -111,5 +113,5 @@ async def count_unsent(
 
 
 async def find_unsent_ids(session: AsyncSession, selected: UnsentFilter, *, most: int | None = None) -> list[UUID]:
-    """The ids of the selected emails, oldest first: at most `most` of them."""
+    """The ids of the selected emails, oldest first; at most `most` ids."""
     return [row[0] for row in await fetch(session, "find_unsent_ids", {**selected.parameters, "most": most})]

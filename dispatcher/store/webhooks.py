@@ -1,4 +1,4 @@
-"""Webhooks, and the results of deliveries to them."""
+"""Stores webhooks, and the results of deliveries to webhooks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from dispatcher.store.outgoing_events import Position, event_of
 from dispatcher.store.statements import Source, fetch
 
 MAX_WEBHOOKS: Final = 20
-"""The most webhooks of a tenant. Each may use several connections at the same time."""
+"""The most webhooks of a tenant, because each webhook may use several connections at the same time."""
 MAX_RETRIES: Final = 1000
-"""The most events of one webhook that wait for a retry. If a receiver refuses more, all later events wait for it."""
+"""The most events of one webhook that wait for a retry. If a receiver refuses more events, the webhook's cursor stays,
+and all later events wait."""
 PREVIOUS_SECRET_HOURS: Final = 24
 """After a rotation, deliveries are also signed with the previous secret for this time."""
 
@@ -28,12 +29,12 @@ class Webhook:
 
     Attributes:
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
-        with_recipients: Whether its events contain addresses.
-        failing_since: When its receiver began to accept no event; None if it accepts events.
+        with_recipients: Whether the webhook's events contain addresses.
+        failing_since: Since when the receiver has accepted no event; None if it accepts events.
         next_attempt_at: No event is posted before this instant.
         lag_seconds: The age of the oldest event that was not handled; None if there is none.
-        retries: Refused events that wait for another attempt.
-        given_up: Events that the receiver refused at every attempt, while it accepted others.
+        retries: The number of refused events that wait for another attempt.
+        given_up: The number of events that the receiver refused at every attempt, while it accepted other events.
     """
 
     webhook_id: int
@@ -57,9 +58,9 @@ class DueWebhook:
     """A webhook that has something to deliver.
 
     Attributes:
-        secrets: The newest first; after a rotation also the previous one.
-        position: The last event of the feed that was handled.
-        revision: See `save_deliveries`.
+        secrets: The secrets, newest first. After a rotation, also the previous secret.
+        position: The position of the last event of the feed that was handled.
+        revision: Changes whenever an operator changes the webhook; see `save_deliveries`.
         retries: How many refused events wait for another attempt, counted up to `MAX_RETRIES`.
     """
 
@@ -80,7 +81,7 @@ class DueRetry(NamedTuple):
     """A refused event whose next attempt is due.
 
     Attributes:
-        failed_at: The first attempt.
+        failed_at: When the receiver refused the event for the first time.
     """
 
     failed_at: datetime
@@ -92,8 +93,8 @@ class RefusedEvent:
     """An event that a receiver refused.
 
     Attributes:
-        failed_at: The first attempt.
-        due_at: The next attempt; None if every attempt was made.
+        failed_at: When the receiver refused the event for the first time.
+        due_at: When the next attempt is due; None if every attempt was made.
     """
 
     event_id: UUID
@@ -107,7 +108,7 @@ class Deliveries:
     """The results of one round of deliveries to a webhook.
 
     Attributes:
-        position: The webhook's new cursor.
+        position: The webhook's new cursor: the last event of the feed that was handled.
     """
 
     position: Position
@@ -122,7 +123,7 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class DisabledWebhook:
-    """A webhook that was disabled because its receiver fails."""
+    """A disabled webhook. `last_error` says why: an operator disabled it, or its receiver fails."""
 
     webhook_id: int
     tenant_id: str | None
@@ -138,7 +139,10 @@ async def insert_webhook(
     secret: str,
     with_recipients: bool,
 ) -> int | None:
-    """Adds a webhook, which gets all events from now on. Returns its id; None if the tenant has `MAX_WEBHOOKS`."""
+    """Adds a webhook, which gets all events from now on.
+
+    Returns the webhook's id; None if the tenant already has `MAX_WEBHOOKS` webhooks.
+    """
     parameters = {
         "url": url,
         "tenant_id": tenant_id,
@@ -154,7 +158,12 @@ async def insert_webhook(
 async def list_webhooks(
     source: Source, *, tenant_id: str | None = None, webhook_id: int | None = None
 ) -> list[Webhook]:
-    """The webhooks, oldest first: of one tenant, or of all tenants, and at most the one with this id."""
+    """The webhooks, oldest first.
+
+    Args:
+        tenant_id: Only webhooks of this tenant; None for all tenants.
+        webhook_id: Only the webhook with this id; None for all webhooks.
+    """
     parameters = {"tenant_id": tenant_id, "webhook_id": webhook_id}
     return await fetch(source, "list_webhooks", parameters, into=Webhook)
 
@@ -171,21 +180,24 @@ async def delete_webhook(source: Source, webhook_id: int) -> bool:
 
 
 async def rotate_webhook(source: Source, webhook_id: int, secret: str) -> bool:
-    """Gives a webhook a new secret; the previous one stays valid for a day. Returns whether the webhook exists."""
+    """Gives a webhook a new secret. For `PREVIOUS_SECRET_HOURS`, deliveries are also signed with the previous secret.
+
+    Returns whether the webhook exists.
+    """
     parameters = {"webhook_id": webhook_id, "secret": secret, "hours": PREVIOUS_SECRET_HOURS}
     return bool(await fetch(source, "rotate_webhook", parameters))
 
 
 async def enable_webhook(source: Source, webhook_id: int) -> bool:
-    """Makes a webhook active, and posts refused events again now. Returns whether it exists."""
+    """Makes a webhook active, and makes its refused events due now. Returns whether the webhook exists."""
     return bool(await fetch(source, "enable_webhook", {"webhook_id": webhook_id}))
 
 
 async def disable_webhook(source: Source, webhook_id: int, error: str) -> bool:
-    """Stops the deliveries to a webhook. Returns whether it exists.
+    """Stops the deliveries to a webhook. Returns whether the webhook exists.
 
     Args:
-        error: Why, for lists of webhooks.
+        error: The reason, which lists of webhooks show.
     """
     return bool(await fetch(source, "disable_webhook", {"webhook_id": webhook_id, "error": error}))
 
@@ -209,20 +221,21 @@ async def find_due_webhooks(source: Source, *, now: datetime, busy: Collection[i
 
 
 def _kinds(texts: Sequence[str]) -> frozenset[OutgoingKind]:
-    # A later release may have added a webhook for kinds that this release does not have.
+    # A later release may have stored kinds that this release does not have.
     return frozenset(kind for kind in OutgoingKind if kind.value in texts)
 
 
 async def find_due_retries(source: Source, webhook_id: int, *, now: datetime, limit: int) -> list[DueRetry]:
-    """Refused events whose next attempt is due, the longest due first."""
+    """Refused events whose next attempt is due, longest due first."""
     rows = await fetch(source, "find_due_retries", {"webhook_id": webhook_id, "now": now, "limit": limit})
     return [DueRetry(row[0], event_of(row[1:])) for row in rows]
 
 
 async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveries) -> bool:
-    """Saves the results of a round. Returns False if an operator has changed or removed the webhook meanwhile.
+    """Saves the results of a round.
 
-    Nothing is saved then, and the events are delivered again.
+    Returns False, and saves nothing, if an operator has changed or removed the webhook meanwhile. The next round then
+    delivers the same events again.
     """
     refused = results.refused
     parameters: dict[str, Any] = {
@@ -245,20 +258,20 @@ async def save_deliveries(source: Source, webhook: DueWebhook, results: Deliveri
 
 
 async def list_disabled(source: Source) -> list[DisabledWebhook]:
-    """The webhooks that were disabled because their receivers fail."""
+    """All disabled webhooks, by id."""
     return await fetch(source, "list_disabled_webhooks", into=DisabledWebhook)
 
 
 async def measure_lag(source: Source) -> dict[int, float]:
-    """How many seconds the oldest event that was not handled has waited, by active webhook."""
+    """For each active webhook, by id: the seconds for which its oldest event that was not handled has waited, or 0."""
     return dict(await fetch(source, "measure_webhook_lag"))
 
 
 async def adapt_restored_feed(session: AsyncSession) -> bool:
-    """Makes a feed readable that comes from a dump of another server. Returns whether it did.
+    """Makes a feed readable that was restored from a dump of another server. Returns whether this was necessary.
 
-    Transaction ids of the other server may be above the next id of this server. The events would then stay invisible,
-    and the webhooks' cursors would skip new events.
+    The events contain transaction ids of the other server, which may be higher than the next id of this server. Without
+    this change, readers would not get these events, and the webhooks' cursors would skip new events.
     """
     async with session.transaction():
         if not await fetch(session, "find_restored_feed"):

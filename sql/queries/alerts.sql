@@ -26,7 +26,8 @@ set
 returning host;
 
 -- name: leave_presence
--- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: it had not reported.
+-- Records an orderly stop of this monitor, so that its host does not count as vanished. No row: the monitor had not
+-- reported.
 delete from dispatcher.host_presence
 where holder = %(holder)s
 returning holder;
@@ -58,8 +59,9 @@ where queue = %(queue)s
 returning queue;
 
 -- name: find_oldest_dead_letters
--- The oldest failed and held emails that have a dead letter, except those whose dead letter an operator discarded:
--- correlation id, and age in seconds since the last attempt ended. Without an attempt, the age counts from the enqueue.
+-- The oldest failed and held emails that have a dead letter, without those whose dead letter an operator discarded.
+-- Returns the correlation id and the age in seconds. The age counts from when the dead letter became due if it is still
+-- due, else from the end of the last attempt, else from the enqueue.
 select
     e.correlation_id,
     extract(epoch from clock_timestamp() - coalesce(e.dead_letter_due_at, a.finished_at, e.created_at))::double precision
@@ -112,9 +114,10 @@ from dispatcher.host_presence
 group by host;
 
 -- name: find_flow
--- Shows whether emails are being sent. Returns the last hour with an accepted email, the number accepted in that hour
--- (together they change with each accepted email), the number of emails that are due or in their first lease, up to a
--- limit, and the id of one such email. Leaves out what an operator paused, except by provider.
+-- Shows whether emails are being sent. Returns the last hour with an accepted email, and the number of emails accepted
+-- in that hour: at least one of these two values changes with each accepted email. Also returns the number of emails
+-- that are due or in their first lease, up to a limit, and the id of one such email. Leaves out emails that a pause of
+-- everything, of a lane or of a tenant stops.
 with paused as (
     select scope, name
     from dispatcher.pause

@@ -11,7 +11,7 @@ values (
 returning created_at;
 
 -- name: list_api_keys
--- Every key, revoked ones included, oldest first. No row: no key was ever created.
+-- All keys, including revoked keys, oldest first. No row: no key was ever created.
 select
     key_id, tenant_id, name, secret_hash, scopes, sender_domains, sender_addresses, requests_per_second,
     recipients_per_day, created_at, revoked_at, lane, allowed_lanes
@@ -19,7 +19,7 @@ from dispatcher.api_key
 order by created_at, key_id;
 
 -- name: revoke_api_key
--- Revokes a key. Audited. No row: the key is unknown or already revoked.
+-- Revokes a key, and audits this. No row: the key is unknown or already revoked.
 with revoked as (
     update dispatcher.api_key
     set revoked_at = clock_timestamp()

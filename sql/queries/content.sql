@@ -1,8 +1,8 @@
--- The content of one email, read just before the email is sent: content that is large, has attachments, or could not be
--- read in a batch.
+-- Statements that read the content of one email just before the email is sent. Used if the content is large, has
+-- attachments, or could not be read in a batch.
 
 -- name: find_content
--- No row: the content was deleted.
+-- The content of an email without its attachments. No row: the content was deleted.
 select
     coalesce(due_since, created_at), sender, recipients, subject, text_body, html_body, template_id, template_data,
     headers, tags, channel
@@ -26,7 +26,7 @@ where email_id = %(email_id)s
     and position = %(position)s;
 
 -- name: find_content_octets
--- The content's size in octets, for emails without a stored size. Reads only sizes, no content.
+-- The size of an email's content in octets, if no size was stored. Reads only sizes, no content.
 select (
     select coalesce(octet_length(text_body), 0) + coalesce(octet_length(html_body), 0)
     from dispatcher.email_content

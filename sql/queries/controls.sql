@@ -7,7 +7,8 @@ where until_at is null
 order by began_at, scope, name;
 
 -- name: list_lane_policies
--- What operators set for lanes. Earlier releases stored weights that no longer may be set, such as NaN: they count as 1.
+-- What operators set for lanes. Earlier releases stored weights that are no longer allowed, such as NaN. Such a weight
+-- counts as 1.
 select
     lane, case when weight between 0.001 and 1000000 then weight else 1 end as weight, on_uncertain, max_attempts,
     redeliver_seconds
@@ -15,7 +16,8 @@ from dispatcher.lane_policy
 order by lane;
 
 -- name: list_tenant_limits
--- What operators set for tenants. Weights as in list_lane_policies; a ceiling out of its range is the lowest.
+-- What operators set for tenants. A weight that is no longer allowed counts as 1, as in list_lane_policies. A ceiling
+-- that is no longer allowed counts as the lowest ceiling, 0.001 emails per second.
 select
     tenant_id, case when weight between 0.001 and 1000000 then weight else 1 end as weight,
     case when per_second not between 0.001 and 1000000 then 0.001 else per_second end as per_second
@@ -23,7 +25,7 @@ from dispatcher.tenant_limit
 order by tenant_id;
 
 -- name: find_paused
--- Which of these emails belong to one of these tenants or lanes.
+-- The given emails that belong to one of the given tenants or lanes.
 select email_id
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
@@ -32,8 +34,9 @@ where email_id = any(%(email_ids)s)
 
 -- name: put_back
 -- Makes pending emails of paused tenants due again, as if they were not published, so that their messages can be acked.
--- They are due after away_seconds: by then, every relay has read the pause, and leaves them out. The relay that
--- published an email clears only the due mark that it has read (see mark_published). Returns these emails.
+-- They are due after away_seconds. By then, every relay has read the pause and leaves these emails out. The relay that
+-- published an email does not clear the new due mark, because it clears only the due mark that it has read (see
+-- mark_published). Returns the changed emails.
 update dispatcher.email_log
 set published_at = null, publish_due_at = clock_timestamp() + %(away_seconds)s * interval '1 second'
 where email_id = any(%(email_ids)s)
@@ -54,8 +57,8 @@ where e.email_id = %(email_id)s
 order by p.began_at, p.scope, p.name;
 
 -- name: begin_pause
--- Begins a pause that ends after `seconds`, or lasts until it is resumed (null). Replaces the end, the reason and the
--- actor of a pause that is in force. Audited; also deletes other pauses that have ended. Returns the pause.
+-- Begins a pause that ends after `seconds`; null: when an operator ends it. If the pause is in force already, replaces
+-- its end, reason and actor. Audits this. Also deletes other pauses that have ended. Returns the pause.
 with ended as (
     delete from dispatcher.pause
     where until_at <= clock_timestamp()
@@ -84,7 +87,7 @@ select scope, name, until_at, reason, actor, began_at
 from begun;
 
 -- name: end_pause
--- Ends a pause. Audited. Zero rows: there is no such pause, or it has ended.
+-- Ends a pause, and audits this. Zero rows: there is no such pause, or it has already ended.
 with ended as (
     delete from dispatcher.pause
     where scope = %(scope)s
@@ -106,13 +109,13 @@ select scope, name, until_at, reason, actor, began_at
 from effective;
 
 -- name: list_lane_rules
--- The lanes of senders.
+-- The rules that set the lane of a sender's emails.
 select sender, lane
 from dispatcher.lane_rule
 order by sender;
 
 -- name: set_lane_policy
--- Sets what is not null, and keeps the rest. Audited. Returns the policy.
+-- Sets the values that are not null, keeps the others, and audits this. Returns the policy.
 with changed as (
     insert into dispatcher.lane_policy as p (lane, weight, on_uncertain, max_attempts, redeliver_seconds)
     values (
@@ -136,7 +139,7 @@ select lane, weight, on_uncertain, max_attempts, redeliver_seconds
 from changed;
 
 -- name: unset_lane_policy
--- Deletes what operators set for a lane. Audited. Zero rows: nothing was set.
+-- Deletes what operators set for a lane, and audits this. Zero rows: nothing was set.
 with deleted as (
     delete from dispatcher.lane_policy
     where lane = %(lane)s
@@ -151,7 +154,8 @@ select lane
 from deleted;
 
 -- name: set_lane_rule
--- Sets the lane of a sender's emails. The audit log gets the domain alone, since it contains no addresses. Returns the rule.
+-- Sets the lane of a sender's emails, and audits this. The audit record contains only the sender's domain, because the
+-- audit log contains no addresses. Returns the rule.
 with changed as (
     insert into dispatcher.lane_rule (sender, lane)
     values (%(sender)s, %(lane)s)
@@ -170,7 +174,7 @@ select sender, lane
 from changed;
 
 -- name: unset_lane_rule
--- Deletes the lane of a sender's emails. Audited. Zero rows: there is no such rule.
+-- Deletes the rule that sets the lane of a sender's emails, and audits this. Zero rows: there is no such rule.
 with deleted as (
     delete from dispatcher.lane_rule
     where sender = %(sender)s
@@ -187,7 +191,7 @@ select sender, lane
 from deleted;
 
 -- name: set_tenant_limit
--- Sets what is not null, and keeps the rest. Audited. Returns the limit.
+-- Sets the values that are not null, keeps the others, and audits this. Returns the limit.
 with changed as (
     insert into dispatcher.tenant_limit as t (tenant_id, weight, per_second)
     values (%(tenant_id)s, coalesce(%(weight)s::double precision, 1), %(per_second)s)
@@ -206,7 +210,7 @@ select tenant_id, weight, per_second
 from changed;
 
 -- name: unset_tenant_limit
--- Deletes what operators set for a tenant. Audited. Zero rows: nothing was set.
+-- Deletes what operators set for a tenant, and audits this. Zero rows: nothing was set.
 with deleted as (
     delete from dispatcher.tenant_limit
     where tenant_id = %(tenant_id)s

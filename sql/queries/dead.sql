@@ -29,7 +29,8 @@ from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
     %(email_ids)s, %(discarded)s, %(tag)s, %(channel)s
 ) as e
--- An email counts once for each domain of its recipients. A function, because not every role may read addresses.
+-- An email counts once for each domain of its recipients. A function finds the domains, because not every role may read
+-- addresses.
 left join lateral unnest(
     case when %(by)s = 'domain' then dispatcher.recipient_domains(e.email_id) end
 ) as recipient (domain) on true
@@ -37,7 +38,8 @@ group by value
 order by count(*) desc, value;
 
 -- name: preview_dead
--- What a replay would do to the selected emails: their number by outcome, with the first ids of each. See replay_next.
+-- What a replay would do to the selected emails: for each outcome, the number of emails and the first ids. See
+-- replay_next.
 select
     case
         when l.expires_at <= clock_timestamp() then 'expired'
@@ -57,7 +59,7 @@ group by outcome
 order by outcome;
 
 -- name: find_dead_ids
--- All selected emails, oldest first.
+-- The ids of all selected emails, oldest first.
 select email_id
 from dispatcher.find_dead_emails(
     %(status)s, %(error_type)s, %(provider)s, %(tenant_id)s, %(text)s, %(older_than_seconds)s, %(newer_than_seconds)s,
@@ -66,7 +68,8 @@ from dispatcher.find_dead_emails(
 order by email_id;
 
 -- name: list_dead_page
--- A page of failed and held emails, newest first: those with ids below a given id. Reads no other emails.
+-- A page of failed and held emails with ids below a given id, newest first. Reads only the emails of this page, so it
+-- is fast however many emails match.
 select
     e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.status, e.error_type, e.last_error, e.attempt_count,
     e.provider, e.created_at, e.dead_letter_due_at is not null, e.dead_letter_discarded_at
@@ -79,8 +82,8 @@ order by e.email_id desc
 limit %(limit)s;
 
 -- name: group_dead
--- Failed and held emails by cause (error type and provider) or by one property, largest group first: the newest emails
--- only, at most a given number. `emails_in_all` is the number of all these emails.
+-- Groups the newest failed and held emails, at most `limit`, by cause (error type and provider) or by one property.
+-- Returns the largest groups, at most `groups`, largest first. The last column is the number of all grouped emails.
 with selected as (
     select e.email_id, e.tenant_id, e.status, e.error_type, e.provider, e.created_at
     from dispatcher.find_dead_emails(
@@ -157,7 +160,8 @@ where status in ('failed', 'held')
     and dead_letter_discarded_at is null;
 
 -- name: republish_dead_letters
--- Makes the dead letters of these emails due again, unless an email has changed since. Returns the ids that became due.
+-- Makes the dead letters of these emails due again. Leaves out emails that have changed since the caller read them.
+-- Returns the ids of the emails whose dead letter became due.
 update dispatcher.email_log as e
 set dead_letter_due_at = clock_timestamp()
 where e.email_id = any(%(email_ids)s)
@@ -175,8 +179,8 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: audit_orphans
--- Audits that dead letters whose emails no longer exist are discarded, with the number of dead letters per email. No
--- rows.
+-- Audits that an operator discards dead letters whose emails no longer exist, with the number of dead letters per
+-- email. No rows.
 insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
 select %(actor)s, 'discard', %(reason)s, o.email_id, jsonb_build_object('letters', o.dead_letter_count)
 from unnest(%(email_ids)s::uuid[], %(counts)s::integer[]) as o (email_id, dead_letter_count);

@@ -1,6 +1,6 @@
 -- name: list_demo_rows
--- The status of each email, read from the rows and not from any counter. A full scan: a demo's database contains no
--- other emails.
+-- The status of each email, read from the rows and not from a counter. Reads the whole table, because a demo's database
+-- contains no other emails.
 select l.email_id, l.message_key, l.status, k.completed_at is not null
 from dispatcher.email_log as l
 left join dispatcher.email_idempotency as k on k.email_id = l.email_id;
@@ -13,14 +13,14 @@ from dispatcher.email_attempt
 order by started_at;
 
 -- name: try_demo_lock
--- For a server that environment variables specify. True: this session now has the lock, so no other demo uses the
+-- Locks the server that environment variables specify. True: this session now has the lock, so no other demo uses the
 -- server.
 select pg_try_advisory_lock(hashtext('email_dispatcher_demo'));
 
 -- name: drop_demo_database
--- Also drops a database that an earlier, interrupted demo left behind. No rows.
+-- Drops the demo's database, also if an earlier demo was interrupted before it dropped the database. No rows.
 drop database if exists email_dispatcher_demo with (force);
 
 -- name: create_demo_database
--- A separate database for the demo, on the server that environment variables specify. No rows.
+-- Creates a separate database for the demo, on the server that environment variables specify. No rows.
 create database email_dispatcher_demo;

@@ -1,5 +1,5 @@
 -- name: find_email
--- All columns of one email that are not private; zero rows: it does not exist.
+-- The columns of one email, without private columns. Zero rows: the email does not exist.
 select
     email_id, tenant_id, message_key, coalesce(channel, 'email') as channel, status, lane, wait_until, wait_reason, expires_at, redelivery_count, attempt_count, attempt_base, was_uncertain, crash_count, on_uncertain,
     correlation_id, traceparent, error_type, last_error, provider, provider_message_id, locked_by, locked_until, created_at,
@@ -9,15 +9,16 @@ from dispatcher.email_log
 where email_id = %(email_id)s;
 
 -- name: find_ids_by_key
--- The emails that have these message keys. A key without a row belongs to no email.
+-- The emails that have these message keys. If a key is missing in the result, no email has this key.
 select message_key, email_id
 from dispatcher.email_idempotency
 where tenant_id = %(tenant_id)s
     and message_key = any(%(message_keys)s);
 
 -- name: find_tenants_of_key
--- The emails of all tenants that have a message key, with their tenants. The primary key begins with the tenant, so this
--- steps from tenant to tenant in the index, and looks into each. Zero rows: no email has the key.
+-- The emails that have a message key, with their tenants; searches at most most_tenants tenants. The primary key begins
+-- with the tenant. So the statement steps from tenant to tenant in the index, and looks up the key of each tenant. Zero
+-- rows: no email has the key.
 with recursive tenant (tenant_id, position) as (
     select min(tenant_id), 1
     from dispatcher.email_idempotency
@@ -88,7 +89,7 @@ where i.email_id = %(email_id)s
 order by r.replay_id;
 
 -- name: reveal_content
--- An email's private content and recipients; zero rows: the content was deleted.
+-- An email's private content and recipients. Zero rows: the content was deleted.
 select sender, recipients, subject, text_body, html_body, template_id, template_data, headers, tags
 from dispatcher.email_content
 where email_id = %(email_id)s;

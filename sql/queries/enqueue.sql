@@ -1,20 +1,20 @@
 -- name: enqueue
--- Inserts the emails whose message key is new, and makes them due. An email's lane is its own or its API key's (lanes),
--- else that of the rule for its sender's address, else for the sender's domain, else normal. The lane's policy is copied
--- into the row, so that no later statement reads it.
--- The caller publishes the emails of direct_lanes itself, except those of relay_tenants. They are due after
--- publish_in_seconds: the relay publishes those that the caller did not publish. All other emails are due immediately,
--- and the commit wakes the relay. An email with send_at in the future waits, and is not due: the relay wakes it (see
--- timing.sql).
--- Returns the inserted ids, when each is due (null: not before send_at), and the lane of each email that the caller
--- publishes itself. Each email is due at a different instant, because the relay continues from an instant. A missing id
--- has a key that already existed (see find_by_key), or the email has expired. An expired email claims no key, so a
--- repeat of an earlier enqueue still finds its own email.
--- The input is sorted by key: two callers with the same keys then wait for each other instead of deadlocking. It is
--- sent in binary (%b): to write and escape lists as text would take longer than everything else that a caller does.
--- Lists of numbers and booleans need no escapes, and are sent as literals of arrays (%s).
--- The statement runs with the search_path of the application's session. So each operator and function has exactly the
--- argument types that pg_catalog declares: PostgreSQL finds no better match in another schema.
+-- Inserts the emails whose message key is new, and makes them due. The lane of an email is the first of these that is
+-- set: the lane of the email or of its API key (`lanes`), the lane of the rule for the sender's address, the lane of
+-- the rule for the sender's domain, normal. The lane's policy is copied into the row, so that no later statement must
+-- read it. The caller itself publishes the emails of direct_lanes, except the emails of relay_tenants. These emails are
+-- due after publish_in_seconds; the relay then publishes those that the caller has not published. All other emails are
+-- due immediately, and the commit wakes the relay. An email with send_at in the future is waiting and not due; the
+-- relay wakes it (see timing.sql).
+-- Returns the inserted ids, when each email is due (null: not before send_at), and the lane of each email that the
+-- caller itself publishes. Each email is due at a different instant, because the relay continues its scans from an
+-- instant. If an id is missing in the result, its message key already existed (see find_by_key), or the email has
+-- expired. For an expired email, no key is stored, so a repeated enqueue still finds the email of the first enqueue.
+-- The input is sorted by key, so that two callers with the same keys wait for each other and do not deadlock. Lists are
+-- sent in binary (%b), because to write and escape them as text would take longer than everything else that a caller
+-- does. Lists of numbers and booleans need no escapes, and are sent as array literals (%s).
+-- The statement runs with the search_path of the application's session. So each call of an operator or function has
+-- exactly the argument types that pg_catalog declares, and PostgreSQL finds no better match in another schema.
 with input as (
     select *
     from unnest(
@@ -109,7 +109,7 @@ stored as (
     from input
     join claimed using (email_id)
 ),
--- Who gets them, without addresses: see email_recipient.
+-- The recipients of the emails: a hash of each address, without the address.
 listed as (
     insert into dispatcher.email_recipient (email_id, address_hash, domain)
     -- A phone number has no domain.
@@ -134,7 +134,8 @@ select
         when not is_direct and publish_due_at is not null
             then pg_notify('email_dispatcher_due'::text, ''::text)
     end,
-    -- After the commit, the email must not be lost. So the commit waits for the disk, even if the session does not.
+    -- After the commit, the email must not be lost. So this commit waits for the disk, even if the session's setting says
+    -- that commits do not wait.
     case
         when current_setting('synchronous_commit'::text) = 'off'::text
             then set_config('synchronous_commit'::text, 'on'::text, true)
@@ -143,7 +144,7 @@ from logged
 join laned using (email_id);
 
 -- name: enqueue_attachments
--- The attachments of emails that `enqueue` has just inserted, in the same transaction.
+-- Inserts the attachments of emails that `enqueue` has just inserted, in the same transaction. No rows.
 insert into dispatcher.email_attachment (email_id, position, filename, content_type, content)
 select *
 from unnest(

@@ -1,13 +1,14 @@
 -- name: store_events
--- Stores events, one per position of the lists, sorted by email and event key. Leaves out events that are already
--- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`: the event
--- proves that the provider accepted it, so no later lease takes the email. settle_proven then settles it.
--- New events also suppress recipients for the tenant of the email: only new ones, so that an event which a provider
--- repeats never brings an entry back that an operator has removed. A complaint that names several recipients of an email
--- suppresses none of them, because a provider that does not know who complained names every recipient at the same server.
--- Ids, hashes and instants are sent in binary: psycopg takes about 15 µs to write a hash as text.
--- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events without an email; the seconds
--- from acceptance to delivery of newly delivered emails; and, in every row, all marked emails that no worker has leased.
+-- Stores events. The lists have one item per event, sorted by email and event key. Leaves out events that are already
+-- stored, and events whose email does not exist. In the same commit, marks each email that is not `sent`, because the
+-- event proves that the provider accepted the email. No worker can lease a marked email; settle_proven settles it.
+-- New events also suppress recipients for the tenant of the email. Repeated events do not, because they would restore
+-- an entry that an operator has removed. A complaint that names several recipients of an email suppresses none of them:
+-- a provider that does not know who complained names every recipient at the same server.
+-- Ids, hashes and instants are sent in binary, because psycopg takes about 15 µs to write a hash as text.
+-- Returns a row per provider, kind, bounce and mailbox provider: the number of events, of new events, and of events
+-- without an email; the seconds from acceptance to delivery of newly delivered emails; and, the same in every row, all
+-- marked emails that no worker has leased.
 with given as (
     select *
     from unnest(
@@ -151,12 +152,13 @@ order by email_id
 limit %(limit)s;
 
 -- name: settle_proven
--- Settles marked emails by their events. Leaves out emails that a worker has leased: the worker's record will say more.
--- Usually, the email becomes `sent`: its key is completed, and it is counted. It is dropped if the provider rejected
--- every recipient after it had accepted the email, and no event shows that the email left the provider. A dropped email
--- has not arrived: if it was held, it becomes failed; if it is pending, it may be sent again.
--- Audited. Returns a row per email whose status changed. The queries before the update are materialized, because a plan
--- for small tables would execute them again for each email.
+-- Settles marked emails by their events, and audits this. Leaves out emails that a worker has leased, because the
+-- worker will record its own result. Usually, an email becomes `sent`: its key is completed, and the email is counted.
+-- An email counts as dropped if the provider accepted the email, later rejected every recipient, and no event shows
+-- that the email left the provider. A dropped email has not arrived: if it was held, it becomes failed; if it is
+-- pending, it may be sent again.
+-- Returns a row per email whose status changed. The queries before the update are materialized, because a plan for
+-- small tables would execute them again for each email.
 with free as (
     select email_id, status, proven_by, error_type
     from dispatcher.email_log

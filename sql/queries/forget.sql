@@ -1,7 +1,8 @@
 -- name: find_recipients_page
--- The recipients of the next emails after a given id that still have content. One row: the last id of these emails (null:
--- there are none), their number, and [id, recipients] of those whose recipients contain a text, ignoring case. The text is
--- only a first test, which PostgreSQL makes without sending every row.
+-- Reads the recipients of the next emails after a given id, without emails whose content was deleted. Returns one row:
+-- the last id of these emails (null: there are none), their number, and [id, recipients] of each email whose recipients
+-- contain a text; case is ignored. The caller must compare the addresses. The text only spares PostgreSQL from sending
+-- every row.
 with page as materialized (
     select email_id, recipients
     from dispatcher.email_content
@@ -21,7 +22,7 @@ select
 from page;
 
 -- name: find_recipient_events
--- The emails after a given id that have an event with this hash of an address.
+-- The next emails after a given id that have an event with the given hash of an address.
 select distinct email_id
 from dispatcher.email_event
 where address_hash = %(address_hash)s
@@ -58,11 +59,13 @@ where e.email_id = any(%(email_ids)s)
 order by e.email_id;
 
 -- name: forget_emails
--- Erases a recipient from finished emails, in one commit: their content, attachments and recipients' hashes, the hash of
--- the address in their events, and all texts of providers, because these may quote the address. An event also loses its key, which is made of
--- the hash. The rows of email_log stay, as a proof that the emails existed. Each changed email is audited, without the
--- address. Returns a row per email: whether it is finished (others are not changed), whether its row is locked by another
--- transaction (the email is not changed), whether it had content, and its number of attachments and events.
+-- Erases a recipient from finished emails, in one commit. Deletes the content, the attachments and the recipients'
+-- hashes of these emails. Deletes the hash of the address from their events, and all texts of providers, because these
+-- texts may quote the address. An event's key is made from the hash, so the key is replaced by a random key. The rows
+-- of email_log stay, to prove that the emails existed. Each changed email is audited, without the address.
+-- Returns a row per email: whether the email is finished (an unfinished email is not changed), whether another
+-- transaction has locked its row (then the email is not changed, either), whether it had content, and its number of
+-- attachments and of events with the hash.
 with free as (
     select email_id
     from dispatcher.email_log
@@ -149,8 +152,8 @@ from erased
 order by email_id;
 
 -- name: forget_outgoing_events
--- Erases the hash of an address from the feed of outgoing events, in one scan of the feed, which is kept for days only.
--- Returns no rows.
+-- Erases the hash of an address from the feed of outgoing events. Reads the whole feed once; events are kept only for
+-- days. No rows.
 update dispatcher.outgoing_event
 set address_hash = null
 where address_hash = %(address_hash)s;
@@ -163,8 +166,9 @@ where address_hash = %(address_hash)s
     and not is_domain;
 
 -- name: forget_suppressions
--- Removes the entries for an address, of all tenants. Or keeps them, so that the address gets no email, and erases what
--- shows the address to a person. Audited without the address. Returns the number of entries. One row.
+-- If `removes` is true, removes the entries for an address, of all tenants. Otherwise keeps the entries, so that the
+-- address gets no email, but erases their texts, which could identify the address. Audits this, without the address.
+-- Returns one row: the number of entries.
 with removed as (
     delete from dispatcher.suppression
     where address_hash = %(address_hash)s

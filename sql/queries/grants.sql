@@ -1,6 +1,7 @@
--- The rights of each kind of role; `dispatcher topology grants` replaces {role} by the role's name. PostgreSQL checks
--- only the rights on the table in the statement, so the weekly partitions need no rights. Identity columns, LISTEN and
--- NOTIFY need none, either. With a default privilege for later tables, a reader could read the content of emails.
+-- The rights of each kind of role. `dispatcher topology grants` replaces {role} by the role's name. PostgreSQL checks
+-- only the rights on the table that a statement names, so no role needs rights on the weekly partitions. Identity
+-- columns, LISTEN and NOTIFY need no rights, either. No default privilege is granted for later tables, because a reader
+-- could then read the content of emails.
 
 -- name: grant_producer
 -- An application that enqueues with the library: it inserts emails, and finds their ids by their keys. No rows.

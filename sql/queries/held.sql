@@ -12,7 +12,8 @@ order by email_id
 limit %(limit)s;
 
 -- name: list_held_page
--- A page of held emails with what is known about each, oldest first: those with ids above a given id. Reads no others.
+-- A page of held emails with ids above a given id, oldest first, with everything that is known about each email. Reads
+-- only the emails of this page, so it is fast however many emails match.
 with page as (
     select
         e.email_id, e.tenant_id, e.message_key, e.correlation_id, e.error_type, e.last_error, e.provider, e.attempt_count,
@@ -48,8 +49,8 @@ left join lateral (
 order by p.email_id;
 
 -- name: confirm_held
--- An operator confirms that a held email arrived: it becomes `sent`, its key is completed, and it is counted and
--- audited. Zero rows: the email is not held or does not exist; find_status returns which.
+-- An operator confirms that a held email arrived. The email becomes `sent`, its key is completed, the email is counted,
+-- and the confirmation is audited. Zero rows: the email is not held or does not exist; find_status shows which.
 with confirmed as (
     update dispatcher.email_log
     set
@@ -91,8 +92,9 @@ select email_id
 from confirmed;
 
 -- name: release_held
--- An operator releases a held email: it becomes pending and due, its attempts count from 1 again, and the release is
--- audited. Zero rows: the email is not held, has no content, has expired, or does not exist; find_status returns which.
+-- An operator releases a held email. The email becomes pending and due, its attempts count from 1 again, and the
+-- release is audited. Zero rows: the email is not held, has no content, has expired, or does not exist; find_status
+-- shows which.
 with released as (
     update dispatcher.email_log as e
     set
@@ -122,7 +124,7 @@ select email_id, pg_notify('email_dispatcher_due', '')
 from released;
 
 -- name: find_status
--- The status of one email, and whether it has expired; zero rows: it does not exist.
+-- The status of one email, and whether the email has expired. Zero rows: the email does not exist.
 select status, coalesce(expires_at <= clock_timestamp(), false)
 from dispatcher.email_log
 where email_id = %(email_id)s;

@@ -1,8 +1,9 @@
 -- name: lease
--- Leases the emails that are pending and returns each with its content. For a missing id, see find_unleased. Leaves out
--- an email that an event proves to be sent (see events.sql), so that no second send begins; an email that has expired
--- (see timing.sql); and the emails of tenants that an operator paused (see put_back). A delivered message proves that the
--- email was published, so the same write clears the due mark.
+-- Leases the emails that are pending, and returns each email with its content. If an id is missing in the result,
+-- find_unleased shows why. Leaves out an email that an event proves to be sent (see events.sql), so that no second send
+-- begins; an email that has expired (see timing.sql); and the emails of tenants that an operator paused (see put_back).
+-- A worker leases an email after it has received the email's message. This proves that the email was published, so the
+-- same write clears the due mark.
 -- lowest_id and highest_id let PostgreSQL prune partitions, here and below; a list of ids alone does not. The ids are
 -- sorted, so that all batches lock rows in one order.
 -- PostgreSQL keeps the plan of this and of all other worker statements (see keep_plans), so no plan may depend on the
@@ -16,11 +17,14 @@
 -- If the content is larger than most_octets or has attachments, only its size is returned: the worker reads the content
 -- just before it sends the email (see content.sql). The size is 0 if the content is included, and negative if it is
 -- unknown. PostgreSQL reads the size of an out-of-line value from its pointer, without reading the value.
--- The last five columns: the provider to which the email is pinned, because it may have accepted the email under an
--- idempotency key; how many seconds ago at most; in how many seconds the email expires; the tenant, whose suppressed
--- recipients get no email; and the email's own limits of retries, as an array, because they are rare: the most attempts,
--- for how many seconds a redelivery may begin, and how many redeliveries were made. All but the tenant are null if they do
--- not apply.
+-- The last five columns are, in order:
+-- 1. The provider to which the email is pinned: it may have accepted the email under an idempotency key. Null: no pin.
+-- 2. The seconds since the email was pinned. Null: no pin.
+-- 3. The seconds until the email expires. Null: the email never expires.
+-- 4. The tenant, whose suppressed recipients get no email.
+-- 5. The email's own retry limits: the most attempts, for how many seconds a redelivery may begin, and how many
+--    redeliveries were made. They are one array, because few emails have limits. Null: there are none, and redelivery
+--    is off.
 with leased as (
     update dispatcher.email_log as e
     set
@@ -93,7 +97,8 @@ left join lateral (
 ) as c on true;
 
 -- name: lease_without_content
--- As lease, for one email that PostgreSQL could not lease with its content. Reads as few columns as possible.
+-- As lease, for one email that PostgreSQL could not lease with its content. Reads as few columns as possible, because a
+-- column may be damaged.
 update dispatcher.email_log as e
 set
     status = 'sending',
@@ -132,10 +137,11 @@ returning
     end;
 
 -- name: find_unleased
--- The status of emails that could not be leased. Also returns the token of the lease that this worker has, or of the
--- lease that a recovery took from it if the email has not changed since and was not discarded; otherwise null. Last
--- column: the lease statement leaves the email out although it is pending, because the relay finishes it: an event proves
--- it, or it has expired. A missing id has no row.
+-- The status of emails that could not be leased. Also returns a token: that of the lease that this worker has, or of
+-- the lease that a recovery took from this worker if the email has not changed since and was not discarded; otherwise
+-- null. The last column is true if no worker may lease the email, even if it is pending: an event proves that the email
+-- was sent, or the email has expired. The relay finishes such an email. If an id is missing in the result, there is no
+-- such email.
 select
     email_id, message_key, status,
     case
@@ -152,12 +158,12 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: renew
--- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended it
--- beyond the wait before the retry. An expired lease is extended, too, unless its email was already recovered. If an id
--- is missing in the result, the worker must not begin an attempt: it has lost its lease, or an event proves that a
--- provider accepted the email. A proven email keeps its lease, because it may be on the wire.
--- The end always changes, even if only by a microsecond. Recovery identifies an expired lease by its end, and must
--- detect the renewal even if the clock was set back.
+-- Extends leases that this worker still owns. Never shortens a lease, because a deferral may just have extended the
+-- lease beyond the wait before the retry. Also extends an expired lease, unless its email was already recovered. If an
+-- id is missing in the result, the worker must not begin an attempt: the worker has lost the lease, or an event proves
+-- that a provider accepted the email. A proven email keeps its lease, because the email may be on the wire.
+-- The end of the lease always changes, even if only by a microsecond. Recovery identifies an expired lease by its end,
+-- and must detect the renewal even if the clock was set back.
 with renewed as (
     update dispatcher.email_log as e
     set locked_until = greatest(
@@ -179,9 +185,9 @@ from renewed
 where proven_by is null;
 
 -- name: release
--- Releases leases without an attempt: the emails become pending and due, and the attempt is not counted. They are due
--- after away_seconds, for example if their provider is unavailable while others work, or if a worker has no memory for
--- them. If an id is missing in the result, the worker has lost its lease.
+-- Releases leases without an attempt. The emails become pending and due, and the attempt is not counted. An email is
+-- due after its away_seconds, for example because its provider is unavailable while other providers work, or because
+-- the worker has no memory for the email. If an id is missing in the result, the worker has lost the lease.
 update dispatcher.email_log as e
 set
     status = 'pending',
@@ -198,11 +204,12 @@ where e.email_id = any(%(email_ids)s)
 returning e.email_id;
 
 -- name: replay_dead_letters
--- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if the dead letter
--- matches its current failure (see ops/dead_letters.py), the email cannot have arrived and has not expired, it has
--- content, and its dead letter was moved back fewer than most_times times; a higher number means that a program moves it. Returns one verdict
--- per email: replayed, refused (an operator must use a command), or stale. An id is missing if another transaction has
--- locked its row.
+-- Replays emails whose dead letters an operator moved back to the send queue. An email is replayed if all of this is
+-- true: the dead letter matches the email's current failure (see ops/dead_letters.py), the email cannot have arrived,
+-- it has not expired, it has content, and it was replayed in this way fewer than most_times times. The limit stops a
+-- program that moves messages back and forth.
+-- Returns a verdict per email: replayed, refused (an operator must use a command), or stale. If an id is missing in the
+-- result, another transaction has locked the row.
 with free as (
     select email_id, status, attempt_count, was_uncertain, coalesce(expires_at <= clock_timestamp(), false) as is_expired
     from dispatcher.email_log
@@ -266,7 +273,7 @@ replayed as (
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
-        %(worker)s, 'replay_letter', 'Its dead letter was put back on the send queue.', email_id,
+        %(worker)s, 'replay_letter', 'The dead letter was moved back to the send queue.', email_id,
         jsonb_build_object('attempts', attempt_count)
     from replayed
 )

@@ -1,6 +1,7 @@
 -- name: find_locked
--- The emails whose row, or whose key's row, another transaction has locked now. Waits for no lock; its own locks end
--- with the statement. Keys are looked up one by one (`lateral`, `offset 0`), so that no plan reads all keys.
+-- The given emails for which another transaction has now locked the row, or the row of the message key. The statement
+-- waits for no lock, and its own locks end with the statement. Keys are looked up one by one (`lateral`, `offset 0`),
+-- so that no plan reads all keys.
 with free as (
     select email_id, tenant_id, message_key
     from dispatcher.email_log
@@ -40,11 +41,12 @@ where e.email_id = any(%(email_ids)s)
     );
 
 -- name: find_holders
--- Sessions whose transaction is older than age_seconds, has locked rows of emails or keys, and does not itself wait for
--- a lock: the oldest few. PostgreSQL shows the holder of a row lock only to a session that waits for the lock, so these
--- sessions are candidates. Statement texts are left out, because they may contain private data. For a different user's
--- session, PostgreSQL may show only the pid; a prepared transaction has no pid. Last column: the transaction is
--- committed on this server and waits for a synchronous standby.
+-- The oldest sessions, at most five, that may have locked rows of emails or keys: the transaction is older than
+-- age_seconds, has a lock on one of these tables, and does not itself wait for a lock. PostgreSQL shows the holder of a
+-- row lock only to a session that waits for the lock, so these sessions are only candidates. Statement texts are left
+-- out, because they may contain private data. For the session of a different user, PostgreSQL may show only the pid; a
+-- prepared transaction has no pid. The last column is true if the transaction is committed on this server and waits for
+-- a synchronous standby.
 select
     l.pid, a.application_name, a.state, extract(epoch from clock_timestamp() - min(a.xact_start))::double precision,
     coalesce(a.wait_event = 'SyncRep', false)

@@ -1,9 +1,9 @@
 -- name: hash_address
--- The hash of a normalised address, as email_recipient has it. One row.
+-- The hash of a normalised address, as it is stored in email_recipient. One row.
 select (dispatcher.hash_addresses(array[%(address)s]))[1];
 
 -- name: find_recipients_since
--- From when on emails are found by their recipients, and whether there is an older email. One row.
+-- The time since which emails can be found by their recipients, and whether there is an older email. One row.
 select
     recipients_since,
     exists (
@@ -12,10 +12,10 @@ select
 from dispatcher.dispatcher_database;
 
 -- name: find_emails
--- A page of emails, newest first, between two ids. Reads at most `examined` emails for every filter, so each page costs
--- about the same; `start` names the filter that decides which. The last column is the id below which the next page
--- starts, null after the last page. This column is returned even if no email matches. PostgreSQL does not execute the
--- branches of `examined` whose start is a different one.
+-- A page of emails, newest first, between two ids. Reads at most `examined` emails, whatever the filters, so each page
+-- takes about the same time. `start` names the filter by which these emails are read; of the branches of `examined`,
+-- PostgreSQL executes only the branch for this start. The last column is the id below which the next page starts; null:
+-- this is the last page. This column is returned even if no email matches.
 with examined as (
     (
         select
@@ -95,7 +95,7 @@ left join wanted as w on true
 order by w.email_id desc;
 
 -- name: find_with_domain
--- Those of the given emails that go to a domain.
+-- The given emails that have a recipient at a domain.
 select email_id
 from dispatcher.email_recipient
 where domain = %(domain)s
@@ -103,7 +103,7 @@ where domain = %(domain)s
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: find_with_tag
--- Those of the given emails that have a tag. No row for an email whose content was deleted.
+-- The given emails that have a tag. Leaves out emails whose content was deleted.
 select email_id
 from dispatcher.email_content
 where email_id = any(%(email_ids)s)
@@ -111,8 +111,8 @@ where email_id = any(%(email_ids)s)
     and tags ? %(tag)s;
 
 -- name: find_from
--- Those of the given emails whose sender, in lower case, is one of the given addresses or ends with one of the given
--- domains (`@example.com`), with or without a display name. No row for an email whose content was deleted.
+-- The given emails whose sender, in lower case, is one of the given addresses or ends with one of the given domains
+-- (`@example.com`), with or without a display name. Leaves out emails whose content was deleted.
 select c.email_id
 from dispatcher.email_content as c
 where c.email_id = any(%(email_ids)s)

@@ -1,7 +1,8 @@
 -- name: list_recent_events
--- A page of what providers reported, newest first, below the given event: of one tenant, or of all tenants (null). Reads
--- at most `examined` events for every filter, so each page costs about the same. The last three columns are the event
--- below which the next page starts, null after the last page. These columns are returned even if no event matches.
+-- A page of what providers reported, newest first, starting below a given event; for one tenant, or for all tenants
+-- (null). Reads at most `examined` events, whatever the filters, so each page takes about the same time. The last three
+-- columns identify the event below which the next page starts; null: this is the last page. These columns are returned
+-- even if no event matches.
 with examined as (
     select received_at, email_id, event_key, happened_at, provider, kind, bounce, code, detail
     from dispatcher.email_event
@@ -35,8 +36,8 @@ left join wanted as w on true
 order by w.received_at desc, w.email_id desc, w.event_key desc;
 
 -- name: count_recent_events
--- The newest events of the last day, at most `examined`, by provider, kind and bounce: their number, and when the oldest
--- of them arrived.
+-- The newest events of the last day, at most `examined`, by provider, kind and bounce: their number, and when the
+-- oldest of them arrived.
 select provider, kind, bounce, count(*)::integer, min(received_at)
 from (
     select provider, kind, bounce, received_at
@@ -49,9 +50,9 @@ group by provider, kind, bounce
 order by provider, kind, bounce;
 
 -- name: list_audit
--- A page of what operators did, newest first, below the given act. Reads at most `examined` acts for every filter. The
--- last two columns are the act below which the next page starts, null after the last page. These columns are returned
--- even if no act matches.
+-- A page of audit records, newest first, starting below a given record. Reads at most `examined` records, whatever the
+-- filters. The last two columns identify the record below which the next page starts; null: this is the last page.
+-- These columns are returned even if no record matches.
 with examined as (
     select audit_id, acted_at, actor, action, reason, email_id, replay_id, detail
     from dispatcher.operator_audit
@@ -83,7 +84,7 @@ left join wanted as w on true
 order by w.acted_at desc, w.audit_id desc;
 
 -- name: list_audit_of_email
--- As list_audit, for one email, with an index of its own. The last two columns are always null.
+-- As list_audit, for one email, by the index on the email's id. The last two columns are always null.
 select
     audit_id, acted_at, actor, action, reason, email_id, replay_id, detail, null::timestamptz, null::bigint
 from dispatcher.operator_audit
@@ -96,9 +97,9 @@ order by acted_at desc, audit_id desc
 limit %(limit)s;
 
 -- name: page_suppressions
--- A page of one tenant's entries, newest first, below the given entry. Expired entries are listed, too. Reads at most
--- `examined` entries for every filter. The last two columns are the entry below which the next page starts, null after
--- the last page. These columns are returned even if no entry matches.
+-- A page of one tenant's suppressions, newest first, starting below a given entry. Includes expired entries. Reads at
+-- most `examined` entries, whatever the filters. The last two columns identify the entry below which the next page
+-- starts; null: this is the last page. These columns are returned even if no entry matches.
 with examined as (
     select
         suppression_id, tenant_id, masked, is_domain, reason, source_email_id, note, created_at, expires_at,

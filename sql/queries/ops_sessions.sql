@@ -17,7 +17,8 @@ insert into dispatcher.ops_session (token_hash, key_id, name, tenant_id, may_act
 values (%(token_hash)s, %(key_id)s, %(name)s, %(tenant_id)s, %(may_act)s);
 
 -- name: find_ops_session
--- A session that has not expired, and the seconds since it was last used. No row: unknown or expired.
+-- A session that has not expired, and the seconds since it was last used. No row: the session is unknown or has
+-- expired.
 select
     key_id, name, tenant_id, may_act,
     extract(epoch from clock_timestamp() - seen_at)::double precision

@@ -1,7 +1,8 @@
 -- name: read_feed
--- Events after a cursor, in the order of the feed: those that are wanted, and in any case the last event that was read.
--- Reads at most `limit` events, and returns how many. Stops before the oldest transaction that is still open, because
--- that transaction may yet commit events that belong here.
+-- Events after a cursor, in the order of the feed. Reads at most `limit` events, and returns how many. Returns only the
+-- wanted events and, even if it is not wanted, the last event that was read. Stops before the events of the oldest
+-- transaction that is still open, because this transaction may still commit events, which come before all events of
+-- later transactions.
 select
     made_in::text::bigint, position, is_wanted, total, event_id, kind, email_id, tenant_id, message_key, correlation_id,
     reason, provider, code, bounce, address_hash, happened_at, created_at
@@ -28,8 +29,8 @@ where is_wanted
 order by made_in, position;
 
 -- name: want_feed
--- Records that an application polls, so that statements write the feed. Changes the row at most once an hour. No row:
--- nothing had to be changed.
+-- Records that an application polls, and turns the feed on, so that statements write events. Changes the row at most
+-- once an hour. No row: nothing had to be changed.
 update dispatcher.outgoing_feed
 set is_on = true, wanted_at = clock_timestamp()
 where not is_on
@@ -44,13 +45,14 @@ select
     pg_snapshot_xmax(pg_current_snapshot())::text::bigint;
 
 -- name: find_feed_since
--- Where the feed must be read from to get every event since an instant. Null: there is no such event.
+-- The transaction id from which the feed must be read to get every event since an instant. Null: there is no such
+-- event.
 select min(made_in::text::bigint)
 from dispatcher.outgoing_event
 where event_id >= dispatcher.email_id_lowest_at(%(since)s);
 
 -- name: delete_outgoing_events
--- Deletes up to `limit` events older than `days`, with their deliveries that wait. Returns a row per event.
+-- Deletes up to `limit` events older than `days`, and the retries of these events. Returns a row per event.
 with old as (
     select event_id
     from dispatcher.outgoing_event
@@ -67,8 +69,9 @@ where event_id = any(array(select event_id from old))
 returning event_id;
 
 -- name: stop_unwanted_feed
--- Stops writing the feed if there is no webhook, and no application has polled for `days`. A row: it was stopped. If a
--- webhook is added at the same time, one of the two statements waits for the other; wanted_at then has changed.
+-- Turns the feed off if there is no webhook and no application has polled for `days`. A row: the feed was turned off.
+-- If a webhook is added at the same time, one of the two statements waits for the other. If this statement waits,
+-- wanted_at has changed, and the feed stays on.
 update dispatcher.outgoing_feed
 set is_on = false
 where is_on

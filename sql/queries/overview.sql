@@ -1,15 +1,15 @@
--- Every statement reads a bounded number of rows, however many emails there are: the operators' page executes them every
--- few seconds.
--- `between` and the order by status leave PostgreSQL only the index that begins with the status. With `status = …`, it may
--- read the whole primary key instead, if its statistics say that most emails have this status.
+-- Each statement reads a bounded number of rows, however many emails there are, because the operators' page executes
+-- the statements every few seconds.
+-- Because of `between` and the order by status, PostgreSQL can use only the index that begins with the status. With
+-- `status = …`, PostgreSQL may read the whole primary key, if its statistics say that most emails have this status.
 
 -- name: limit_overview
 -- Limits how long each statement of this transaction may take.
 select set_config('statement_timeout', %(milliseconds)s::text, true);
 
 -- name: count_for_overview
--- Emails by state, each counted up to a limit: dead letters and held emails that no operator has decided up to
--- `undecided`, all others up to `limit`.
+-- The number of emails by state, each counted up to a limit. The limit is `undecided` for dead letters and held emails
+-- that no operator has decided, and `limit` for all other states.
 select 'dead_letters', count(*)
 from (
     select from dispatcher.email_log
@@ -65,8 +65,9 @@ from (
 ) as counted;
 
 -- name: count_for_overview_of_tenant
--- As count_for_overview, for one tenant. No index finds a tenant's other emails by status, so these are counted among the
--- first `limit` emails of each status. The last column is the number of emails that were read.
+-- As count_for_overview, for one tenant. An index finds a tenant's dead letters and held emails. For all other states,
+-- there is no such index, so only the first `limit` emails of all tenants with this status are examined. The last
+-- column is the number of emails that were read.
 select 'dead_letters', count(*), count(*)
 from (
     select from dispatcher.email_log
@@ -124,7 +125,8 @@ from (
 ) as counted;
 
 -- name: count_paused
--- How many of the first `limit` pending emails an operator paused, except by provider, and how many were read.
+-- How many of the first `limit` pending emails a pause of everything, of a lane or of a tenant stops, and how many
+-- emails were read.
 select
     count(*) filter (
         where exists (
@@ -147,8 +149,9 @@ from (
 ) as e;
 
 -- name: measure_recent_latency
--- As measure_latency (see status.sql), from a bounded read: of the newest `limit` emails, and of the newest `limit`
--- emails that were enqueued before the oldest pending email. With a backlog, the newest emails are not sent yet.
+-- As measure_latency (see status.sql), but reads a bounded number of emails: the newest `limit` emails, and the newest
+-- `limit` emails that were enqueued before the oldest pending email. These are needed because, during a backlog, the
+-- newest emails are not sent yet.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - since))
@@ -184,7 +187,7 @@ from (
 
 -- name: sum_attempts
 -- Attempts by hour or day (`unit`, in UTC), provider and outcome, for the last `seconds`, oldest first. The first
--- hour or day is whole.
+-- hour or day is counted from its beginning.
 select date_trunc(%(unit)s, hour, 'UTC') as begins_at, provider, outcome, sum(email_count)::bigint
 from dispatcher.email_hourly
 where hour >= date_trunc(%(unit)s, statement_timestamp() - %(seconds)s::double precision * interval '1 second', 'UTC')
@@ -192,8 +195,8 @@ group by begins_at, provider, outcome
 order by begins_at, provider, outcome;
 
 -- name: list_rates
--- The emails per second that each provider with a ceiling allows now, and whether the provider has throttled us in the
--- last minute.
+-- For each provider with a ceiling: how many emails per second all hosts together may send now, and whether the
+-- provider has throttled us in the last minute.
 select
     provider,
     per_second,
@@ -208,8 +211,8 @@ from dispatcher.host_presence
 order by host, seen_at desc;
 
 -- name: find_alert_check
--- The last check of a DLQ: host, seconds since, depth, why RabbitMQ could not be read, and the active alerts. No row: no
--- monitor has checked it.
+-- The last check of a DLQ: host, seconds since the check, depth, why RabbitMQ could not be read, and the active alerts.
+-- No row: no monitor has checked the DLQ.
 select host, extract(epoch from clock_timestamp() - checked_at)::double precision, depth, fault, alerts
 from dispatcher.alert_check
 where queue = %(queue)s;

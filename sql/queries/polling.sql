@@ -1,10 +1,11 @@
--- Messages of other channels than email, whose end a provider is asked for because its events may be lost.
+-- Statements about messages of channels other than email. The monitor asks a provider what became of these messages,
+-- because the events that the provider sends may be lost.
 
 -- name: find_polled
--- Messages that a provider accepted, and held messages, since an instant (null: up to oldest_seconds ago) until
--- youngest_seconds ago; the oldest first. A message is open if a question to the provider can show more: it is held, or
--- it is sent under the provider's id and no event has reported its end. Messages that are not open are returned, too:
--- the next search continues after them.
+-- Messages that became sent or held after an instant (null: oldest_seconds ago) and at least youngest_seconds ago;
+-- oldest first. The last column is true if the message is open, which means that the provider may know more: no event
+-- has reported the final result, and the message is held or has a provider's id. Messages that are not open are
+-- returned, too, because the next search continues after the last returned message.
 with seen as materialized (
     select email_id, status, provider_message_id, coalesce(sent_at, settled_at) as since
     from dispatcher.email_log
@@ -30,11 +31,12 @@ from seen
 order by since;
 
 -- name: find_held_message
--- What identifies a held message in a provider's list: recipient, sender, text, and when the provider can have accepted
--- it; and the provider's ids of other messages to the same recipient. slack_seconds allow for clocks that differ.
--- No row: the message is no longer held, its content was deleted, or it cannot be identified. It cannot be identified if
--- another message to the same recipient has the same text (or a deleted one) and may have been accepted at the same time,
--- or if the recipient has more than max_others messages.
+-- What identifies a held message in a provider's list: recipient, sender, text, and the time in which the provider can
+-- have accepted the message. Also returns the provider's ids of other messages to the same recipient. slack_seconds is
+-- how much the clocks may differ.
+-- No row: the message is no longer held, its content was deleted, or the message cannot be identified. A message cannot
+-- be identified in two cases. First, another message to the same recipient may have been accepted at the same time, and
+-- it has the same text, or its text was deleted. Second, the recipient has more than max_others other messages.
 with held as materialized (
     select
         c.recipients -> 'to' ->> 0 as recipient, c.sender, c.text_body,

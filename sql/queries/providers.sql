@@ -6,13 +6,13 @@ on conflict (provider) do nothing
 returning provider;
 
 -- name: take_tokens
--- Takes up to `wanted` whole tokens from a provider's bucket; returns the number taken and the current rate. No row:
--- the bucket does not exist.
+-- Takes up to `wanted` whole tokens from a provider's bucket. Returns the number of tokens taken, and the current rate.
+-- No row: the bucket does not exist.
 -- The bucket fills at the rate and contains at most `burst` tokens. After the rate was halved, it grows back to the
 -- ceiling, by a twentieth of the ceiling per second. The clock is read after the row is locked. If the clock were read
--- earlier, another session could store a later time first, and the time between would count twice. A stored time in the
--- future means that the clock was set back or the server was replaced; without a correction, the bucket would stay
--- empty until that time.
+-- earlier, another session could store a later time first, and the time between the two readings would count twice. A
+-- stored time in the future means that the clock was set back or the server was replaced; without a correction, the
+-- bucket would stay empty until that time.
 with locked as (
     select provider, per_second, tokens, refilled_at
     from dispatcher.provider_rate
@@ -61,7 +61,8 @@ where provider = %(provider)s
 returning per_second;
 
 -- name: set_provider_state
--- Stores one worker slot's breaker state for a provider; `seconds` is how long the state lasts, null if unknown.
+-- Stores the state of one worker slot's circuit breaker for a provider. `seconds`: how long the state lasts; null if
+-- unknown.
 insert into dispatcher.provider_state (provider, slot, state, reason, until_at)
 values (
     %(provider)s, %(slot)s, %(state)s, %(reason)s,
@@ -76,10 +77,10 @@ set
 returning provider;
 
 -- name: list_troubles
--- Providers that at least one worker cannot use now, by name: the worst reported state (of equal states, the one that
--- lasts longest), how many workers report a problem, the reason, and how many seconds the state lasts (null: unknown).
--- A running worker reports again when a state ends. A report that ended more than a minute ago, or that has no end and
--- is an hour old, comes from a dead worker and is ignored.
+-- Providers that at least one worker cannot use now, by name. Returns the worst reported state (of equal states, the
+-- state that lasts longest), how many workers report a problem, the reason, and how many seconds the state lasts (null:
+-- unknown). A running worker reports again when a state ends. So a report comes from a dead worker, and is ignored, if
+-- its state ended more than a minute ago, or if it has no end and is an hour old.
 select distinct on (provider)
     provider,
     state,

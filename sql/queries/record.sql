@@ -1,28 +1,29 @@
 -- name: record
 -- Records the results of attempts in one statement: closes or extends each lease, inserts the attempt, completes the
--- idempotency key, counts the hour, and makes dead letters due. An email whose recipients are all suppressed has no dead
--- letter, because nothing is wrong with the dispatcher or the provider.
--- Returns the ids of emails that this worker still had a lease for. If an id is missing, the lease was lost: the
--- attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email `sent` under
--- any lease, because it proves that the email was sent.
--- Ids and instants are sent in binary: to write and read them as text would cost five times as much.
+-- idempotency key, increases the hourly count, and makes dead letters due. An email whose recipients are all suppressed
+-- has no dead letter, because nothing is wrong with the dispatcher or the provider.
+-- Returns the ids of the emails for which this worker still had a lease. If an id is missing in the result, the lease
+-- was lost: the attempt is recorded, but the email is not changed. An acceptance is the exception: it makes the email
+-- `sent` under any lease, because it proves that the email was sent.
+-- Ids and instants are sent in binary, because to write and read them as text would take five times as long.
 -- If recovery took this lease and set the email to `held`, and the email has not changed since, a deferral or rejection
--- still counts, because nothing was accepted under the lease. A deferred email becomes pending, because the worker
--- cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no later
--- statement undoes it. The ids of such emails are not returned, because their lease is lost.
--- A deferral does not extend the lease of an email that an event proves to be accepted: no retry begins, and the email is
--- settled after its lease has ended (see events.sql).
--- A pinned result pins the email to its provider: the provider may have accepted it under an idempotency key. The pin
--- begins with the first such attempt, by the earlier of two clocks, because the key expires.
--- A redelivery (`waiting`, with wait_seconds) needs no lease: the relay makes the email due later (see timing.sql), and
--- its attempts then count from 1 again. A deferral that ends the attempts of an email that recovery made `held` counts
--- so, too: the email waits, and its dead letter is stale.
--- A result with expired_at is recorded by the relay for a running worker whose lease expired. It counts only if the
--- lease has not changed since.
--- The plan is kept (see lease.sql): with `= any` and `is true`, PostgreSQL can find emails only by id. With an array of
--- one tenant, it can find a key only by the key's index; a merge join would read all keys.
--- Every final status goes to the feed of events if the feed is on, which PostgreSQL looks up once per batch. An
--- uncertain outcome of an email that recovery already made `held` changes no status, so it is no event.
+-- still changes the email, because nothing was accepted under the lease. A deferred email becomes pending, because the
+-- worker cannot retry under a lost lease. Both changes are audited. An uncertain outcome confirms the recovery, so no
+-- later statement undoes the recovery. The ids of these emails are not returned, because their lease is lost.
+-- A deferral does not extend the lease of an email that an event proves to be accepted. No retry begins, and the email
+-- is settled after its lease has ended (see events.sql).
+-- A pinned result pins the email to its provider, because this provider may have accepted the email under an
+-- idempotency key. The pin begins when the first such attempt began. Of the worker's and PostgreSQL's clock, the
+-- earlier time counts, because the provider's key expires.
+-- For a redelivery (`waiting`, with wait_seconds), the lease ends. The relay makes the email due later (see
+-- timing.sql), and its attempts then count from 1 again. This also applies to an email that recovery made `held`: the
+-- email waits, and its dead letter is stale.
+-- The relay records a result with expired_at for a frozen worker whose lease expired. The result changes the email only
+-- if the lease has not changed since.
+-- PostgreSQL keeps the plan (see lease.sql). Because of `= any` and `is true`, the plan can find emails only by id.
+-- Because the tenant is in an array, the plan can find a key only by the key's index; a merge join would read all keys.
+-- If the feed of events is on, every final status adds an event. PostgreSQL looks up once per batch whether the feed is
+-- on. An uncertain outcome of an email that recovery already made `held` changes no status, so it adds no event.
 with result as (
     select *
     from unnest(
@@ -135,7 +136,7 @@ attempted as (
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
-        'recovery', 'recover', 'The worker came back: the provider had not accepted it when the lease was taken away.',
+        'recovery', 'recover', 'The worker returned and recorded that the provider did not accept the email.',
         email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text, 'outcome', outcome)
     from closed
     where was_rescued
@@ -167,8 +168,8 @@ from closed
 where not was_rescued;
 
 -- name: find_attempt
--- A row: this batch was committed although its answer was lost, because a batch commits as a whole. The start time is
--- compared, too, because attempt numbers start again after a replay.
+-- A row: the batch with this attempt was committed although its answer was lost, because a batch commits as a whole.
+-- The start time is compared, too, because attempt numbers start again after a replay.
 select 1
 from dispatcher.email_attempt
 where email_id = %(email_id)s

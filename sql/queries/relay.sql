@@ -1,13 +1,13 @@
 -- name: listen_due
--- Subscribes this session to the notifications that enqueues send when they commit.
+-- Subscribes this session to the notifications of commits that make emails due.
 listen email_dispatcher_due;
 
 -- name: find_publish_due
--- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was written,
--- or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was written
--- before the clock was set back, so it is due, too. Two ranges are read, to skip the emails between them: hundreds of
--- thousands may wait there for a provider that is unavailable. An expired email is not published,
--- because cancel_expired is about to cancel it.
+-- Emails whose message must be published to a send queue, longest due first. A due mark is the time when it was
+-- written, or up to 90 seconds later (see enqueue and release). A mark more than ahead_seconds ahead of the clock was
+-- written before the clock was set back, so the email is due, too. Two ranges are read, to skip the emails between
+-- them: hundreds of thousands of emails may wait there for a provider that is unavailable. An expired email is not
+-- published, because cancel_expired is about to cancel it.
 (
     select email_id, message_key, correlation_id, traceparent, publish_due_at, lane, tenant_id
     from dispatcher.email_log
@@ -62,8 +62,8 @@ where email_id = any(%(email_ids)s)
     and publish_due_at is not null;
 
 -- name: find_due_tenants
--- The lanes and tenants that have emails with a due mark, except in the given lanes: a step in the index per lane and
--- per tenant, however many emails a tenant has. A mark may be ahead of the clock.
+-- The lanes and tenants that have emails with a due mark, except in the given lanes. Takes one step in the index for
+-- each lane and each tenant, however many emails a tenant has. A due mark may be in the future.
 with recursive lanes (lane) as (
     (
         select lane
@@ -117,8 +117,9 @@ where lanes.lane is not null
     and lanes.lane <> all(%(without_lanes)s::text[]);
 
 -- name: count_due
--- As find_due_tenants, for at most `pairs` lanes and tenants: how many emails are due, counted up to `most`, and for how
--- many seconds the longest due email has been due. Leaves out tenants whose marks are all ahead of the clock.
+-- For at most `pairs` pairs of a lane and a tenant (see find_due_tenants): how many emails are due, counted up to
+-- `most`, and for how many seconds the longest due email has been due. Leaves out tenants that have only due marks in
+-- the future.
 with recursive pairs (lane, tenant_id, number) as (
     (
         select lane, tenant_id, 1
@@ -160,11 +161,12 @@ where due.emails > 0
 order by due.emails desc, pairs.lane, pairs.tenant_id;
 
 -- name: find_due_of_tenants
--- For each given lane and tenant, up to `most` due emails with a mark from `since` to `until`, longest due first, without
--- expired emails. As in find_publish_due, two ranges are read. All marks of the second range are later than those of the
--- first, so it is read only if the first has fewer emails than wanted.
+-- For each given lane and tenant: up to `most` due emails with a due mark from `since` to `until`, longest due first,
+-- without expired emails. As in find_publish_due, two ranges are read. All marks in the second range are later than all
+-- marks in the first range, so the second range is read only if the first range has fewer emails than wanted.
 -- Rows are compared and ordered by lane, tenant and mark together, so that only the index on these three columns gives
--- the order. With `lane = …`, PostgreSQL could read the index on the marks alone: all due emails, once for each tenant.
+-- the order. With `lane = …`, PostgreSQL could use the index on the mark alone. It would then read all due emails once
+-- for each tenant.
 select due.*
 from unnest(
     %(lanes)s::text[], %(tenant_ids)s::text[], %(sinces)s::timestamptz[], %(until_ats)s::timestamptz[], %(mosts)s::integer[]
@@ -217,9 +219,9 @@ cross join lateral (
 -- Clears the due marks of emails whose messages RabbitMQ confirmed and routed. A mark is cleared only if it is still
 -- the mark that the publisher read. If a lease has cleared the mark, or the email became due again, the row is not
 -- changed.
--- The statement waits for no lock, so it delays no lease. It returns the ids that are still due because another
--- transaction has locked their rows. Usually, that transaction is a lease statement, which clears the mark itself.
--- No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
+-- The statement waits for no lock, so it delays no lease. It returns the ids of emails that are still due because
+-- another transaction has locked their rows. Usually, that transaction is a lease statement, which clears the mark
+-- itself. No plan may start from the instants, which many emails share (see lease.sql for `= any` and `is true`).
 with free as (
     select email_id
     from dispatcher.email_log
@@ -278,7 +280,7 @@ limit %(limit)s;
 -- As find_dead_letter_due, for the given emails.
 select
     email_id, tenant_id, message_key, correlation_id, status, error_type, last_error, attempt_count, provider,
-    created_at, dead_letter_due_at, traceparent
+    created_at, dead_letter_due_at, coalesce(channel, 'email'), traceparent
 from dispatcher.email_log
 where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s
@@ -296,7 +298,7 @@ where email_id = %(email_id)s
 
 -- name: mark_dead_lettered
 -- Clears the due marks of dead letters that RabbitMQ confirmed and routed. A mark is cleared only if it equals the time
--- in the dead letter: if an email has failed again since, a new dead letter is due.
+-- in the dead letter. If an email has failed again since, a new dead letter is due.
 update dispatcher.email_log
 set dead_letter_due_at = null, dead_lettered_at = clock_timestamp()
 where email_id = any(%(email_ids)s)
@@ -309,9 +311,9 @@ where email_id = any(%(email_ids)s)
     ) is true;
 
 -- name: recover_expired
--- Recovers emails whose lease expired without a result from its owner. It is unknown whether they were sent. By policy
--- they become held with a dead letter due, or pending and due. They also become held if no attempt is left, as in
--- domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not changed since
+-- Recovers emails whose lease expired without a result from its worker, so it is unknown whether the emails were sent.
+-- By policy, they become held with a dead letter due, or pending and due. They also become held if no attempt is left,
+-- as in domain/decision.py. Recovers only leases that ended more than grace_seconds ago and have not changed since
 -- find_expiring returned them, so a renewed lease is kept. Returns a row per recovered email.
 with expired as (
     select
@@ -350,8 +352,8 @@ rescued as (
         error_type = 'outcome_unknown',
         last_error = case
             when e.locked_by ~ ' before the promotion$'
-            then 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
-            else 'The lease expired: its owner ended without saying whether the email left.'
+            then 'PostgreSQL failed over to a standby that lacks the last commits. The email may have been sent before the failover.'
+            else 'The lease expired. Its worker ended without recording whether the email was sent.'
         end,
         publish_due_at = case x.policy when 'hold' then null else clock_timestamp() end,
         dead_letter_due_at = case x.policy when 'hold' then clock_timestamp() end
@@ -374,8 +376,8 @@ from rescued;
 
 -- name: find_lost_messages
 -- The lanes with at least one email that is still pending although its message was published more than age_seconds ago.
--- Unless many emails wait, this message is lost. Here and below, a time more than ahead_seconds ahead of the clock also
--- counts, because it was written before the clock was set back.
+-- The message is probably lost, unless many emails wait on the queue. Here and in find_lost_message_ids, a time more
+-- than ahead_seconds ahead of the clock counts as long ago, because it was written before the clock was set back.
 with recursive lanes (lane) as (
     (
         select lane
@@ -419,8 +421,9 @@ where lane is not null
     );
 
 -- name: find_lost_message_ids
--- Up to `limit` emails of find_lost_messages in the given lanes. After a promotion that made emails uncertain, leaves them out for
--- doubt_seconds, so that workers can first record the results of in-flight emails.
+-- Up to `limit` emails in the given lanes whose messages are probably lost (see find_lost_messages). Leaves out emails
+-- that a promotion made uncertain, for doubt_seconds after the promotion was detected. In this time, workers can record
+-- the results of in-flight emails.
 select email_id
 from dispatcher.email_log
 left join dispatcher.relay_timeline as t on true
@@ -437,10 +440,10 @@ order by email_id
 limit %(limit)s;
 
 -- name: republish_lost
--- Makes the emails of find_lost_message_ids due again. Call this while their send queue is empty, which proves that their
+-- Makes the emails of find_lost_message_ids due again. Call this while their send queue is empty, which proves that the
 -- messages are lost. After a promotion that lost commits (see timeline.sql), emails that were published before the
--- promotion may have been sent: by policy, they become held, or due again. Returns a row per changed email, and whether
--- the email was uncertain because of a promotion.
+-- promotion may have been sent. By policy, these emails become held, or due again. Returns a row per changed email, and
+-- whether the email was uncertain because of a promotion.
 with vanished as (
     select
         email_id,
@@ -470,7 +473,7 @@ republished as (
         error_type = case v.policy when 'again' then e.error_type else 'outcome_unknown' end,
         last_error = case v.policy
             when 'again' then e.last_error
-            else 'PostgreSQL was failed over to a standby without the last commits: the email may have been sent in them.'
+            else 'PostgreSQL failed over to a standby that lacks the last commits. The email may have been sent before the failover.'
         end,
         publish_due_at = case when v.policy <> 'hold' then clock_timestamp() end,
         dead_letter_due_at = case v.policy when 'hold' then clock_timestamp() end
@@ -493,10 +496,11 @@ select email_id, correlation_id, status, attempt_count, was_uncertain
 from republished;
 
 -- name: republish_overtaken
--- Makes emails due again if emails on the same send queue that were published much later are already being sent. A
--- queue keeps its order, so the message is lost, or a worker has the message without a lease; a second message is
--- harmless. The emails on other queues prove nothing, so pass only the lanes of one queue. Leaves out emails that a
--- promotion made uncertain, because they must not become held by mistake. Returns a row per email.
+-- Makes emails due again if other emails on the same send queue, published much later, are already being sent. A queue
+-- keeps its order. So the message of the earlier email is lost, or a worker has received it and has not leased the
+-- email yet. In the second case, a second message is harmless. Emails on other queues prove nothing, so pass only the
+-- lanes of one queue. Leaves out emails that a promotion made uncertain, because they must not become held by mistake.
+-- Returns a row per email.
 with overtaken as (
     select email_id
     from dispatcher.email_log

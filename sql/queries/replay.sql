@@ -1,5 +1,5 @@
 -- name: create_replay
--- Creates a replay with its list of emails, and audits this. Changes no email.
+-- Creates a replay with its list of emails, and audits this. Changes no email. Returns the replay's id.
 with made as (
     insert into dispatcher.email_replay (source, selection, include_held, per_second, actor, reason, paced_with)
     values (
@@ -27,9 +27,9 @@ from made;
 -- name: replay_next
 -- Replays the next email of a running replay, after a given id, and stores its outcome in the same commit. If another
 -- transaction has locked the email's row (for example a second replay of the same email), nothing changes: the outcome
--- is null, and the email still waits. A discarded email is skipped, with one exception: it is replayed if it was
--- discarded before the replay was created, and the replay is for given ids or for discarded emails. Zero rows: no email
--- is left, or the replay is not running.
+-- is null, and the email still waits. An email whose dead letter was discarded is skipped, with one exception: it is
+-- replayed if it was discarded before the replay was created, and the replay is for given ids or for discarded emails.
+-- Zero rows: no email is left, or the replay is not running.
 with item as (
     select
         i.email_id,
@@ -115,8 +115,8 @@ select email_id, outcome, pg_notify('email_dispatcher_due', '')
 from judged;
 
 -- name: find_overlaps
--- Other running replays in which some of the given emails still wait, or some of the emails that still wait in the
--- given replay: id, actor, reason, rate, and the number of common emails.
+-- Other running replays in which some of these emails still wait: the given emails, and the emails that still wait in
+-- the given replay. Returns the replay's id, actor, reason and rate, and the number of common emails.
 with wanted as (
     select email_id
     from unnest(%(email_ids)s::uuid[]) as t (email_id)
@@ -223,8 +223,8 @@ from resumed
 returning replay_id;
 
 -- name: list_replays
--- The latest replays, those of one tenant, or one replay: its emails by outcome, and whether a session is running the
--- replay now. `before`: only replays with lower ids.
+-- The latest replays of all tenants or of one tenant, or one replay. Includes the number of emails by outcome, and
+-- whether a session is running the replay now. `before`: only replays with lower ids.
 select
     r.replay_id, r.state, r.source, r.selection, r.include_held, r.per_second, r.actor, r.reason, r.created_at,
     r.changed_at, coalesce(r.paced_with, array[]::bigint[]),
@@ -263,8 +263,7 @@ order by email_id
 limit %(limit)s;
 
 -- name: count_replayed_by_status
--- The statuses that the emails of a replay have now, with the number of emails: of replayed emails only, at most a given
--- number.
+-- The number of replayed emails of a replay by their current status; counts at most `limit` emails.
 select l.status, count(*)
 from (
     select i.email_id

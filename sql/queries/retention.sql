@@ -1,7 +1,8 @@
 -- name: prune_partition
--- Drops one partition of old emails, if all these emails are finished and not undecided. Returns the partition's name.
--- Zero rows: no partition is left to drop. Here and below, an undecided email is failed or held, and no operator has
--- acted on it; undecided_days is how long such an email is kept, and 0 means forever.
+-- Drops one partition of old emails, if all emails in the partition are finished and no undecided email must be kept.
+-- Returns the partition's name. Zero rows: no partition is left to drop. Here and below, an undecided email is failed
+-- or held, and no operator has decided what becomes of it. undecided_days is how long such an email is kept; 0 means
+-- forever.
 select dispatcher.email_partition_prune(
     %(parent)s,
     statement_timestamp() - %(days)s * interval '1 day',
@@ -28,11 +29,12 @@ where not dispatcher.email_log_must_stay(
     );
 
 -- name: delete_content
--- Deletes the content of up to `limit` emails that are finished, not undecided, and older than `days`, counted from when
--- they could first be sent, if their partition could not be dropped: other emails in the partition must be kept, or it is the default partition, which is
--- never dropped.
--- Returns a row per email. Uses statement_timestamp(), because PostgreSQL searches no index by a value that may change
--- from row to row.
+-- Deletes the content of up to `limit` emails that are finished and older than `days`. The age counts from when an
+-- email could first be sent. An undecided email must also be older than undecided_days. The statement is for emails
+-- whose partition could not be dropped, because other emails in the partition must be kept, or because it is the
+-- default partition, which is never dropped.
+-- Returns a row per email. Uses statement_timestamp(), because PostgreSQL cannot search an index by a value that may
+-- change from row to row.
 with old as (
     select c.email_id
     from (
@@ -142,8 +144,9 @@ returning replay_id;
 select dispatcher.operator_audit_prune(clock_timestamp() - %(days)s * interval '1 day', %(limit)s);
 
 -- name: count_expiring
--- Undecided failed and held emails that lose their content within warn_days: how many, and the seconds until the first
--- of them may lose it (null if there is none). Emails to suppressed recipients do not count: no decision is due. The range of ids excludes younger emails without reading them; the range
+-- The number of undecided emails that lose their content within warn_days, and the seconds until the first of these
+-- emails may lose it (null if there is none). Emails that failed because all their recipients are suppressed do not
+-- count, because no operator needs to decide. The range of ids excludes younger emails without reading them. The range
 -- allows for a producer's clock that is wrong by up to one day.
 select
     count(*),

@@ -1,14 +1,15 @@
 -- name: find_last_sample
--- The newest sample: seconds since it was taken, its attempts, and what had been counted from which hour on. No row:
--- there is no sample.
+-- The newest sample: the seconds since it was taken; its attempts by outcome, since the first sample; the beginning of
+-- the last two hours that it counted; and the attempts by outcome in these hours. No row: there is no sample.
 select extract(epoch from clock_timestamp() - taken_at)::double precision, attempts, counted_since, counted
 from dispatcher.minute_sample
 order by minute desc
 limit 1;
 
 -- name: sum_attempts_for_sample
--- Attempts by outcome from the hour `since` on (null: from the hour before this hour on), and from the hour before this
--- hour on, with that hour. One row without an outcome if there are no attempts.
+-- Counts attempts for a sample: a row per outcome. Returns the beginning of the previous clock hour, the outcome, the
+-- attempts from the hour `since` on (null: from the previous clock hour on), and the attempts from the previous clock
+-- hour on. If there are no attempts, returns one row with a null outcome.
 with bounds as (
     select date_trunc('hour', statement_timestamp(), 'UTC') - interval '1 hour' as next_since
 )

@@ -8,7 +8,8 @@ create table dispatcher.dispatcher_migration (
 );
 
 -- name: find_schema
--- A row: the schema exists. Checked first, because even `create schema if not exists` needs the right to create one.
+-- A row: the schema exists. `init` checks this first, because even `create schema if not exists` needs the right to
+-- create schemas.
 select 1
 from pg_namespace
 where nspname = %(schema)s;
@@ -19,16 +20,16 @@ create schema dispatcher;
 
 -- name: enter_schema
 -- Sets the search_path until the transaction ends. Migrations name tables without a schema, so they find and create
--- them only in ours. Functions keep this search_path (`set search_path from current`). One row.
+-- tables only in our schema. Functions store this search_path (`set search_path from current`). One row.
 select set_config('search_path', quote_ident(%(schema)s) || ', pg_temp', true);
 
 -- name: lock_migrations
--- Locks until the transaction ends, so that two concurrent `init` commands apply each migration once.
+-- Takes a lock until the transaction ends, so that two concurrent `init` commands apply each migration only once.
 select pg_advisory_xact_lock(hashtext('dispatcher_migration'));
 
 -- name: find_migration_table
--- Whether the schema has our tables, and which other schemas of this database have an email dispatcher's tables. One
--- row.
+-- Whether our schema has our tables, and which other schemas of this database have the tables of an email dispatcher.
+-- One row.
 select
     to_regclass('dispatcher.dispatcher_migration') is not null,
     array(
@@ -64,12 +65,12 @@ select address_key
 from dispatcher.dispatcher_database;
 
 -- name: make_partitions
--- Creates the weekly partitions from the current week on; returns a row per new partition, none if all exist.
+-- Creates the missing weekly partitions, from the current week on. Returns a row per new partition.
 select dispatcher.email_partitions_make(clock_timestamp(), %(weeks_ahead)s);
 
 -- name: show_server
 -- For `doctor`: the server's version, whether a commit waits for the disk, the maximum number of connections, the
--- number of streaming standbys, and whether a commit waits for any of them.
+-- number of streaming standbys, and whether a commit waits for a standby.
 select
     current_setting('server_version'),
     current_setting('server_version_num')::integer,
@@ -88,25 +89,25 @@ select
     current_setting('synchronous_standby_names');
 
 -- name: write_nothing
--- The smallest write whose commit waits for the same confirmations as any other: a WAL message that nothing reads. One
--- row.
+-- Writes a message to the WAL that no program reads. Its commit waits for the same confirmations as every other commit,
+-- but stores no row. One row.
 select pg_logical_emit_message(true, 'dispatcher', '');
 
 -- name: mark_session
--- A setting that PostgreSQL ignores and that lasts as long as the session. One row.
+-- Sets a value that PostgreSQL does not use and that it keeps as long as the session. One row.
 select set_config('email_dispatcher.session', %(mark)s, false);
 
 -- name: read_session_mark
--- The value that mark_session set in this session; null or empty: a pooler switched the connection to another session.
--- One row.
+-- The value that mark_session set in this session. Null or empty: a pooler has switched the connection to another
+-- session. One row.
 select current_setting('email_dispatcher.session', true);
 
 -- name: configure_session
 -- A commit waits for the disk, because the worker sends an email after the commit. No statement waits forever. The
 -- server detects within 15 seconds that a client's host has vanished, and releases the client's locks.
--- Sequential scans are off, because every statement finds its rows by an index. Otherwise, a plan that was made while a
--- partition was almost empty would use a sequential scan, and PostgreSQL would keep this plan while the partition
--- fills: each Monday, until the next autoanalyze.
+-- Sequential scans are off, because every statement finds its rows by an index. Otherwise, PostgreSQL would plan a
+-- sequential scan while a partition is almost empty, and keep this plan while the partition fills. This would happen
+-- each Monday, until the next autoanalyze.
 select
     set_config('synchronous_commit', 'on', false),
     set_config('statement_timeout', %(statement_seconds)s::text || 's', false),
@@ -119,17 +120,17 @@ select
     set_config('tcp_user_timeout', '15000', false);
 
 -- name: disable_statement_timeout
--- In addition to configure_session: for a session that reads whole large tables and does not delay other work.
+-- Used after configure_session, for a session that reads whole large tables and does not delay other work.
 select set_config('statement_timeout', '0', false);
 
 -- name: keep_plans
--- In addition to configure_session: for sessions that execute only a worker's statements (see lease.sql) or only a
--- relay's statements. Each statement is planned once for all values (a generic plan), because planning a lease of a few
--- emails, or a search for due emails, costs more than its execution. Without this setting, PostgreSQL plans each
--- execution again after the tables were analysed.
--- A generic plan locks every partition with its indexes, about 9 relations per week; a plan for the given values locks
+-- Used after configure_session, for sessions that execute only a worker's statements (see lease.sql) or only a relay's
+-- statements. PostgreSQL plans each statement once for all values (a generic plan). To plan a lease of a few emails, or
+-- a search for due emails, takes longer than to execute it. Without this setting, PostgreSQL plans each execution again
+-- after the tables were analysed.
+-- A generic plan locks every partition with its indexes, about 9 relations per week. A plan for the given values locks
 -- only the relations of one week. So generic plans are not forced if all sessions together might need more locks than
--- the server has room for, which is twice max_locks_per_transaction per session.
+-- the server's memory allows, which is twice max_locks_per_transaction per session.
 select set_config(
     'plan_cache_mode',
     case

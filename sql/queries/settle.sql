@@ -7,7 +7,7 @@ where application_name = %(application_name)s
     and pid <> pg_backend_pid();
 
 -- name: find_leases
--- The leases of a worker, with the columns of find_expiring. No row: the worker has no lease.
+-- The leases of a worker, with the columns of find_expiring except the last one. No row: the worker has no lease.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
     extract(epoch from clock_timestamp() - pinned_at)::double precision
@@ -16,8 +16,8 @@ where status = 'sending'
     and locked_by = %(worker)s;
 
 -- name: find_recovered
--- The emails that a recovery took from a worker and set to `held`, if they have not changed since, with the token of
--- the lost lease.
+-- The emails that a recovery took from a worker and set to `held`, and the token of the lost lease. Leaves out emails
+-- that have changed since.
 select email_id, rescued_token
 from dispatcher.email_log
 where status = 'held'
@@ -26,9 +26,10 @@ where status = 'held'
     and dead_letter_discarded_at is null;
 
 -- name: revert_recovery
--- Undoes recoveries of emails that have not changed since: nothing was accepted under the lost leases, and nothing will
--- be. The emails become pending and due; a discarded email is not changed. attempt_base is increased, so the attempt
--- does not count; attempt_count stays, because it identifies the dead letter. Audited. Returns a row per changed email.
+-- Undoes the recovery of emails that were not accepted under the lost leases and will not be. The emails become pending
+-- and due. Leaves out emails that have changed since, and emails that an operator discarded. attempt_base is increased,
+-- so the attempt does not count; attempt_count stays, because it identifies the dead letter. Audits this. Returns a row
+-- per changed email.
 with recovered as (
     update dispatcher.email_log as e
     set
@@ -55,7 +56,7 @@ with recovered as (
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
-        'recovery', 'recover', 'The worker or its ledger came back: nothing had left when the lease was taken away.',
+        'recovery', 'recover', 'The worker or its ledger returned, and showed that the email was not sent under the lost lease.',
         email_id, jsonb_build_object('attempts', attempt_count, 'worker', %(worker)s::text)
     from recovered
 )
@@ -64,7 +65,7 @@ from recovered;
 
 -- name: find_histories
 -- How many attempts each email had before its last replay or redelivery, for how many seconds it has been pinned to a
--- provider, and its own limits of retries (see lease). A missing id has no row.
+-- provider, and its own retry limits (see lease). If an id is missing in the result, there is no such email.
 select
     email_id, attempt_base, extract(epoch from clock_timestamp() - pinned_at)::double precision,
     case
@@ -85,9 +86,9 @@ where email_id = any(%(email_ids)s)
     and email_id between %(lowest_id)s and %(highest_id)s;
 
 -- name: note_crashes
--- Counts one more crash for emails that a worker was rendering when it died. They become pending and due, and the
--- attempt is not counted. Once an email has crashed most_crashes workers, it becomes failed with a dead letter due; it
--- becomes held if an earlier attempt may have been accepted.
+-- Counts one more crash for emails that a worker was rendering when the worker died. The emails become pending and due,
+-- and the attempt is not counted. An email that has crashed most_crashes workers becomes failed instead, with a dead
+-- letter due; it becomes held if an earlier attempt may have been accepted.
 -- Returns a row per changed email.
 with free as (
     select email_id
@@ -136,8 +137,8 @@ select email_id, correlation_id, status, crash_count
 from crashed;
 
 -- name: find_expiring
--- Leases that have expired by PostgreSQL's clock, or expire within some seconds: of these workers, or of all other
--- workers. The last column: the email's own limits of retries (see lease). Call this before a ledger is read.
+-- Leases that have expired by PostgreSQL's clock, or expire within within_seconds: either of the given workers, or of
+-- all other workers. The last column is the email's own retry limits (see lease). Call this before the ledger is read.
 select
     email_id, lease_token, locked_by, locked_until, locked_until < clock_timestamp(), attempt_base,
     extract(epoch from clock_timestamp() - pinned_at)::double precision,
@@ -161,9 +162,8 @@ where status = 'sending'
 
 -- name: release_found
 -- Releases leases that find_leases or find_expiring found, and whose emails were not and will not be sent. The emails
--- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since (by a renewal,
--- say).
--- Returns a row per changed email.
+-- become pending and due, and the attempt is not counted. Leaves out a lease that has changed since, for example by a
+-- renewal. Returns a row per changed email.
 update dispatcher.email_log as e
 set
     status = 'pending',

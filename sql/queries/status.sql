@@ -1,6 +1,6 @@
 -- name: begin_snapshot
--- One snapshot for all statements of this transaction: otherwise, a result recorded between two statements would be
--- counted twice. Read only. No rows.
+-- All statements of this transaction read one snapshot. Otherwise, an email whose result is recorded between two
+-- statements would be counted twice. The transaction is read-only. No rows.
 set transaction isolation level repeatable read, read only;
 
 -- name: count_unfinished
@@ -11,8 +11,8 @@ where status <> 'sent'
 group by status;
 
 -- name: count_for_monitor
--- As count_unfinished, without `cancelled`, and fast although millions of emails may wait: beyond 100,000, the number of
--- waiting emails is an estimate from the last vacuum of their index.
+-- As count_unfinished, without `cancelled`, and fast even if millions of emails wait. If more than 100,000 emails wait,
+-- their number is an estimate from the last vacuum of their index.
 select status, count(*)
 from dispatcher.email_log
 where status in ('pending', 'sending', 'failed', 'held')
@@ -50,9 +50,10 @@ where outcome = 'accepted';
 
 -- name: find_oldest_pending
 -- The longest time that a pending email has waited since it could first be sent, and the longest time that an email has
--- been due, both in seconds. Leaves out what an operator paused, except by provider. Null if no email is pending or due,
--- or if the first `limit` are paused. A scheduled email that has just become pending was enqueued long ago, so the first
--- emails by id are compared. `between`: see overview.sql.
+-- been due, both in seconds. Emails that a pause of everything, of a lane or of a tenant stops do not count. Null if no
+-- email is pending or due, or if the first `limit` emails are paused. The pending email with the lowest id has not
+-- always waited longest: it may be a scheduled email that has just become pending. So the first emails by id are
+-- compared. overview.sql explains `between`.
 with paused as (
     select scope, name
     from dispatcher.pause
@@ -99,8 +100,8 @@ select
     );
 
 -- name: count_sent_recently
--- Emails sent in the last hour and in the last 24 hours, from counts per clock hour. A clock hour that is only partly
--- within the time counts in proportion.
+-- The approximate number of emails sent in the last hour and in the last 24 hours, from counts per clock hour. Of a
+-- clock hour that is only partly in this time, the same part of its count is used.
 select
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 hour')) / 3600))), 0)::double precision,
     coalesce(sum(email_count * greatest(0, least(1, extract(epoch from hour + interval '1 hour' - (now() - interval '1 day')) / 3600))), 0)::double precision
@@ -135,7 +136,8 @@ full join leasing using (worker)
 order by worker;
 
 -- name: measure_latency
--- Seconds from when the newest sent emails could first be sent to their acceptance: their number, and the 50th, 95th and 99th percentile.
+-- The latency of the newest sent emails: their number, and the 50th, 95th and 99th percentile in seconds. The latency
+-- is the time from when an email could first be sent until a provider accepted it.
 select
     count(*),
     percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from sent_at - created_at))

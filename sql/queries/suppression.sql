@@ -1,7 +1,7 @@
 -- name: read_suppressions
--- The hashes of all valid entries, a row per tenant: the first eight bytes of each, in order and joined; whether a domain
--- is among them; and the oldest transaction that is still running, from which read_changed_suppressions continues.
--- Without entries, one row without a tenant.
+-- All entries that have not expired; a row per tenant. Returns the first eight bytes of each hash, in ascending order
+-- and joined; whether at least one entry is a domain; and the oldest transaction that is still running, from which
+-- read_changed_suppressions continues. If there are no entries, returns one row without a tenant.
 select
     s.tenant_id,
     coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
@@ -12,9 +12,9 @@ left join dispatcher.suppression as s on s.expires_at is null or s.expires_at > 
 group by s.tenant_id;
 
 -- name: read_changed_suppressions
--- As read_suppressions, but only the entries that were written by a transaction that was not yet visible when `since`
--- was read. It may repeat entries. A database that was restored from a dump has entries of transactions that are yet to
--- come; read_suppressions has read these.
+-- As read_suppressions, but only entries of transactions that were not yet visible when `since` was read. May repeat
+-- entries. If the database was restored from a dump, entries may contain ids of transactions that this server has not
+-- reached yet. Such entries are left out, because read_suppressions has read them.
 select
     s.tenant_id,
     coalesce(string_agg(substring(s.address_hash for 8), ''::bytea order by s.address_hash), ''::bytea),
@@ -27,8 +27,9 @@ left join dispatcher.suppression as s
 group by s.tenant_id;
 
 -- name: find_suppressed
--- Which of these recipients are suppressed for their email's tenant, and why. An email with ignore_suppression has no
--- row. address_hashes has the hash of each recipient's address and of its domain; positions says which recipient.
+-- The given recipients that are suppressed for their email's tenant, and the reason. Leaves out emails with
+-- ignore_suppression. address_hashes contains the hash of each recipient's address and of the address's domain;
+-- positions contains the position of the recipient for each hash.
 select distinct on (w.email_id, w.position) w.email_id, w.position, s.reason
 from unnest(%(emails)b::uuid[], %(positions)b::integer[], %(address_hashes)b::bytea[])
     as w (email_id, position, address_hash)
@@ -46,9 +47,9 @@ where e.email_id = any(%(email_ids)b)
 order by w.email_id, w.position, s.is_domain;
 
 -- name: insert_suppressions
--- Suppresses recipients of one tenant, for an operator; audited without addresses. If a recipient already has an entry
--- that lasts at least as long as the new one, that entry does not change. Returns the number of entries that are new or
--- changed. One row.
+-- Suppresses recipients of one tenant for an operator, and audits this without addresses. If a recipient already has an
+-- entry that lasts at least as long as the new entry, the old entry does not change. Returns the number of entries that
+-- are new or changed. One row.
 with input as (
     select *
     from unnest(
@@ -95,7 +96,7 @@ select count(*)::integer
 from written;
 
 -- name: delete_suppressions
--- Removes entries of one tenant, for an operator; audited without addresses. Returns a row per removed entry.
+-- Removes entries of one tenant for an operator, and audits this without addresses. Returns a row per removed entry.
 with removed as (
     delete from dispatcher.suppression
     where tenant_id = %(tenant_id)s
@@ -118,7 +119,7 @@ select suppression_id, reason
 from removed;
 
 -- name: list_suppressions
--- A page of one tenant's entries, newest first, with ids below a given id. Expired entries are listed, too.
+-- A page of one tenant's entries with ids below a given id, newest first. Includes expired entries.
 select
     suppression_id, tenant_id, masked, is_domain, reason, source_email_id, note, created_at, expires_at, address_hash
 from dispatcher.suppression
@@ -130,9 +131,9 @@ order by suppression_id desc
 limit %(limit)s;
 
 -- name: list_stopped
--- A page of one tenant's failed emails that were not sent because all their recipients are suppressed, with their
--- recipients, oldest first, with ids above a given id. Emails that an operator discarded are left out. With `coalesce`
--- and not `or`, each page starts at its first email in the index email_log_unfinished.
+-- A page of one tenant's emails that failed because all their recipients are suppressed, with their recipients.
+-- Contains ids above a given id, oldest first. Leaves out emails that an operator discarded. With `coalesce` instead of
+-- `or`, PostgreSQL starts at the first email of the page in the index email_log_unfinished.
 select e.email_id, c.recipients
 from dispatcher.email_log as e
 join dispatcher.email_content as c using (email_id)
@@ -145,8 +146,8 @@ order by e.email_id
 limit %(limit)s;
 
 -- name: insert_unsubscribe
--- Suppresses a recipient who has unsubscribed, for the tenant of the email. An entry without an end stays as it is. No row:
--- the email does not exist.
+-- Suppresses a recipient who has unsubscribed, for the tenant of the email. An entry that never expires does not
+-- change. No row: the email does not exist.
 with email as (
     select tenant_id, email_id
     from dispatcher.email_log
@@ -174,8 +175,9 @@ select true
 from email;
 
 -- name: opt_out
--- Suppresses a number that has answered STOP, for every tenant that has sent it one of the last 1000 SMS, or for the
--- tenant default if none is known. A message that was handled in the last 30 days changes nothing. No rows.
+-- Suppresses a phone number from which STOP was received, for every tenant that sent one of the last 1,000 SMS to this
+-- number. If there is no such tenant, suppresses the number for the tenant `default`. A message that was already
+-- handled in the last 30 days changes nothing. No rows.
 with forgotten as (
     delete from dispatcher.inbound_message
     where received_at < now() - interval '30 days'
@@ -217,8 +219,8 @@ set
 where s.expires_at is not null;
 
 -- name: opt_in
--- Ends the suppression of a number that has answered START, unless it has another reason. A message that was handled
--- before changes nothing. No rows.
+-- Removes the entries with the reason `unsubscribe` of a phone number from which START was received, for all tenants. A
+-- message that was already handled changes nothing. No rows.
 with received as (
     insert into dispatcher.inbound_message (message_id)
     values (%(message_id)s)

@@ -19,9 +19,9 @@ from dispatcher.relay_timeline
 for update;
 
 -- name: begin_timeline
--- Records the current timeline. If commits were lost, all messages that were published up to the last transaction that
--- this server replayed become uncertain. After a restart, the time of that transaction is unknown; the time of the last
--- record is then used.
+-- Records the current timeline. If commits were lost, all messages become uncertain that were published before the last
+-- transaction that this server replayed. After a restart, the time of that transaction is unknown; the statement then
+-- uses the time at which a relay last recorded the timeline.
 insert into dispatcher.relay_timeline (timeline, is_synchronous)
 values (
     ('x' || left(pg_walfile_name(pg_current_wal_lsn()), 8))::bit(32)::integer,
@@ -39,20 +39,21 @@ set
     noted_at = excluded.noted_at;
 
 -- name: mark_leases_uncertain
--- Marks the leases that a promotion left uncertain: their emails may have been recorded or leased again on the lost
--- timeline, so a ledger that does not contain them proves nothing. The suffix on the owner's name excludes the leases
--- from the recovery of dead workers. Their worker can still renew and record them by token; otherwise, the emails are
--- recovered by policy after the leases expire. Returns a row per lease.
+-- Marks the leases that a promotion made uncertain. Their emails may have been recorded or leased again on the lost
+-- timeline, so a ledger that does not contain these emails proves nothing. The suffix on the worker's name excludes the
+-- leases from the recovery of dead workers. The worker can still renew and record the leases by token. If it does not,
+-- the emails are recovered by policy after the leases expire. Returns a row per lease.
 update dispatcher.email_log
 set locked_by = locked_by || %(suffix)s
 where status = 'sending'
 returning email_id;
 
 -- name: find_uncertain_messages
--- Emails after an id whose due marks were set before a promotion was found: their messages may have been published and
--- processed on the lost timeline. Includes marks that were set ahead for a released email, once they have passed,
--- because the standby may have lagged that far. An API process that publishes by itself sets marks some seconds ahead.
--- Includes waiting emails whose time has come, because they may have been woken and sent on the lost timeline.
+-- Emails, after a given id, whose due marks were set before a promotion was detected. Their messages may have been
+-- published and processed on the lost timeline. A due mark may be a time in the future when it is set. Includes such a
+-- mark of a released email once the time has passed, because the standby may have lagged that far. Includes the marks
+-- of emails that an API process publishes itself, which are some seconds after the enqueue. Includes waiting emails
+-- whose time has come, because they may have been woken and sent on the lost timeline.
 select e.email_id
 from dispatcher.email_log as e
 cross join dispatcher.relay_timeline as t

@@ -1,5 +1,5 @@
 -- name: find_next_wake
--- In how many seconds the first waiting email is due; negative if it is overdue. Zero rows: no email waits.
+-- The seconds until the first waiting email is due; negative if it is overdue. Zero rows: no email waits.
 select extract(epoch from wait_until - clock_timestamp())::double precision
 from dispatcher.email_log
 where status = 'waiting'
@@ -7,8 +7,8 @@ order by wait_until
 limit 1;
 
 -- name: find_wakeable
--- Emails whose wait is over, longest first. Leaves out emails that another transaction has locked (for example to cancel
--- thousands of emails), so that these cannot delay others.
+-- Waiting emails whose time has come, longest overdue first. Leaves out emails that another transaction has locked (for
+-- example to cancel thousands of emails), so that these emails cannot delay others.
 select email_id
 from dispatcher.email_log
 where status = 'waiting'
@@ -18,8 +18,8 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: wake
--- Makes the emails of find_wakeable pending and due. A row per email. Each email is due at a different instant, because
--- the relay continues from an instant.
+-- Makes the emails of find_wakeable pending and due. Returns a row per email. Each email is due at a different instant,
+-- because the relay continues its scans from an instant.
 update dispatcher.email_log
 set
     status = 'pending',
@@ -32,8 +32,8 @@ where email_id = any(%(email_ids)s)
 returning email_id;
 
 -- name: find_expired
--- Emails whose expires_at has passed and that are neither leased nor finished, longest first. Leaves out emails that an
--- event proves to be sent (see events.sql), and emails that another transaction has locked.
+-- Pending, waiting and held emails whose expires_at has passed, longest expired first. Leaves out emails that an event
+-- proves to be sent (see events.sql), and emails that another transaction has locked.
 select email_id
 from dispatcher.email_log
 where status in ('pending', 'waiting', 'held')
@@ -44,10 +44,10 @@ limit %(limit)s
 for no key update skip locked;
 
 -- name: cancel_expired
--- Cancels the emails of find_expired: completes their keys, and announces them. A held email may have been sent; from now
--- on, no operator need decide. So its dead letter is stale, and this is audited.
--- The note about the outcome is also written for a pending email that may have been sent, by policy or under an
--- idempotency key. Returns a row per email, with its status before.
+-- Cancels the emails of find_expired, completes their keys, and adds an event to the feed. A held email may have been
+-- sent, but from now on, no operator needs to decide about it. So its dead letter is stale, and the change is audited.
+-- last_error says that the outcome is unknown if the email was held, or if an earlier attempt was uncertain and the
+-- email then became pending, by policy or because it is pinned. Returns a row per email, with its previous status.
 with free as (
     select email_id, status
     from dispatcher.email_log
@@ -92,7 +92,7 @@ completed as (
 audited as (
     insert into dispatcher.operator_audit (actor, action, reason, email_id, detail)
     select
-        'expiry', 'cancel', 'The email expired while it was held, so no operator need decide.', email_id,
+        'expiry', 'cancel', 'The email expired while it was held, so no operator needs to decide.', email_id,
         jsonb_build_object('attempts', attempt_count)
     from cancelled
     where previous_status = 'held'

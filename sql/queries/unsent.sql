@@ -1,10 +1,10 @@
 -- name: cancel_emails
--- Cancels those of the given emails that are pending or waiting. The row decides: from then on, no worker can lease the
--- email, and a message that RabbitMQ still has is acknowledged without an attempt. Leaves out an email that an event
--- proves to be sent (see events.sql), and an email whose message a promotion made uncertain (see timeline.sql): a worker
--- may be sending it. The keys are completed, and each cancellation is audited.
--- Waits for locked rows, so that each answer is about a committed state, such as a lease that began just before.
--- Returns a row per email that exists: its status before, whether it was cancelled, and false. With tenant_id, only
+-- Cancels the given emails that are pending or waiting, completes their keys, and audits each cancellation. After the
+-- commit, no worker can lease the email. If RabbitMQ still has a message, a worker acknowledges it without an attempt.
+-- Leaves out an email that an event proves to be sent (see events.sql), and an email whose message a promotion made
+-- uncertain (see timeline.sql), because a worker may be sending it.
+-- Waits for locked rows, so that each answer is about a committed status, for example after a concurrent lease.
+-- Returns a row per email that exists: its previous status, whether it was cancelled, and false. With tenant_id, only
 -- emails of this tenant.
 with found as (
     select
@@ -65,8 +65,8 @@ select email_id, status, is_unsent, false
 from found;
 
 -- name: reschedule_emails
--- As cancel_emails, but the emails wait until send_at, or are due at once if send_at has passed. The time for
--- redeliveries counts from then on. Leaves out an email that expires before send_at (last column).
+-- As cancel_emails, but the emails wait until send_at; if send_at has passed, they are due immediately. The time for
+-- redeliveries counts from send_at. Leaves out an email that expires before send_at; its last column is true.
 with found as (
     select
         email_id,
@@ -114,8 +114,8 @@ select email_id, status, is_unsent and not expires_first, is_unsent and expires_
 from found;
 
 -- name: count_unsent
--- Pending and waiting emails by a filter, at most `most` of them, by status: their number and the first ids. A null
--- parameter does not filter.
+-- Counts pending and waiting emails that match a filter, at most `most` emails. Returns the number and the first ids
+-- for each status. A parameter that is null does not filter.
 select status, count(*), (array_agg(email_id order by email_id))[1:%(sample)s]
 from (
     select status, email_id
@@ -145,7 +145,7 @@ group by status
 order by status;
 
 -- name: find_unsent_ids
--- The emails of count_unsent, oldest first: at most `most` of them.
+-- The emails that count_unsent counts, oldest first, at most `most` emails.
 select email_id
 from dispatcher.email_log
 where status in ('pending', 'waiting')

@@ -1,8 +1,8 @@
 -- name: find_wait
--- Why a pending, waiting or sending email waits: PostgreSQL's time, the email's marks, whether the worker that leased it has a
--- session, whether a relay leads, how many workers have sessions, and how many due emails are ahead of this email. To
--- count these emails, the statement reads at most most_ahead pending emails, due or not. Zero rows: the email is
--- finished or does not exist.
+-- The facts that show why a pending, waiting or sending email waits: PostgreSQL's time, columns of the email, whether
+-- the worker that leased the email has a session, whether a relay leads, how many workers have sessions, and how many
+-- due emails are ahead of this email. To count the emails ahead, the statement reads at most most_ahead pending emails,
+-- due or not. Zero rows: the email is finished or does not exist.
 select
     clock_timestamp(),
     e.status,
@@ -55,7 +55,7 @@ select
     and has_table_privilege('dispatcher.email_idempotency', 'update');
 
 -- name: list_ceilings
--- Providers with a rate limit that workers used in the last minute, and the emails per second allowed now.
+-- The providers with a ceiling that workers used in the last minute, and the emails per second that each may get now.
 select provider, per_second
 from dispatcher.provider_rate
 where refilled_at > clock_timestamp() - interval '1 minute'

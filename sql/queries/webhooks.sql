@@ -1,6 +1,6 @@
 -- name: insert_webhook
--- Adds a webhook, which gets the events from now on, and makes statements write the feed. No row: the tenant already
--- has most_webhooks. Webhooks for all tenants (null) count together.
+-- Adds a webhook, which gets all events from now on, and turns the feed on. No row: the tenant already has
+-- most_webhooks webhooks. Webhooks for all tenants (null) are counted as those of one more tenant.
 with wanted as (
     update dispatcher.outgoing_feed
     set is_on = true, wanted_at = clock_timestamp()
@@ -15,8 +15,8 @@ where (
 returning webhook_id;
 
 -- name: list_webhooks
--- Every webhook of a tenant, or of all tenants (null), oldest first, with the age of the oldest event of the feed that
--- was not handled, and the numbers of refused events that wait for a retry and that were given up.
+-- The webhooks of a tenant, or all webhooks (null), oldest first. For each webhook, also returns the age of the oldest
+-- event of the feed that was not handled, how many refused events wait for a retry, and how many were given up.
 select
     w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients, w.state, w.failing_since, w.next_attempt_at,
     w.last_error, w.delivered_at, w.created_at,
@@ -35,20 +35,20 @@ where (%(tenant_id)s::text is null or w.tenant_id = %(tenant_id)s)
 order by w.webhook_id;
 
 -- name: find_webhook_target
--- What a test needs: the URL and the secrets of a webhook, the newest first.
+-- The URL and the secrets of a webhook, newest secret first; used to post a test event.
 select url, array_remove(array[secret, case when previous_until > clock_timestamp() then previous_secret end], null)
 from dispatcher.webhook
 where webhook_id = %(webhook_id)s;
 
 -- name: delete_webhook
--- Removes a webhook and its deliveries. No row: it does not exist.
+-- Removes a webhook and its refused events. No row: the webhook does not exist.
 delete from dispatcher.webhook
 where webhook_id = %(webhook_id)s
 returning webhook_id;
 
 -- name: rotate_webhook
--- Gives a webhook a new secret. Deliveries are also signed with the previous secret for some hours. No row: it does not
--- exist.
+-- Gives a webhook a new secret. For `hours`, deliveries are also signed with the previous secret. No row: the webhook
+-- does not exist.
 update dispatcher.webhook
 set
     secret = %(secret)s,
@@ -59,7 +59,8 @@ where webhook_id = %(webhook_id)s
 returning webhook_id;
 
 -- name: enable_webhook
--- Makes a webhook active, and everything that waits for a retry or was given up due now. No row: it does not exist.
+-- Makes a webhook active. Refused events that wait for a retry or were given up become due now. No row: the webhook
+-- does not exist.
 with due as (
     update dispatcher.webhook_retry
     set failed_at = clock_timestamp(), due_at = clock_timestamp()
@@ -71,15 +72,15 @@ where webhook_id = %(webhook_id)s
 returning webhook_id;
 
 -- name: disable_webhook
--- Stops the deliveries to a webhook, which keeps its place in the feed. No row: it does not exist.
+-- Stops the deliveries to a webhook. The webhook keeps its cursor. No row: the webhook does not exist.
 update dispatcher.webhook
 set state = 'disabled', failing_since = null, last_error = %(error)s, revision = revision + 1
 where webhook_id = %(webhook_id)s
 returning webhook_id;
 
 -- name: rewind_webhook
--- Moves a webhook's cursor back to the events since an instant; they are delivered again. Its cursor never moves
--- forward. No row: it does not exist.
+-- Moves a webhook's cursor back, so that the events since an instant are delivered again. Never moves the cursor
+-- forward. No row: the webhook does not exist.
 with begin as (
     select min(made_in::text::bigint)::text::xid8 as made_in
     from dispatcher.outgoing_event
@@ -101,8 +102,8 @@ where w.webhook_id = %(webhook_id)s
 returning w.webhook_id;
 
 -- name: find_due_webhooks
--- Active webhooks that have something to deliver, without those in `busy`. Also returns how many of their refused events
--- wait for a retry, counted up to most_retries.
+-- Active webhooks that have events to deliver, without the webhooks in `busy`. Also returns how many refused events of
+-- each webhook wait for a retry, counted up to most_retries.
 select
     w.webhook_id, w.url, w.tenant_id, w.kinds, w.with_recipients,
     array_remove(array[w.secret, case when w.previous_until > clock_timestamp() then w.previous_secret end], null),
@@ -150,8 +151,9 @@ order by r.due_at
 limit %(limit)s;
 
 -- name: save_deliveries
--- Saves the results of one round of deliveries: the cursor, the state of the receiver, and the refused events. No row:
--- an operator has changed or removed the webhook meanwhile. Nothing is saved then, and the events are delivered again.
+-- Saves the results of one round of deliveries: the cursor, the state of the webhook, and the refused events. No row:
+-- an operator has changed or removed the webhook meanwhile. Then nothing is saved, and the next round delivers the same
+-- events again.
 with changed as (
     update dispatcher.webhook
     set
@@ -186,15 +188,17 @@ select webhook_id
 from changed;
 
 -- name: find_restored_feed
--- A row: the feed has events, or a webhook has a cursor, from a later transaction than the next one. So these rows come
--- from a dump of another server, and would stay invisible until this server has had as many transactions.
+-- A row: an event of the feed, or the cursor of a webhook, contains a transaction id that this server has not reached
+-- yet. So the rows come from a dump of another server. Readers would get no such event until this server reaches its
+-- transaction id.
 select 1
 from (select pg_snapshot_xmax(pg_current_snapshot()) as next) as s
 where exists (select from dispatcher.outgoing_event as e where e.made_in >= s.next)
     or exists (select from dispatcher.webhook as w where w.made_in > s.next);
 
 -- name: begin_restored_cursors
--- Makes the cursors of all webhooks fit a restored feed: no event that was not delivered is before them. No rows.
+-- Sets the cursors of all webhooks for a restored feed, so that all events that were not delivered are after the
+-- cursor. No rows.
 update dispatcher.webhook as w
 set
     made_in = '0',
@@ -215,14 +219,14 @@ set made_in = '0'
 where made_in >= pg_snapshot_xmax(pg_current_snapshot());
 
 -- name: list_disabled_webhooks
--- Webhooks that were disabled because their receiver failed for too long, or answered that it is gone.
+-- The disabled webhooks: an operator disabled the webhook, or its receiver failed for too long or answered 410 (gone).
 select webhook_id, tenant_id, last_error
 from dispatcher.webhook
 where state = 'disabled'
 order by webhook_id;
 
 -- name: measure_webhook_lag
--- How many seconds the oldest event that an active webhook has not handled has waited; 0 if there is none.
+-- For each active webhook: the seconds for which the oldest event that was not handled has waited; 0 if there is none.
 select
     w.webhook_id,
     coalesce(

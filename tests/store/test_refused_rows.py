@@ -16,6 +16,7 @@ from tests.store.damage import damage, noise, refused
 
 LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 OTHERS = 5
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 @pytest.fixture
@@ -49,6 +50,20 @@ async def test_a_dead_letter_is_published_without_unreadable_texts(outbox: Outbo
 
     assert letters.keys() == {culprit, *others}
     assert (letters[culprit].error, letters[culprit].status, letters[others[0]].error) == (None, "failed", "no")
+
+
+async def test_dead_letters_beside_an_unreadable_row_keep_channel_and_trace(outbox: Outbox, books: Books) -> None:
+    culprit, email_id, sms_id = books.enqueue(3)
+    for each in (culprit, email_id, sms_id):
+        books.change(each, status="failed", dead_letter_due_at=LONG_AGO, traceparent=TRACEPARENT)
+    books.change(sms_id, channel="sms")
+    with damage(books.connection, "email_log"):
+        books.change(culprit, last_error=noise(9_000))
+
+    letters = {row.email_id: row for row in await outbox.find_dead_letter_due(100)}
+
+    assert (letters[email_id].channel, letters[email_id].traceparent) == ("email", TRACEPARENT)
+    assert (letters[sms_id].channel, letters[sms_id].traceparent) == ("sms", TRACEPARENT)
 
 
 async def test_due_marks_are_cleared_except_on_an_unchangeable_row(outbox: Outbox, books: Books) -> None:
