@@ -53,9 +53,9 @@ def command(address: str | None, *, share_port: bool) -> int:
 
 
 def api_settings() -> Settings:
-    """The settings of the API. Those of a provider are read only if they are needed, because providers load slowly."""
+    """The settings of the API. Includes the providers' settings only if the API needs them: providers load slowly."""
     settings = load_settings(*API_NEEDS)
-    # The page of captured messages reads the providers' Maildirs. Twilio's token verifies its callbacks.
+    # The operators' page reads the Maildirs of captured messages. Twilio's callbacks are verified with Twilio's token.
     if settings.sms_providers or (settings.ops and CAPTURE in settings.providers):
         return read_settings(*API_NEEDS, reads_own=True)
     return settings

@@ -417,7 +417,8 @@ def check_packages() -> Iterator[Finding]:
         try:
             provider_class(name)
         except ValueError as error:
-            yield Finding(subject, CheckState.WARNING, f"DISPATCHER_PROVIDERS, if it {error}")
+            fault = f"if DISPATCHER_PROVIDERS includes {name}, `dispatcher run` fails: DISPATCHER_PROVIDERS {error}"
+            yield Finding(subject, CheckState.WARNING, fault)
         else:
             words = clash(name)
             is_fine = f"adds the provider {name}"

@@ -79,7 +79,7 @@ def _line(declared: Setting, origin: Origin) -> ShownSetting:
 
 
 def _value(declared: Setting, origin: Origin) -> str | None:
-    """The value as text. A value that is not the default is shown as the operator wrote it: a typo is then visible."""
+    """The value as text. Shows a value that is not the default as the operator wrote it, so that a typo is visible."""
     if origin.text is None:
         return None if declared.default is None else _written(declared.parse(declared.default))
     if not declared.secret:

@@ -71,13 +71,13 @@ def command(emails: int, seed: int, workers: int, folder: Path, as_json: bool) -
     if as_json:
         print_json(report.to_json())
     else:
-        book_table(report).show()
+        counts_table(report).show()
         print_data(f"\n{explain(report)}")
     return Exit.DONE if report.balances else Exit.FAILED
 
 
 class _ProgressDisplay:
-    """Shows the demo's progress on stderr: a progress bar on a terminal, otherwise a line once a second."""
+    """Shows the demo's progress on stderr: a progress bar on a terminal, otherwise one line per second."""
 
     def __init__(self, bar: Any) -> None:
         self._bar = bar
@@ -104,7 +104,7 @@ def _describe(progress: DemoProgress | None) -> str:
     return ", ".join(f"{counts[status]} {status}" for status in reversed(Status) if counts.get(status))
 
 
-def book_table(report: Report) -> Table:
+def counts_table(report: Report) -> Table:
     """The counts of the application, the dispatcher and the SMTP server."""
     dead = f"{report.failed} failed, {report.held} held, {counted(report.poison, 'poison message')}"
     sources = {
@@ -118,7 +118,7 @@ def book_table(report: Report) -> Table:
             ("failed", report.failed, "the server refused the recipient (550)"),
             ("held", report.held, "being transmitted when a worker was killed" if report.held else ""),
             ("pending", report.pending, ""),
-            ("retried", report.retried, "the server deferred each once (451)"),
+            ("retried", report.retried, "the server deferred each email once (451)"),
             ("dead letters", report.dlq, dead),
         ],
         "SMTP server": [

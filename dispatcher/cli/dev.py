@@ -55,8 +55,8 @@ def up(folder: Path, as_json: bool) -> int:
       eval "$(dispatcher dev up)" && dispatcher init && dispatcher run
 
     `dispatcher run` and `dispatcher api` need no other settings. Unless DISPATCHER_PROVIDERS is set, the provider is
-    `capture`, which writes emails to the folder `mail` and delivers nothing. `sms-capture` does the same with SMS and
-    the folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on, and serves the
+    `capture`, which writes emails to the folder `mail` and delivers nothing. Likewise, `sms-capture` writes SMS to the
+    folder `sms`. `dispatcher api` needs no API key, because DISPATCHER_API_ALLOW_ANONYMOUS is on. It serves the
     operators' page, because DISPATCHER_OPS is on. If the servers are already running, the command prints their settings
     again. The servers keep their data when they are stopped and started again.
     """
@@ -65,7 +65,7 @@ def up(folder: Path, as_json: bool) -> int:
     folder = folder.expanduser().absolute()
     # A SIGTERM from a supervisor or a shell must not leave one server running.
     end_by_sigterm()
-    environment = servers.start(folder, progress=say, owner_pid=None).environment() | _surroundings(folder)
+    environment = servers.start(folder, progress=say, owner_pid=None).environment() | _other_settings(folder)
     if as_json:
         print_json(environment)
     else:
@@ -126,8 +126,8 @@ def status(folder: Path, as_json: bool) -> int:
     return Exit.DONE if found.running else Exit.FAILED
 
 
-def _surroundings(folder: Path) -> dict[str, str]:
-    """The settings besides the servers' URLs. A variable that the environment already sets keeps its value."""
+def _other_settings(folder: Path) -> dict[str, str]:
+    """All settings except the servers' URLs. A variable that the environment already sets keeps its value."""
     defaults = {
         "DISPATCHER_PROVIDERS": "capture",
         "DISPATCHER_CAPTURE_DIR": str(folder / "mail"),

@@ -31,6 +31,6 @@ def command() -> None:
       dispatcher dlq replay --error-type refused --reason "IP is off the blocklist"
       dispatcher dlq reconcile                          do the DLQ and the database agree?
 
-    Failed and held emails stay in the database. Each has a dead letter on the DLQ, for which the monitor raises an
-    alert. No command here resends an email with the status `sent`.
+    Failed and held emails stay in the database. Each has a dead letter on the DLQ, the dead-letter queue in RabbitMQ.
+    While the DLQ is not empty, the monitor raises an alert. No command here resends an email with the status `sent`.
     """

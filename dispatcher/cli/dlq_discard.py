@@ -37,9 +37,10 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
       dispatcher dlq discard --error-type rejected_recipient --older-than 1w --reason "typos, customers informed"
       dispatcher dlq discard p-3fa9c1d2e0b4 --reason "a test message"
 
-    Select emails by id, by message key, or by a filter. Their dead letters leave the DLQ and `dlq list`. The emails
-    stay failed or held and keep their content and history. `dispatcher show` still shows the emails,
-    `dlq list --discarded` lists them, and `dlq replay ID` can still send an email again.
+    Select emails by id, by message key, or by a filter. The command removes their dead letters from the DLQ, and
+    `dlq list` no longer lists the emails. The emails stay failed or held and keep their content and history.
+    `dispatcher show` still shows them, `dlq list --discarded` lists them, and `dlq replay ID` can still send an email
+    again.
 
     If an earlier discard was interrupted, dead letters of discarded emails may still be on the DLQ. To remove these
     dead letters, give the same filter together with --discarded.
@@ -79,7 +80,10 @@ def discard(names: tuple[str, ...], selection: Selection, act: Act, yes: bool) -
     confirm("Discard them?", yes=yes)
     emails, removed, messages = run_with_dlq("dlq", discard_all, settings)
     if emails or not messages:
-        say(f"Discarded the dead letters of {counted(emails, 'email')}; {removed:,} removed from the DLQ.")
+        say(
+            f"Discarded the dead letters of {counted(emails, 'email')}; "
+            f"removed {counted(removed, 'dead letter')} from the DLQ."
+        )
     if messages:
         say(f"Discarded {counted(messages, 'poison message')}.")
     return Exit.DONE

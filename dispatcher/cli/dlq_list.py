@@ -44,7 +44,8 @@ def list_(selection: Selection, by: str | None, poison: bool, limit: int, before
       --by:     {"by": "error_type", "groups": [{"value": …, "emails": …, "oldest_at": …, "newest_at": …}]}
       --poison: {"poison": [{"poison_id": …, "octets": …, "problem": …, "x_death": …}], "total": 2}
 
-    With `--by domain`, an email counts once for each domain of its recipients; `-`: the content was deleted.
+    With `--by domain`, an email counts once for each domain of its recipients. The group `-` has the emails whose
+    content was deleted.
 
     The command reads only the database. With --poison it reads the DLQ instead, and neither removes nor reorders
     messages.

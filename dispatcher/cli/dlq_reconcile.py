@@ -22,7 +22,7 @@ _EXAMPLES_SHOWN: Final = 5
 
 @click.command("reconcile")
 @click.option("--fix", is_flag=True, help="Repair the differences; needs --reason.")
-@audit_options(is_required=False, actor="The operator's name for the audit log.  [default: the system's user@host]")
+@audit_options(is_required=False)
 @json_option("Print one line of JSON: every difference with its ids.")
 def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
     """Compare the DLQ with the failed and held emails. With --fix, repair the differences.
@@ -34,9 +34,9 @@ def reconcile(fix: bool, act: Act | None, as_json: bool) -> int:
 
     The database is the source of truth. Without --fix, the command only reports the differences. With --fix, the relay
     publishes a dead letter for each failed or held email that has none, and the command removes superfluous dead
-    letters: if the email was sent, replayed or discarded, if an earlier dead letter on the DLQ reports the same
-    failure, or if the email does not exist (pruned, or missing in a restored backup). Poison messages are reported, and
-    stay on the DLQ: see `dlq list --poison`.
+    letters. A dead letter is superfluous if its email was sent, replayed or discarded; if an earlier dead letter on the
+    DLQ reports the same failure; or if its email does not exist (pruned, or missing in a restored backup). Poison
+    messages are reported, and stay on the DLQ: see `dlq list --poison`.
 
     Exit codes: 0 the DLQ and the database agree, or --fix has made them agree; 3 they differ.
     """

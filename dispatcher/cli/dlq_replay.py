@@ -116,9 +116,9 @@ def replay(
     attempts again, and its dead letter is removed from the DLQ. Ctrl-C, a crash and `dispatcher dlq stop` lose nothing:
     --resume continues the replay.
 
-    If two replays select the same email, the email is sent once. If a running replay includes some of the same emails,
-    the command prints that replay's number before it starts, and both replays together keep to the lower of the two
-    rates. With --force, this replay keeps its own rate.
+    If two replays select the same email, the email is sent once. The command first prints the number of each running
+    replay that includes some of the same emails. All these replays together keep to the lowest of their rates. With
+    --force, this replay keeps its own rate.
 
     Exit codes: 0 all emails were replayed, or no email matches; 1 none was replayed; 2 confirmation needs a terminal or
     --yes; 3 only some were replayed. The command prints how many emails it skipped for each reason; --json lists them.
@@ -136,7 +136,7 @@ def replay(
     ways = "ids or message keys, a filter such as --error-type, --from-queue, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=from_queue or everything)
     _refuse(names and from_queue, "Give ids and message keys, or --from-queue, but not both.")
-    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (Not with --dry-run.)")
+    _refuse(not dry_run and not reason, "--reason is missing: a few words for the audit log. (--dry-run needs none.)")
     act = None if dry_run else Act.of(actor, reason or "")
     settings = load_settings("database_url", "amqp_url")
     found = run_with_session("dlq", partial(_find, settings, selection, names, from_queue, include_held), settings)
@@ -171,13 +171,13 @@ class _Replayable(NamedTuple):
     Attributes:
         selection: The emails by their ids. Emails that fail later are not included.
         others: How many of the ids on the command line belong to emails that are not failed or held.
-        met: Running replays that include some of the same emails.
+        overlapping: Running replays that include some of the same emails.
     """
 
     selection: Selection
     preview: Preview
     others: int
-    met: list[OverlappingReplay]
+    overlapping: list[OverlappingReplay]
 
 
 async def _find(
@@ -204,10 +204,10 @@ async def _find(
 
 
 def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
-    _, preview, others, met = found
+    _, preview, others, overlapping = found
     if as_json:
         document = {"emails": preview.counts, "samples": preview.samples, "not_failed_or_held": others}
-        print_json({**document, "overlaps": [asdict(meeting) for meeting in met]})
+        print_json({**document, "overlaps": [asdict(each) for each in overlapping]})
         return
     for outcome, count in preview.counts.items():
         examples = ", ".join(map(str, preview.samples[outcome]))
@@ -216,15 +216,15 @@ def _show(found: _Replayable, *, as_json: bool, force: bool) -> None:
         say(f"{counted(others, 'email')}: not failed or held. The replay skips them.")
     if not preview.total and not others:
         say("No failed or held email matches.")
-    _say_meetings(met, force=force)
+    _say_overlaps(overlapping, force=force)
 
 
-def _say_meetings(met: list[OverlappingReplay], *, force: bool) -> None:
-    for each in met:
+def _say_overlaps(overlapping: list[OverlappingReplay], *, force: bool) -> None:
+    for each in overlapping:
         rate = f"{each.per_second:g}/s" if each.per_second else "no rate limit"
-        common = counted(each.emails, "waiting email")
-        say(f"Replay {each.replay_id} by {each.actor} ({each.reason}; {rate}) is running; {common} in common.")
-    if met:
+        running = f"Replay {each.replay_id} by {each.actor} ({each.reason}; {rate}) is running"
+        say(f"{running} and still has to replay {each.emails:,} of these emails.")
+    if overlapping:
         say(
             "This replay keeps its own rate."
             if force
@@ -266,7 +266,7 @@ async def _run_replay(
 
     if resumed_by:
         await resume(session, replay_id, **{**resumed_by, "actor": resumed_by["actor"] or this_user()})
-        _say_meetings(await overlaps_of(session, replay_id), force=resumed_by["force"])
+        _say_overlaps(await overlaps_of(session, replay_id), force=resumed_by["force"])
     begun = await find(session, replay_id)
     if begun is None:
         raise _unknown(replay_id)
@@ -285,13 +285,14 @@ def _report(ended: Ended) -> int:
     found = ended.replay
     say(
         f"Replay {found.replay_id} is {_state(found)}: {found.replayed:,} of {found.total:,} replayed, "
-        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} waiting; "
+        f"{sum(found.skipped.values()):,} skipped, {found.waiting:,} remaining; "
         f"removed {counted(ended.dead_letters_removed, 'dead letter')} from the DLQ."
     )
     for outcome, count in found.skipped.items():
         say(f"skipped {count:,}: {_OUTCOME_TEXTS[outcome.value]}")
     if ended.locked:
-        say(f"{counted(ended.locked, 'waiting email')} cannot be replayed now: another transaction has locked the row.")
+        remaining = counted(ended.locked, "remaining email")
+        say(f"{remaining} cannot be replayed now: another transaction has locked the row.")
     if found.waiting:
         say(f"To continue: dispatcher dlq replay --resume {found.replay_id}")
     if ended.dead_letters_fault:
@@ -349,8 +350,8 @@ def replays(limit: int, as_json: bool) -> int:
     if as_json:
         print_json({"replays": [_replay_json(each) for each in found]})
         return Exit.DONE
-    columns = ("replay", "state", "emails", "replayed", "skipped", "waiting", "rate", "operator", "reason", "selection")
-    table = Table(*columns, right=[2, 3, 4, 5])
+    counted_columns = ("emails", "replayed", "skipped", "remaining")
+    table = Table("replay", "state", *counted_columns, "rate", "operator", "reason", "selection", right=[2, 3, 4, 5])
     for each in found:
         filters = ", ".join(f"{name}={value}" for name, value in each.selection.items()) or "all"
         counts = (each.total, each.replayed, sum(each.skipped.values()), each.waiting)
@@ -381,7 +382,7 @@ def stop(replay_id: int, act: Act) -> int:
     found = run_with_session("dlq", partial(stop_replay, replay_id=replay_id, act=act))
     if found is None:
         raise _unknown(replay_id)
-    counts = f"{found.replayed:,} of {found.total:,} replayed, {found.waiting:,} waiting"
+    counts = f"{found.replayed:,} of {found.total:,} replayed, {found.waiting:,} remaining"
     say(f"Replay {replay_id} is {found.state}: {counts}.")
     return Exit.DONE
 

@@ -27,7 +27,7 @@ from dispatcher.providers.capabilities import capabilities_of, capability_gap
 from dispatcher.store.connections import Session, connected, translated
 
 BATCH_OCTETS: Final = 8 * 1024 * 1024
-"""The most bytes of lines in one batch, to bound memory: if emails have attachments, a batch has fewer emails."""
+"""The most bytes of lines in one batch. Bounds memory: a batch of emails with attachments has fewer emails."""
 MAX_LINE_OCTETS: Final = 128 * 1024 * 1024
 """Bounds memory. Larger than any valid email, even if every character of its body is escaped."""
 REFUSALS_IN_FULL: Final = 24
@@ -110,7 +110,7 @@ class Tally:
 
     Attributes:
         known: The number of emails that an earlier enqueue has stored.
-        refusals: Every refusal. In each batch, invalid lines come first, then emails whose key was used before.
+        refusals: Every refusal. In each batch, invalid lines are listed first, then emails that the enqueue refused.
         conflicts: How many emails were refused because their key belongs to another email.
         fault: The error that stopped the run before the end of the file.
     """

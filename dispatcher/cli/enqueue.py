@@ -74,16 +74,19 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     "--ignore-suppression", is_flag=True, help="Send to suppressed recipients, too, for example a legal notice."
 )
 @click.option(
-    "--send-at", type=Instant(), metavar="TIME", help="Not before this time, such as 2026-12-24T18:00:00+01:00."
+    "--send-at", type=Instant(), metavar="TIME", help="Do not send before this time, such as 2026-12-24T18:00:00+01:00."
 )
 @click.option(
-    "--expires-at", type=Instant(), metavar="TIME", help="Never from this time on: the email is cancelled instead."
+    "--expires-at",
+    type=Instant(),
+    metavar="TIME",
+    help="Do not send from this time on: an email that is not sent by then is cancelled.",
 )
 @click.option(
     "--expires-in",
     type=Age(),
     metavar="DURATION",
-    help="As --expires-at, counted from now, or from --send-at: a number and a unit, such as 10m or 2h.",
+    help="Like --expires-at, but as a length of time from now, or from --send-at: such as 10m or 2h.",
 )
 @click.option("--lane", help="The lane, such as urgent.  [default: by the sender's rule, or normal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
@@ -117,8 +120,8 @@ def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: An
     command reports each invalid line by its number, and enqueues all valid lines. After an interruption, enqueue the
     same file again.
 
-    The times belong to the content. So a repeat with --expires-in has different content, unless --send-at is given too.
-    To repeat a command safely, use --expires-at.
+    The times belong to the content. With --expires-in but without --send-at, each repetition has a different time, and
+    so different content. To repeat such a command safely, use --expires-at.
 
     If DISPATCHER_PROVIDERS is set, an email that none of these providers can send is refused: for example, an email
     with a template if only smtp is configured.
@@ -199,7 +202,7 @@ def _email(options: dict[str, Any]) -> Email:
 
 
 def _sms(options: dict[str, Any]) -> Sms:
-    """The SMS that the options describe. Raises as `_email`."""
+    """The SMS that the options describe. Raises the same errors as `_email`."""
     known = (
         *("message_key", "sender", "to", "text", "text_file", "tags", "tenant_id", "correlation_id", "on_uncertain"),
         *("erase_after_sending", "ignore_suppression", "send_at", "expires_at", "expires_in", "lane"),

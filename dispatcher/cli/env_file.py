@@ -61,7 +61,7 @@ class EnvFile:
 
     @contextmanager
     def read_again(self) -> Iterator[None]:
-        """Reads the file again. If the block raises, restores the environment."""
+        """A context manager that reads the file again. If the `with` block raises, restores the environment."""
         lines = self._lines
         try:
             self.read()
@@ -79,7 +79,7 @@ class EnvFile:
         _set_environment({name: line.value for name, line in lines.items()} | dict.fromkeys(counterparts))
 
     def sets(self, variable: str) -> bool:
-        """Whether a line of the file sets this variable, or sets `…_FILE` to a file that contains the value."""
+        """Whether the file sets this variable, either directly or through its `…_FILE` variable."""
         return any(self._lines[name].value for name in (variable, f"{variable}_FILE") if name in self._lines)
 
     @property
@@ -208,7 +208,9 @@ def _use(context: click.Context, _: click.Parameter, path: Path | None) -> None:
         if is_service:
             from setproctitle import getproctitle
 
-            getproctitle()  # setproctitle finds its memory through the environment, which the file is about to change
+            # setproctitle locates the memory of the title through the environment. So it must do this before the file
+            # changes the environment.
+            getproctitle()
         with log_startup_errors() if is_service else nullcontext():
             file.read()
 

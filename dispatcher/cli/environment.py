@@ -45,7 +45,7 @@ def read_settings(*needs: str, reads_own: bool = False) -> Settings:
 
 
 def examine_settings(*needs: str, reads_own: bool = True) -> tuple[Settings, dict[str, Origin], tuple[str, ...]]:
-    """Like `config.examine`. Values from the env file have the source `env-file`; mistakes in the file have a line."""
+    """Like `config.examine`. A value from the env file has the source `env-file`; a mistake there has a line number."""
     settings, origins, mistakes = examine(os.environ, needs=needs, reads_own=reads_own)
     if (file := current_env_file()) is None:
         return settings, origins, mistakes
@@ -67,18 +67,19 @@ def warnings(*, reads_own: bool = True) -> list[str]:
 
 
 def unknown_variables(environ: Mapping[str, str], *, reads_own: bool = True) -> dict[str, str | None]:
-    """Variables with our prefix that are not settings, each with the most similar setting; None if there is none.
+    """Variables that begin with DISPATCHER_ but are not settings, each with the most similar setting's name, or None.
 
     Args:
-        reads_own: Whether to check providers' settings, too. If not, all names with a provider's prefix are accepted.
+        reads_own: Whether to check the names of providers' settings, too. If not, every name with the prefix of a
+            built-in provider is accepted.
     """
     unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and not name.startswith(DEV_PREFIX)]
     if not reads_own:
         theirs = tuple(map(prefix_of, BUILT_IN))
         unknown = [name for name in unknown if not name.startswith(theirs)]
     known: frozenset[str] = frozenset()
-    # Load as little as possible: compare the names with the general settings first, then also with the settings of the
-    # built-in providers, then also with those of providers in installed packages.
+    # Loading providers is slow. So compare the names with the general settings first, then with the built-in providers'
+    # settings, and then with the settings of providers in installed packages.
     providers: tuple[Callable[[], Iterable[str]], ...] = (tuple, lambda: BUILT_IN, provider_names)
     for names in providers:
         if unknown:
@@ -96,7 +97,7 @@ def unknown_warnings(environ: Mapping[str, str], *, reads_own: bool = True) -> l
 
 
 def known_variables(providers: Iterable[str]) -> frozenset[str]:
-    """Every variable that the dispatcher reads, including those of `dispatcher dev` and of these providers."""
+    """Every variable that the dispatcher reads, including these providers' settings and `_FILE` variables."""
     settings = every_setting(providers)
     secrets = {f"{each.variable}_FILE" for each in settings if each.secret}
     return frozenset({each.variable for each in settings} | secrets | set(_TOOLS))

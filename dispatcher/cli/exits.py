@@ -20,7 +20,7 @@ class Exit(IntEnum):
     BAD_CONFIGURATION = 78
     """EX_CONFIG in sysexits.h: a restart fails again until an operator corrects the settings or runs `init`."""
     INTERRUPTED = 130
-    """Ctrl-C: 128 + SIGINT, as shells count."""
+    """Ctrl-C interrupted the command. Shells use the same number: 128 + SIGINT."""
 
 
 def exit_of(error: DispatcherError) -> Exit:

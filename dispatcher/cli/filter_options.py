@@ -37,7 +37,7 @@ class Age(click.ParamType[float]):
 
 
 class AgeOrOff(Age):
-    """As `Age`, or `off`: 0 seconds."""
+    """Like `Age`, but also accepts `off`, which means 0 seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """The length in seconds."""
@@ -50,7 +50,7 @@ class Instant(click.ParamType[datetime]):
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant. A time without a zone is refused: it may be meant in any zone."""
+        """The instant. Refuses a time without a zone, because such a time is ambiguous."""
         from dispatcher.domain.email_json import instant_of
         from dispatcher.domain.email_rules import instant
 
@@ -66,7 +66,7 @@ class ProviderName(click.ParamType[str]):
     name = "provider"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name, if there is such a provider."""
+        """The name, unchanged; a usage error if there is no such provider."""
         return str(click.Choice(provider_names()).convert(value, param, ctx))
 
 
@@ -82,7 +82,7 @@ class NonBlankText(click.ParamType[str]):
         return str(value)
 
 
-# Choices instead of free text: a misspelt value would select nothing, as if no email had failed.
+# Use choices instead of free text: a misspelt value would select nothing, as if no email had failed.
 _OPTIONS: Final = {
     "status": click.option(
         "--status", type=click.Choice(["failed", "held"]), help="Only this status.  [default: both]"
@@ -104,7 +104,10 @@ _OPTIONS: Final = {
         help="Only this tenant. A message key without --tenant belongs to the tenant `default`.",
     ),
     "text": click.option(
-        "--text", type=NonBlankText(), metavar="TEXT", help="Only errors that contain this text; case does not matter."
+        "--text",
+        type=NonBlankText(),
+        metavar="TEXT",
+        help="Only emails whose last error contains this text; case does not matter.",
     ),
     "older_than": click.option(
         "--older-than",
@@ -119,7 +122,10 @@ _OPTIONS: Final = {
         help="Only emails enqueued less than AGE ago, such as 90s, 15m, 2h, 3d or 1w.",
     ),
     "tag": click.option(
-        "--tag", type=NonBlankText(), metavar="TAG", help="Only emails with this tag, while their content is kept."
+        "--tag",
+        type=NonBlankText(),
+        metavar="TAG",
+        help="Only emails with this tag. Emails whose content was deleted are not found.",
     ),
     "channel": click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms."),
     "discarded": click.option(
@@ -130,7 +136,7 @@ _OPTIONS: Final = {
 }
 """The options by the name of their parameter."""
 _FIELDS: Final = {"older_than": "older_than_seconds", "newer_than": "newer_than_seconds"}
-"""The fields of a filter whose options have other names."""
+"""Maps the parameter of an option to the field of the filter, where their names differ."""
 DEFAULT_TENANT: Final = "default"
 
 
@@ -150,14 +156,14 @@ _UNSENT_OPTIONS: Final = {
     "older_than": _OPTIONS["older_than"],
     "newer_than": _OPTIONS["newer_than"],
 }
-"""As `_OPTIONS`, for pending and waiting emails."""
+"""Like `_OPTIONS`, but for pending and waiting emails."""
 
 
 def filter_options(**fixed: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds the filter options to a command, which gets their values as one parameter `selection`.
+    """A decorator that adds the filter options to a command. The command gets the filter as one parameter, `selection`.
 
     Args:
-        fixed: Values for filter parameters that get no option.
+        fixed: Values of the filter parameters that the command line cannot set.
     """
 
     def select(values: dict[str, Any]) -> Selection:
@@ -202,7 +208,7 @@ held_filter_options: Final = filter_options(status=Status.HELD, discarded=None)
 
 
 def filters_of(selection: Selection | UnsentFilter) -> set[str]:
-    """The names of the filters that the operator gave."""
+    """The names of the filters that the command line sets."""
     is_of_held = selection.status is Status.HELD and getattr(selection, "discarded", None) is None
     return selection.filters.keys() - ({"status"} if is_of_held else set())
 

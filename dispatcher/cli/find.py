@@ -28,12 +28,12 @@ _MAX_LIMIT: Final = 1_000
 
 
 class PastInstant(click.ParamType[datetime]):
-    """A length of time ago, such as `2d`, or a date and time with a zone."""
+    """An instant, given as a length of time before now, such as `2d`, or as a date and time with a zone."""
 
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
-        """The instant."""
+        """The instant. For a length of time: now minus this time."""
         if isinstance(value, datetime):
             return value
         text = str(value).strip()
@@ -43,7 +43,7 @@ class PastInstant(click.ParamType[datetime]):
 
 
 class Whom(click.ParamType[str]):
-    """An address or a domain. Errors do not repeat it."""
+    """A recipient or sender: an address or a domain. Error messages do not contain it."""
 
     name = "recipient"
 
@@ -83,16 +83,26 @@ class Whom(click.ParamType[str]):
     "sender",
     type=Whom(addresses=True, domains=True),
     metavar="ADDRESS|@DOMAIN",
-    help="Only emails from this address or domain, while their content is kept.",
+    help="Only emails from this address or domain. Emails whose content was deleted are not found.",
 )
 @click.option("--correlation-id", type=NonBlankText(), metavar="ID", help="Only emails with this correlation id.")
 @click.option(
-    "--tag", type=NonBlankText(), metavar="TAG", help="Only emails with this tag, while their content is kept."
+    "--tag",
+    type=NonBlankText(),
+    metavar="TAG",
+    help="Only emails with this tag. Emails whose content was deleted are not found.",
 )
 @click.option("--status", type=click.Choice([status.value for status in Status]), help="Only this status.")
-@click.option("--since", type=PastInstant(), metavar="AGE|TIME", help="Enqueued since: 2h, 7d, 2026-11-24T18:00Z.")
-@click.option("--until", type=PastInstant(), metavar="AGE|TIME", help="Enqueued before then.")
-@click.option("--provider", type=ProviderName(), metavar="NAME", help="The provider of the last attempt.")
+@click.option(
+    "--since",
+    type=PastInstant(),
+    metavar="AGE|TIME",
+    help="Only emails enqueued since then: 2h, 7d, 2026-11-24T18:00Z.",
+)
+@click.option("--until", type=PastInstant(), metavar="AGE|TIME", help="Only emails enqueued before then.")
+@click.option(
+    "--provider", type=ProviderName(), metavar="NAME", help="Only emails whose last attempt used this provider."
+)
 @click.option(
     "--error-type", type=click.Choice([reason.value for reason in Reason]), metavar="TYPE", help="Only this error type."
 )
@@ -100,7 +110,12 @@ class Whom(click.ParamType[str]):
 @click.option("--lane", type=NonBlankText(), metavar="NAME", help="Only this lane.")
 @click.option("--channel", type=NonBlankText(), metavar="NAME", help="Only this channel: email or sms.")
 @click.option("--limit", type=click.IntRange(1, _MAX_LIMIT), default=50, show_default=True, help="Emails per page.")
-@click.option("--cursor", type=click.UUID, metavar="ID", help="Show the next page; the end of a page names its cursor.")
+@click.option(
+    "--cursor",
+    type=click.UUID,
+    metavar="ID",
+    help="Show the next page. Each page ends with the cursor of the next page.",
+)
 @json_option()
 def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, **filters: Any) -> int:
     """Find emails, whatever their status, newest first.
@@ -116,10 +131,11 @@ def command(status: str | None, limit: int, cursor: UUID | None, as_json: bool, 
       dispatcher find --to ann@example.org --json | jq -r '.emails[].email_id'
       dispatcher show ID                                   everything about one of them
 
-    An email must match all filters. Recipients are shown masked. An address is found by its keyed hash, as long as the
-    email's row is kept. The sender and the tags are deleted with the content: by default, after 30 days.
+    An email must match all filters. Recipients are shown masked. --to and --domain find an email by a keyed hash, as
+    long as its row is kept. The sender and the tags are deleted with the content: by default, after 30 days.
 
-    A page reads a limited number of emails. If it ends early, it is short, and --cursor continues.
+    A page reads a limited number of emails. At this limit it ends, even with fewer than --limit results, and --cursor
+    continues the search.
 
     \b
     JSON: {"emails": [{"email_id": …, "status": …, "recipients": ["a•••@example.org"], …}], "next_cursor": null,
@@ -161,8 +177,8 @@ def _show(page: FoundPage, recipients: dict[UUID, list[str]]) -> None:
         table.show()
     if page.was_cut:
         say(
-            f"{counted(len(page.rows), 'email')} so far. The page ended early, because it read many emails. "
-            "A time makes it faster: --since."
+            f"{counted(len(page.rows), 'email')} so far. The page ended early, because it reads a limited number of "
+            "emails. To make the search faster, add --since."
         )
     elif page.rows:
         say(f"{counted(len(page.rows), 'email')}.")

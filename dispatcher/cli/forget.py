@@ -44,16 +44,17 @@ def command(address: str, act: Act, suppressions: bool, dry_run: bool, yes: bool
 
     With `-`, the address is read from stdin, so that it is not in the shell's history.
 
-    Erases the content and attachments of every finished email with this address in to, cc, bcc or reply_to, the hash of
-    the address in events, and what providers wrote about these emails. Keeps, for each email, id, key, status and
-    times, as a proof that it existed. A suppression entry is kept without anything that shows the address, so that the
-    address gets no email; --suppressions removes it. The audit log gets no address.
+    The command erases the content and attachments of every finished email with this address in to, cc, bcc or reply_to.
+    It erases the hash of the address in events, and what providers wrote about these emails. For each email it keeps
+    id, key, status and times, as a proof that the email existed. It keeps the address's suppression entries, so that
+    the address gets no email, but erases the text in them that shows the address. --suppressions removes these entries.
+    The audit log does not contain the address.
 
-    Reads the recipients of every email with content: about a minute per million emails. It may be interrupted and
-    repeated. Emails that are not finished are listed and not changed: run the command again when they are finished.
-    `dispatcher cancel` finishes pending and waiting emails at once.
+    The command reads the recipients of every email that has content: about a minute per million emails. You may
+    interrupt and repeat it. Emails that are not finished are listed and not changed: run the command again when they
+    are finished. `dispatcher cancel` finishes pending and waiting emails immediately.
 
-    It cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
+    The command cannot reach copies outside this database: at the provider, in backups, in logs of other systems.
     See "A person asks for erasure" in docs/runbook.md.
 
     Exit codes: 0 nothing is left; 2 confirmation needs a terminal or --yes; 3 unfinished or locked emails are left.
@@ -101,12 +102,14 @@ class _Progress:
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
 
     def show(self, forgotten: Forgotten) -> None:
-        """Prints how many emails were read, and the time of the last one."""
+        """Prints how many emails were read, and when the last of them was enqueued."""
         if time.monotonic() < self._next_at or forgotten.read_until is None:
             return
         self._next_at = time.monotonic() + _PROGRESS_SECONDS
         day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime((forgotten.read_until.int >> 80) / 1000))
-        say(f"Read {counted(forgotten.read, 'email')}, enqueued until {day}; found {forgotten.emails}.")
+        say(
+            f"Read {counted(forgotten.read, 'email')}, enqueued until {day}; found the address in {forgotten.emails:,}."
+        )
 
 
 def _report(forgotten: Forgotten, *, dry_run: bool, removes: bool) -> None:
@@ -121,12 +124,14 @@ def _report(forgotten: Forgotten, *, dry_run: bool, removes: bool) -> None:
             say(f"{'Would remove' if dry_run else 'Removed'} {entries}.")
         else:
             say(f"{'Would keep' if dry_run else 'Kept'} {entries}, so that the address gets no email.")
-    _list("pending, waiting or sending; cancel them, or run the command again when finished", forgotten.unfinished)
-    _list("locked by another transaction; run the command again later", forgotten.locked)
+    remedy = "Cancel such emails, or run the command again when they are finished."
+    _list("pending, waiting or sending", remedy, forgotten.unfinished)
+    _list("locked by another transaction", "Run the command again later.", forgotten.locked)
 
 
-def _list(why: str, email_ids: list[UUID]) -> None:
+def _list(why: str, remedy: str, email_ids: list[UUID]) -> None:
     if not email_ids:
         return
-    more = f" and {len(email_ids) - _MAX_LISTED} more" if len(email_ids) > _MAX_LISTED else ""
-    say(f"Left {counted(len(email_ids), 'email')}, {why}: {', '.join(map(str, email_ids[:_MAX_LISTED]))}{more}")
+    more = f" and {len(email_ids) - _MAX_LISTED:,} more" if len(email_ids) > _MAX_LISTED else ""
+    ids = ", ".join(map(str, email_ids[:_MAX_LISTED]))
+    say(f"Not changed: {counted(len(email_ids), 'email')} ({why}): {ids}{more}. {remedy}")

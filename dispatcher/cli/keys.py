@@ -61,8 +61,8 @@ def command() -> None:
 @click.option(
     "--all-tenants",
     is_flag=True,
-    help="The key acts for every tenant: for operators, who sign in to the page at /ops with it. Over HTTP, each "
-    "request then needs tenant_id.",
+    help="The key acts for every tenant. Operators sign in to the page at /ops with such a key. Over HTTP, each of its "
+    "requests needs tenant_id.",
 )
 @click.option(
     "--scope",
@@ -98,13 +98,13 @@ def command() -> None:
     metavar="N",
     help="Allow at most N recipients per UTC day, in all API processes together.  [default: no limit]",
 )
-@click.option("--lane", help="The lane of emails that name none.  [default: by the sender's rule, or normal]")
+@click.option("--lane", help="The lane of emails that do not name a lane.  [default: by the sender's rule, or normal]")
 @click.option(
     "--allow-lane",
     "allowed_lanes",
     multiple=True,
     metavar="LANE",
-    help="Allow emails that name this lane, besides that of --lane. Repeatable.",
+    help="Allow emails to name this lane, in addition to the lane of --lane. Repeatable.",
 )
 @json_option()
 def create(*, as_json: bool, **options: Any) -> int:

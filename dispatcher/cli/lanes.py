@@ -38,23 +38,25 @@ def command() -> None:
       dispatcher lanes set bulk --weight 5 --redeliver-for 4h
       dispatcher lanes unset bulk
 
-    DISPATCHER_LANES names the lanes, most urgent first. Each lane has a send queue of its own, and a share of the
-    workers and of the providers' rates. See docs/lanes.md.
+    DISPATCHER_LANES names the lanes, most urgent first. Each lane has its own send queue, and a share of the workers
+    and of the providers' rates. A lane's policy says for how long its emails are tried, and what happens to an email
+    whose outcome is unknown. See docs/lanes.md.
     """
 
 
 @command.command("list")
 @json_option()
 def list_(*, as_json: bool) -> int:
-    """List every lane with its share and policy, and the lanes of senders.
+    """List the lanes with their shares and policies, and senders' lanes.
 
     \b
     Examples:
       dispatcher lanes list
       dispatcher lanes list --json | jq '.lanes[] | {lane, share}'
 
-    `share` is the lane's share while all lanes have emails. A lane without emails lends its share to the others. "-":
-    the setting of the host (DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS, DISPATCHER_REDELIVER_FOR).
+    `share` is the lane's share while all lanes have emails. The other lanes use the share of a lane that has no emails.
+    `-` means that the host's setting applies: DISPATCHER_ON_UNCERTAIN, DISPATCHER_MAX_ATTEMPTS or
+    DISPATCHER_REDELIVER_FOR.
     """
     from dispatcher.ops.lanes import LaneShare, list_rules, list_shares
 
@@ -96,7 +98,7 @@ def list_(*, as_json: bool) -> int:
 @click.option(
     "--on-uncertain",
     type=click.Choice([each.value for each in OnUncertain]),
-    help="What happens to an email whose outcome is unknown, unless the email sets it.",
+    help="What happens to an email whose outcome is unknown, unless the email itself says.",
 )
 @click.option("--max-attempts", type=click.IntRange(1, 1000), help="The most attempts for an email.")
 @click.option(
@@ -104,7 +106,7 @@ def list_(*, as_json: bool) -> int:
     "redeliver_seconds",
     type=AgeOrOff(),
     metavar="TIME",
-    help="For how long a deferred email is tried again; off: not at all.",
+    help="For how long a deferred email is tried again, such as 4h; `off` means not at all.",
 )
 @audit_options(is_required=False)
 def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
@@ -118,8 +120,9 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
       dispatcher lanes set --from @news.example.com bulk
 
     Shares are in force on all hosts within two seconds. The most urgent lane gets at least 20 % while it has emails,
-    whatever its weight. Policies and senders concern emails that are enqueued from now on: they are stored with the
-    email. An email's own lane, and that of its API key, go before the sender's.
+    whatever its weight. Policies and senders' lanes are stored with each email when it is enqueued, so they apply only
+    to emails that are enqueued from now on. A lane that the email or its API key names takes precedence over the
+    sender's lane.
     """
     from dispatcher.ops import lanes
 
@@ -130,8 +133,8 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
     if sender is not None:
         if given:
             raise click.UsageError(
-                "--from cannot be combined with --weight, --on-uncertain, --max-attempts or --redeliver-for: they are "
-                "set for a whole lane."
+                "--from cannot be combined with --weight, --on-uncertain, --max-attempts or --redeliver-for: these "
+                "apply to a whole lane."
             )
         rule = LaneRule(_comparable(sender), lane)
         run_with_session("lanes", lambda session: lanes.set_rule(session, rule, decided), settings)
@@ -144,7 +147,7 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
     policy = run_with_session(
         "lanes", lambda session: lanes.set_policy(session, lane, values, decided, settings), settings
     )
-    say(f"{lanes.describe_policy(policy)} What is not listed is as the host's settings say.")
+    say(f"{lanes.describe_policy(policy)} For all else, the host's settings apply.")
     return Exit.DONE
 
 
@@ -153,7 +156,7 @@ def set_(lane: str, sender: str | None, act: Act | None, **values: Any) -> int:
 @_SENDER
 @audit_options(is_required=False)
 def unset(lane: str | None, sender: str | None, act: Act | None) -> int:
-    """Delete what was set for a lane, or for a sender.
+    """Delete what `lanes set` has set for a lane, or for a sender.
 
     \b
     Examples:
@@ -177,7 +180,7 @@ def _comparable(sender: str) -> str:
     """The sender as a rule stores it.
 
     Raises:
-        UsageError: It is neither an address nor a domain.
+        UsageError: the sender is neither an address nor a domain.
     """
     from dispatcher.store.comparable_address import comparable_address
 

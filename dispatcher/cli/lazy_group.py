@@ -16,7 +16,7 @@ class LazyGroup(click.Group):
     """A group that imports a command when it is called, and adds the option `--env-file` to it.
 
     Args:
-        parts: `module:function` in this package and a summary for each command, by its name, in the order of `--help`.
+        parts: The commands by name, in the order of `--help`: `module:function` in this package, and a summary.
         brief: Names of short commands. They run without garbage collection: their memory is freed when they exit.
     """
 

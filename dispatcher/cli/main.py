@@ -19,7 +19,7 @@ from dispatcher.errors import ConfigurationError, DispatcherError
 from dispatcher.version import VERSION
 
 _UNDECODED: Final = re.compile("[\udc80-\udcff]")
-"""How Python represents a byte of an argument that is not UTF-8."""
+"""Matches the characters with which Python represents the bytes of an argument that are not UTF-8."""
 COMMANDS: Final = {
     "run": ("run:command", "Send enqueued emails: run this host's workers, relay and monitor."),
     "api": ("api:command", "Serve the HTTP API, which accepts emails."),
@@ -37,18 +37,18 @@ COMMANDS: Final = {
     "resume": ("pause:resume", "End a pause."),
     "held": ("held:command", "List, confirm or release emails whose outcome is unknown."),
     "dlq": ("dlq:command", "Dead letters: list, show, replay, discard, reconcile."),
-    "webhooks": ("webhooks:command", "Post events to applications: add, list, test, replay."),
+    "webhooks": ("webhooks:command", "Add, list, test and replay webhooks, which post events to applications."),
     "suppressions": ("suppressions:command", "List, add or remove recipients who get no email."),
     "config": ("config:command", "Show every setting: value, source, default."),
     "doctor": ("doctor:command", "Check settings, servers and providers, and say how to fix each fault."),
     "topology": ("topology:command", "Print least-privilege RabbitMQ users and PostgreSQL grants."),
     "prune": ("prune:command", "Delete emails that are older than the retention settings allow."),
-    "forget": ("forget:command", "Erase a recipient's address, and the emails' content."),
+    "forget": ("forget:command", "Erase a recipient's address, and the content of the recipient's emails."),
     "alerts": ("alerts:command", "Send a test alert through every channel."),
     "dev": ("dev:command", "Run a private PostgreSQL and RabbitMQ for development."),
     "demo": ("demo:command", "Send a thousand emails through the whole system, on private servers."),
 }
-"""`module:function` and a summary for each command, by its name, in the order of `--help`."""
+"""The commands by name, in the order of `--help`: `module:function`, and a summary."""
 
 
 @click.group(
@@ -69,6 +69,14 @@ def dispatcher() -> None:
       dispatcher enqueue --key hello-1 --from me@example.com --to you@example.org \\
                          --subject Hello --text "It works."
       dispatcher run          # in another terminal: dispatcher status --watch
+
+    \b
+    Terms in the help of the commands:
+      message key   the application's own unique name for an email
+      DLQ           the dead-letter queue in RabbitMQ: a dead letter for each failed or held email
+      held          the status of an email that may have been sent; an operator decides
+      lane          a class of emails with its own queue: urgent, normal, bulk
+      tenant        an application or a customer, whose emails are separate from all others
     """
 
 
@@ -104,13 +112,13 @@ def _run(arguments: Sequence[str] | None) -> int | None:
     except OSError as error:
         if _raised_in(error) is not click.echo.__code__:
             raise
-        raise unwritten(error) from error  # help and version, which click writes
+        raise unwritten(error) from error  # click itself writes the help and the version
     flush_data()
     return result
 
 
 def _raised_in(error: BaseException) -> CodeType | None:
-    """The code object of the function that raised the error: of the innermost frame in its traceback."""
+    """The code object of the function that raised the error: the innermost frame of the traceback."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -122,7 +130,8 @@ def program() -> int:
     try:
         code = main()
     finally:
-        # The interpreter's last garbage collection would take a fifth of a short command's run time.
+        # Exempt all objects from the interpreter's last garbage collection, which would take a fifth of a short
+        # command's run time.
         gc.freeze()
     if not gc.isenabled():
         _exit_at_once(code)

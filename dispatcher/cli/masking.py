@@ -1,4 +1,4 @@
-"""Masks secrets for display: hides passwords and tokens, but shows hosts, because operators check where we connect."""
+"""Masks secrets for display: hides passwords and tokens, but shows hosts, so that operators can check them."""
 
 from __future__ import annotations
 

@@ -22,10 +22,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
-    """A finite number of a range. Every comparison with NaN is false, so click's own range contains it."""
+    """A finite number within a range. Click's own range accepts NaN, because every comparison with NaN is false."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
+        """The value as a number; a usage error if it is not finite or outside the range."""
         found = float(super().convert(value, param, ctx))
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a number.", param, ctx)
@@ -38,7 +38,7 @@ def audit_options(
     reason: str = "The reason, for the audit log: a few words, without addresses.",
     actor: str = "The operator's name for the audit log.  [default: the system's user@host]",
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """A decorator that adds `--reason` and `--actor` to a command, which gets their values as one parameter `act`.
+    """A decorator that adds `--reason` and `--actor` to a command. The command gets both as one parameter, `act`.
 
     Args:
         is_required: Whether click refuses a command line without `--reason`. If not, `act` is None without a reason.
@@ -62,10 +62,11 @@ def audit_options(
 
 
 def made_act(act: Act | None, reason: str) -> Act:
-    """The act of a command whose `--reason` is optional.
+    """Returns the operator's act; if the command line has no `--reason`, an act of this user with the default reason.
 
     Args:
-        reason: The reason if the operator gave none, such as the command's name.
+        act: What `audit_options` passed to the command.
+        reason: The default reason, such as the command's name.
     """
     if act is not None:
         return act
@@ -84,10 +85,10 @@ def json_option(about: str = "Print one line of JSON.") -> Callable[[Command], C
 
 
 def known_lane(lane: str | None, option: str) -> str | None:
-    """Returns the lane.
+    """Returns the lane unchanged; None stays None.
 
     Args:
-        option: The option that contained the lane, for the error.
+        option: The command-line option with the lane, for the error message.
 
     Raises:
         UsageError: DISPATCHER_LANES does not contain the lane.

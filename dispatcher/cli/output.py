@@ -12,10 +12,10 @@ from dispatcher.errors import DispatcherError
 
 
 def prepare_streams() -> None:
-    """Makes every text writable to stdout and stderr: in any locale, and even if the caller has closed them."""
+    """Makes stdout and stderr accept every text, in any locale. Replaces a stream that the caller has closed."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - for the process's life
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123 - open until the process exits
         stream = getattr(sys, name)
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -72,7 +72,7 @@ def counted(count: int, noun: str) -> str:
 
 
 def unwritten(error: OSError) -> DispatcherError:
-    """The error to raise when stdout cannot be written. Redirects stdout to /dev/null: later writes do not fail."""
+    """The error to raise when stdout cannot be written. Redirects stdout to /dev/null, so later writes do not fail."""
     _discard_stdout()
     return DispatcherError(f"stdout cannot be written: {error.strerror}.")
 

@@ -29,7 +29,13 @@ _NAME: Final = click.argument("name", required=False)
 @click.command("pause")
 @click.argument("scope", type=click.Choice([*(each.value for each in PauseScope), _LIST]))
 @_NAME
-@click.option("--for", "seconds", type=Age(), metavar="TIME", help="When the pause ends by itself: 30m, 2h, 3d.")
+@click.option(
+    "--for",
+    "seconds",
+    type=Age(),
+    metavar="TIME",
+    help="How long the pause lasts: 30m, 2h, 3d.  [default: until `dispatcher resume`]",
+)
 @audit_options(is_required=False)
 @json_option()
 def command(scope: str, name: str | None, seconds: float | None, act: Act | None, as_json: bool) -> int:
@@ -43,14 +49,14 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
       dispatcher pause all --for 30m --reason "database move"
       dispatcher pause list
 
-    All hosts follow within two seconds. Applications may enqueue meanwhile: emails wait. Emails that are already on the
-    wire to a provider end as usual. A pause survives restarts, and lasts until `dispatcher resume`, or for the time of
-    --for. To change the end or the reason of a pause, pause again.
+    All hosts apply a pause within two seconds. Applications may still enqueue; the emails wait. Emails that are already
+    being transmitted to a provider are finished as usual. A pause lasts until `dispatcher resume`, or for the time of
+    --for, even if processes restart. To change the end or the reason of a pause, pause again.
 
-    While a provider is paused, the other providers of DISPATCHER_PROVIDERS take over its emails, as while its circuit
-    breaker is open. Emails that only this provider can send wait.
+    While a provider is paused, the other providers of DISPATCHER_PROVIDERS send its emails, as while its circuit
+    breaker is open. Emails that only the paused provider can send wait.
 
-    The reason is shown by `dispatcher status`, and recorded in the audit log.
+    `dispatcher status` shows the reason, and the audit log records it.
     """
     settings = load_settings("database_url")
     if scope == _LIST:
@@ -71,7 +77,7 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
         print_json(_document(pause))
     else:
         end = _time(pause) if pause.until else f"`dispatcher resume {scope}{f' {target}' if target else ''}`"
-        say(f"Paused {pause.subject} until {end}. All hosts follow within two seconds.")
+        say(f"Paused {pause.subject} until {end}. All hosts apply this within two seconds.")
     return Exit.DONE
 
 
@@ -95,15 +101,19 @@ def resume(scope: str, name: str | None, act: Act | None) -> int:
     found, decided = PauseScope(scope), made_act(act, "dispatcher resume")
     target = _target(found, name, settings, is_new=False)
     pause = run_with_session("resume", lambda session: pausing.resume(session, found, target, decided), settings)
-    say(f"Resumed {pause.subject}. All hosts follow within two seconds.")
+    say(f"Resumed {pause.subject}. All hosts apply this within two seconds.")
     return Exit.DONE
 
 
 def _target(scope: PauseScope, name: str | None, settings: Settings, *, is_new: bool = True) -> str:
-    """The name of what is paused; empty for everything.
+    """The checked name of the lane, tenant or provider; empty if the scope is `all`.
 
     Args:
-        is_new: Whether the name must exist. A pause of a lane or provider that was removed can still be ended.
+        is_new: Whether the settings must contain the lane or provider. `resume` does not require this, so that it can
+            end the pause of a lane or provider that was removed from the settings.
+
+    Raises:
+        UsageError: a name is missing, not allowed, or unknown.
     """
     if scope is PauseScope.ALL and name is not None:
         raise click.UsageError("`all` takes no name.")

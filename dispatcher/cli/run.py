@@ -36,7 +36,7 @@ _ONLY_AT_START: Final = (
 
 
 class StopRequested(BaseException):
-    """SIGTERM arrived before a process was started. It derives from BaseException: no `except Exception` catches it."""
+    """SIGTERM arrived before a process was started. A BaseException, so that no `except Exception` catches it."""
 
 
 @click.command("run")
@@ -59,6 +59,9 @@ def command(workers: int | None) -> int:
     Needs DISPATCHER_DATABASE_URL, DISPATCHER_AMQP_URL and DISPATCHER_PROVIDERS (with the providers' own settings). Run
     `dispatcher init` first. While PostgreSQL or RabbitMQ is unreachable, the command waits. It replaces processes that
     exit or hang.
+
+    Workers send emails. The relay publishes due emails to RabbitMQ, and recovers the emails of workers that died. The
+    monitor serves metrics and health checks, raises alerts, and deletes old data.
 
     \b
     Signals (send them to this process, not to its children):
@@ -149,14 +152,14 @@ def _with_metrics_dir(settings: Settings) -> Settings:
 
 
 def _roles(settings: Settings) -> list[Role]:
-    # Import these modules before the fork, so that all processes share the modules' memory: dozens of MB for each
+    # Import these modules before the fork. All processes then share the modules' memory, which saves dozens of MB per
     # process.
     from dispatcher.processes.monitor import run_monitor
     from dispatcher.processes.relay import run_relay
     from dispatcher.supervisor.supervised import Role
     from dispatcher.worker.process import run_worker
 
-    # If another thread has a lock at the fork, the lock stays locked in the child for ever.
+    # If another thread holds a lock at the fork, the lock stays locked in the child for ever.
     assert threading.active_count() == 1, f"threads before the fork: {threading.enumerate()}"
     return [
         Role("worker", partial(run_worker, settings), count=settings.workers),

@@ -73,8 +73,8 @@ def command(
 
     Give the email's id or its message key; `dispatcher find` finds emails by their recipient. The output has the
     email's status, the reason why an email is not sent yet, a timeline of everything that happened to it, every
-    attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ with its x-death
-    header.
+    attempt, events from providers, operators' actions, replays, and the email's dead letter on the DLQ with RabbitMQ's
+    x-death header.
 
     Exit codes: 0 shown, 1 there is no such email or message, 3 shown, but the DLQ could not be read.
     """

@@ -43,7 +43,7 @@ _WATCH_SECONDS: Final = 2.0
     "history_seconds",
     type=Age(),
     metavar="TIME",
-    help="Show what was attempted in the last TIME instead, such as 24h or 7d: by provider and outcome.",
+    help="Instead, show the attempts of the last TIME, such as 24h or 7d, by provider and outcome.",
 )
 def command(as_json: bool, watch_seconds: float | None, history_seconds: float | None) -> int:
     """Count emails by status and messages by queue; list workers, faulty providers and vanished hosts.
@@ -69,12 +69,14 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     is unreachable, `queues` is null, stderr says why, and the exit code is 3. Queue counts do not include messages that
     workers have received but not acked.
 
-    An email is `waiting` if it is not due yet: it is scheduled, or waits for a redelivery.
-
     `oldest_pending_seconds` is the longest time that a pending email has waited since it could first be sent. Due
-    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. Both leave out what an
-    operator paused (`pauses`). `latency_seconds` has percentiles of the time to acceptance since an email could first
-    be sent, for the newest emails (at most 1,000) of the last ten minutes.
+    emails wait until the relay publishes them: `longest_due_seconds` is the longest such wait. Both figures leave out
+    emails that an operator paused (see `pauses`). `latency_seconds` measures the time from when an email could first
+    be sent until a provider accepted it. The percentiles are of the newest emails (at most 1,000) of the last ten
+    minutes.
+
+    The table shows `oldest_pending_seconds` as "oldest pending", `longest_due_seconds` as "oldest unpublished", and
+    `expiring` as "undecided, expiring".
 
     If the list of workers is empty, no `dispatcher run` is running. A provider is listed only while a worker cannot use
     it: `paused` (the provider throttles us), `open` (all requests fail), `half_open` (one email tests the provider).
@@ -90,9 +92,10 @@ def command(as_json: bool, watch_seconds: float | None, history_seconds: float |
     If no operator resolves a failed or held email, its content is deleted after DISPATCHER_RETAIN_UNDECIDED_DAYS.
     `expiring` counts the emails whose content will be deleted within a week; it is null if content is kept for ever.
 
-    With --history, the command shows attempts from the hourly counts: per hour up to 2d, otherwise per day, in UTC. The
-    first hour or day is whole. An email counts once per attempt, so a deferred email that is sent later counts twice.
-    The history needs only DISPATCHER_DATABASE_URL. Its JSON has both, hours and days:
+    With --history, the command counts attempts by provider and outcome: per hour if TIME is at most 2d, otherwise per
+    day, in UTC. The first hour or day is counted from its beginning. An email counts once per attempt, so a deferred
+    email that is sent later counts twice. The history needs only DISPATCHER_DATABASE_URL. Its JSON always contains both
+    hours and days:
 
     \b
       {"hours": [{"begins_at": "2026-11-23T12:00:00Z", "provider": "smtp", "outcome": "accepted", "attempts": 4711}],

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from dispatcher.store.samples import Attempts
 
 OUTCOMES: Final = ("accepted", "deferred", "rejected", "uncertain")
-"""The columns. Other outcomes, of a later release, follow these."""
+"""The first columns. If a later release has recorded other outcomes, their columns follow."""
 LONGEST_SECONDS: Final = 400 * 86_400.0
 HOURS_UP_TO_SECONDS: Final = 2 * 86_400.0
-"""A longer history is shown by day."""
+"""A history of at most this length has one row per hour; a longer history has one row per day."""
 _SHAPES: Final = {"hour": "%Y-%m-%d %H:%M", "day": "%Y-%m-%d"}
 
 
@@ -52,7 +52,7 @@ def history_table(attempts: Sequence[Attempts], unit: str) -> Table:
     shown = Table(f"{unit} (UTC)", "provider", *names, "accepted of all", right=range(2, len(names) + 3))
     before = ""
     for (begins, provider), counts in sorted(by_row.items()):
-        # A repeated day would hide where the next one begins.
+        # Show each hour or day only in its first row, so that the reader sees where the next hour or day begins.
         shown.add("" if begins == before else begins, provider, *_cells(counts, names))
         before = begins
     shown.add_gap()
@@ -66,7 +66,7 @@ def _cells(counts: Counter[str], names: Sequence[str]) -> list[object]:
     share = counts["accepted"] / total if (total := counts.total()) else 0.0
     styles = {"rejected": "red", "uncertain": "yellow"}
     cells: list[object] = [Styled(f"{counts[name]:,}", styles.get(name, "") if counts[name] else "") for name in names]
-    # Rounds down: 100 % means all.
+    # Round down, so that 100 % appears only if all attempts were accepted.
     return [*cells, f"{int(share * 1000) / 10:.1f} %"]
 
 

@@ -94,8 +94,8 @@ def export(tenant_id: str) -> int:
     Example:
       dispatcher suppressions export > suppressed.csv
 
-    The addresses are not stored, so no export contains them. `dispatcher suppressions import` reads the file again, on
-    the same database or on a copy of it: only there do the hashes match.
+    The database does not store these addresses, so the file contains hashes and masked addresses. Import the file only
+    into the same database, or into a copy of it: in any other database, the hashes match no address.
     """
     from dispatcher.ops import suppressions
 

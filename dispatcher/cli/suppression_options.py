@@ -19,7 +19,7 @@ class RecipientText(click.ParamType[Recipient]):
     name = "recipient"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Recipient:
-        """The recipient."""
+        """The recipient; a usage error if the value is neither an address nor a domain."""
         try:
             return value if isinstance(value, Recipient) else Recipient.parse(str(value))
         except InvalidEmail as error:
@@ -61,5 +61,5 @@ recipients_argument: Final = click.argument(
 
 
 def already(count: int) -> str:
-    """The end of a sentence: how many recipients were already suppressed."""
-    return f"; {counted(count, 'recipient')} already suppressed for as long." if count else "."
+    """The end of a sentence: how many recipients were already suppressed. Only a full stop if there are none."""
+    return f"; {counted(count, 'recipient')} already suppressed for at least as long." if count else "."

@@ -134,8 +134,8 @@ def add(
       dispatcher suppressions add ann@example.org --reason "closed account"
       dispatcher suppressions add example.net --days 30 --reason "their server is broken"
 
-    If a recipient already has an entry that lasts at least as long as the new one would, that entry does not change.
-    Workers apply a new entry within two seconds.
+    An existing entry that lasts at least as long as the new entry is not changed. Workers apply a new entry within two
+    seconds.
     """
     from dispatcher.ops import suppressions
 
@@ -168,7 +168,7 @@ def _ends_after(days: int | None) -> datetime | None:
 @recipients_argument
 @tenant_option
 @audit_options()
-@click.option("--replay", is_flag=True, help="Then send the emails that were stopped, each once.")
+@click.option("--replay", is_flag=True, help="Also send the emails that failed because of the suppression, each once.")
 @click.option("--rate", type=Number(min=0.01), metavar="N", help="With --replay: emails per second.  [default: 50]")
 @click.option("--dry-run", is_flag=True, help="Only show the entries and the stopped emails; change nothing.")
 @click.option("--yes", is_flag=True, help="With --replay: do not ask for confirmation; required without a terminal.")
@@ -248,7 +248,7 @@ def _say_stopped(stopped: list[UUID]) -> None:
 
 
 def _warn_of_others(entries: list[Suppression], recipients: tuple[Recipient, ...]) -> None:
-    """Says which addresses are still suppressed, because their domain is."""
+    """Warns of each domain that still suppresses some of these addresses."""
     named = {recipient.masked for recipient in recipients if recipient.is_domain}
     for entry in entries:
         if entry.is_domain and entry.masked not in named:

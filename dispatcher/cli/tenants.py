@@ -30,14 +30,16 @@ def command() -> None:
       dispatcher tenants set acme --per-second 50 --weight 2
       dispatcher tenants unset acme
 
-    Within a lane, tenants take turns. A tenant without a limit has weight 1 and no ceiling.
+    A tenant is an application or a customer that `dispatcher enqueue --tenant` or an API key names. Within a lane,
+    tenants take turns: while both have due emails, a tenant with weight 2 sends twice as many as a tenant with weight
+    1. A tenant for which nothing is set has weight 1 and no ceiling (the most emails per second).
     """
 
 
 @command.command("list")
 @json_option()
 def list_(*, as_json: bool) -> int:
-    """List the tenants for which something is set.
+    """List the tenants whose rate or share was set.
 
     \b
     Examples:
@@ -76,7 +78,8 @@ def list_(*, as_json: bool) -> int:
 )
 @audit_options(is_required=False)
 def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Act | None) -> int:
-    """Set a tenant's rate and share, for all hosts within two seconds. What is not given stays as it is.
+    """Set a tenant's rate and share. All hosts apply them within two seconds. Options that are not given
+    stay as they are.
 
     \b
     Examples:
@@ -97,7 +100,7 @@ def set_(tenant_id: str, per_second: float | None, weight: float | None, act: Ac
 @click.argument("tenant_id", metavar="TENANT")
 @audit_options(is_required=False)
 def unset(tenant_id: str, act: Act | None) -> int:
-    """Delete what was set for a tenant: weight 1, no ceiling.
+    """Delete a tenant's rate and share. The tenant then has weight 1 and no ceiling.
 
     \b
     Example:

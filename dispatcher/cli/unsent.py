@@ -68,8 +68,8 @@ def cancel(**options: Any) -> int:
     Give the ids or message keys of the emails, select emails by a filter, or select all with --all. With a filter, the
     command first shows the number of selected emails and the ids of a few, and asks for confirmation.
 
-    The email's row decides: an email that is reported as cancelled is not given to a provider any more. If a worker has
-    leased the email, it is too late, and nothing changes. The command is safe to repeat.
+    An email that the command reports as cancelled is never sent. If a worker has already leased an email, it is too
+    late: the email is not changed, and the command reports this. The command is safe to repeat.
 
     Exit codes: 0 all selected emails are cancelled, even if they were before, or no email matches the filter; 1 none
     is; 2 confirmation needs a terminal or --yes; 3 only some are.
@@ -84,7 +84,7 @@ def cancel(**options: Any) -> int:
 
 @click.command("reschedule")
 @click.option("--send-at", type=Instant(), metavar="TIME", help="Send at this time, such as 2026-12-24T18:00:00+01:00.")
-@click.option("--send-in", type=Age(), metavar="AGE", help="Send after this time, such as 90s, 15m, 2h, 3d or 1w.")
+@click.option("--send-in", type=Age(), metavar="DURATION", help="Send after this time, such as 90s, 15m, 2h, 3d or 1w.")
 @click.option("--now", "is_now", is_flag=True, help="Send as soon as possible.")
 @_selecting
 def reschedule(send_at: datetime | None, send_in: float | None, is_now: bool, **options: Any) -> int:
@@ -131,7 +131,7 @@ def _change(
     ways = "ids or message keys, a filter such as --lane, or --all"
     require_names_or_filter(names, selection, ways, is_chosen=everything)
     if act is None and not dry_run:
-        raise click.UsageError("--reason is missing: a few words for the audit log. (Not with --dry-run.)")
+        raise click.UsageError("--reason is missing: a few words for the audit log. (--dry-run needs none.)")
     settings = load_settings("database_url")
     found, email_ids = run_with_session(verb, lambda session: _find(session, selection, names), settings)
     if not email_ids and selection.lane is not None:
@@ -203,5 +203,5 @@ def _report(results: list[Changed], *, as_json: bool) -> int:
 
 
 def _status(result: Changed) -> Status | None:
-    """The status, if the text names it."""
+    """The status if the result's text contains it; otherwise None, so that all such results are counted together."""
     return result.status if "{status}" in _TEXTS[result.change] else None

@@ -30,8 +30,8 @@ _SAVE: Final = "Save this secret now: it is not shown again. The receiver needs 
 
 @click.group("webhooks")
 def command() -> None:
-    """Post events about emails to an application: sent, failed, held, delivered, bounced, complained, suppressed,
-    cancelled.
+    """Manage webhooks, which post events about emails to an application: sent, failed, held, delivered, bounced,
+    complained, suppressed, cancelled.
 
     \b
     Examples:
@@ -41,7 +41,7 @@ def command() -> None:
       dispatcher webhooks replay 1 --since 2h
 
     Each event is posted at least once, with the same `webhook-id`, and signed according to Standard Webhooks. The
-    monitor of `dispatcher run` delivers. An application can also poll: GET /v1/events. See docs/webhooks.md.
+    monitor of `dispatcher run` posts the events. An application can also poll: GET /v1/events. See docs/webhooks.md.
     """
 
 
@@ -76,7 +76,10 @@ def _since(context: click.Context, parameter: click.Parameter, text: str) -> dat
 @command.command("add")
 @click.argument("url")
 @click.option(
-    "--tenant", "tenant_id", callback=_tenant, help="The tenant whose events the webhook gets; or --all-tenants."
+    "--tenant",
+    "tenant_id",
+    callback=_tenant,
+    help="The tenant whose events the webhook gets. Required without --all-tenants.",
 )
 @click.option("--all-tenants", is_flag=True, help="The webhook gets the events of all tenants.")
 @click.option(
@@ -143,12 +146,15 @@ def add(
 @click.option("--tenant", "tenant_id", callback=_tenant, help="Only webhooks of this tenant.")
 @json_option()
 def list_(tenant_id: str | None, as_json: bool) -> int:
-    """List the webhooks: state, lag, and waiting events. The list never shows secrets.
+    """List the webhooks: state, lag, retries, last error. The list never shows secrets.
 
     \b
     Examples:
       dispatcher webhooks list
       dispatcher webhooks list --json | jq '.[] | select(.state == "disabled")'
+
+    The lag is the age of the oldest event that the webhook has not handled. "retries" counts the events that are posted
+    again because the receiver refused them, and "given up" the refused events that are not posted again.
     """
     from dispatcher.ops.webhooks import list_webhooks
 
@@ -185,6 +191,8 @@ def test(number: int, as_json: bool) -> int:
     \b
     Example:
       dispatcher webhooks test 1
+
+    Exit codes: 0 the receiver accepted the event, 1 it did not.
     """
     from dispatcher.ops import webhooks
 
@@ -269,7 +277,7 @@ def enable(number: int, act: Act | None) -> int:
 def disable(number: int, act: Act | None) -> int:
     """Post nothing to a webhook until `webhooks enable`. Its events wait.
 
-    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS. While a webhook is disabled, an alert reminds of it.
+    The database keeps events for DISPATCHER_RETAIN_EVENTS_DAYS. An alert reminds operators of disabled webhooks.
 
     \b
     Example:
@@ -290,7 +298,7 @@ def disable(number: int, act: Act | None) -> int:
     required=True,
     callback=_since,
     metavar="AGE|TIME",
-    help="Deliver the events from then on: an age such as 2h or 3d, or a time with its zone.",
+    help="The time since when events are delivered again: an age such as 2h or 3d, or a time with its zone.",
 )
 @audit_options(is_required=False)
 def replay(number: int, since: datetime, act: Act | None) -> int:

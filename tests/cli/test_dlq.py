@@ -335,7 +335,7 @@ def test_a_locked_email_is_left_waiting_and_reported_while_the_others_are_replay
     resumed = quick("dlq", "replay", "--resume", "1", "--json")
 
     assert (ended.code, ended.json["locked"], ended.json["waiting"], ended.json["state"]) == (3, 1, 1, "interrupted")
-    assert "1 waiting email cannot be replayed now: another transaction has locked the row" in ended.stderr
+    assert "1 remaining email cannot be replayed now: another transaction has locked the row" in ended.stderr
     assert "To continue: dispatcher dlq replay --resume 1" in ended.stderr
     assert (resumed.code, resumed.json["replayed"], resumed.json["locked"]) == (0, 2, 0)
 
@@ -354,7 +354,7 @@ def test_a_replay_names_a_running_replay_of_the_same_emails_before_it_starts(
     assert [(met["replay_id"], met["actor"], met["per_second"], met["emails"]) for met in dry] == [(1, "ann", 0.01, 2)]
     assert asked.code == 2
     assert (
-        "Replay 1 by ann (SES is back; 0.01/s) is running; 2 waiting emails in common.\n"
+        "Replay 1 by ann (SES is back; 0.01/s) is running and still has to replay 2 of these emails.\n"
         "All these replays together keep to the lowest of their rates. To keep your own rate, add --force.\n"
     ) in asked.stderr
     assert "This replay keeps its own rate." in forced.stderr
@@ -478,7 +478,7 @@ def test_discarded_emails_leave_the_list_and_can_still_be_replayed(
     replayed = quick("dlq", "replay", str(email_id), *WHY, "--yes")
 
     assert discarded.code == 0
-    assert "dead letters of 1 email; 1 removed from the DLQ" in discarded.stderr
+    assert "dead letters of 1 email; removed 1 dead letter from the DLQ" in discarded.stderr
     assert listed == [0, 1]
     assert replayed.code == 0
     assert dead_emails.books.status(email_id) == "pending"

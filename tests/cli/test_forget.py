@@ -40,9 +40,10 @@ def test_it_erases_finished_emails_and_exits_3_while_others_are_left(prepared: C
     assert refused.code == 2
     assert "Add --yes" in refused.stderr
     assert done.code == 3
+    remedy = "Cancel such emails, or run the command again when they are finished."
     assert done.stderr.splitlines() == [
         "Erased the address from 1 email: 1 content, 0 attachments, 0 events.",
-        f"Left 1 email, pending, waiting or sending; cancel them, or run the command again when finished: {pending}",
+        f"Not changed: 1 email (pending, waiting or sending): {pending}. {remedy}",
     ]
     assert (rest.code, rest.json["emails"], rest.json["unfinished"]) == (0, 1, [])
     assert (again.code, again.stderr) == (0, "Erased the address from 0 emails: 0 contents, 0 attachments, 0 events.\n")
