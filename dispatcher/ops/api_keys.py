@@ -1,4 +1,4 @@
-"""Operators list and revoke the keys of the HTTP API. Audited."""
+"""What operators do with the keys of the HTTP API: list and revoke them. A revocation is audited."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def list_keys(session: AsyncSession) -> list[ApiKey]:
 
 
 async def revoke(session: AsyncSession, key_id: str, act: Act) -> str:
-    """Revokes a key. Every API process refuses it within two seconds. Returns the id as lists show it.
+    """Revokes a key; returns its id as lists show it. Every API process refuses the key within two seconds.
 
     Args:
         key_id: The id as lists show it, or a whole key; only the id in it is used.

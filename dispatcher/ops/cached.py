@@ -15,12 +15,13 @@ T = TypeVar("T")
 
 
 class Cached(Generic[T]):
-    """A value that is read at most once in a while. Calls at the same time share one read."""
+    """A value that is read from PostgreSQL and then kept for some seconds. Simultaneous calls share one read."""
 
     def __init__(self, read: Callable[[AsyncSession], Awaitable[T]], seconds: float) -> None:
         """
         Args:
-            seconds: How long a value is used.
+            read: Reads the value.
+            seconds: How long a value is kept.
         """
         self._read = read
         self._seconds = seconds
@@ -29,10 +30,10 @@ class Cached(Generic[T]):
         self._lock = asyncio.Lock()
 
     async def get(self, session: Callable[[], AbstractAsyncContextManager[AsyncSession]]) -> T:
-        """The value, or a new one if it is too old.
+        """The kept value; reads a new value if the kept value is older than `seconds`.
 
         Args:
-            session: Opens a session, if the value has to be read.
+            session: Opens a session; called only if the value must be read.
         """
         async with self._lock:
             value = self._value
@@ -43,5 +44,5 @@ class Cached(Generic[T]):
         return value
 
     def forget(self) -> None:
-        """Makes the next `get` read again, after this process has changed something."""
+        """Makes the next `get` read a new value. Call this when this process has changed the data."""
         self._read_at = -math.inf

@@ -1,8 +1,8 @@
 """Reads the emails and SMS that the providers `capture` and `sms-capture` have written into their Maildirs.
 
-An SMS is read as an email whose subject is the beginning of its text.
+An SMS is shown as an email whose subject is the beginning of the SMS's text.
 
-The content is untrusted: every function reads a bounded amount, and no content can name a file.
+The content is untrusted: every function reads a bounded amount, and no content decides which file is read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class CapturedName:
 
     @property
     def is_sms(self) -> bool:
-        """Whether it is an SMS."""
+        """Whether the file contains an SMS."""
         return self.text.endswith(".json")
 
     @property
@@ -70,7 +70,7 @@ class CapturedName:
 
 @dataclass(frozen=True, slots=True)
 class CapturedSummary:
-    """One email of the list."""
+    """A captured email, as a list shows it."""
 
     name: CapturedName
     sender: str
@@ -84,7 +84,7 @@ class Attachment:
     """A file in an email.
 
     Attributes:
-        number: The number of its part in the email.
+        number: The number of the MIME part in the email, from 0; parts that contain other parts are not counted.
         filename: Safe to use as the name of a file.
     """
 
@@ -102,7 +102,7 @@ class CapturedEmail:
         fields: The most important header fields, decoded.
         text: The plain text; None if the email has none.
         html: The HTML, with its embedded images as data URLs; None if the email has no HTML.
-        source: The email as it would have been transmitted.
+        source: The content of the file: the email as it would have been transmitted, or the SMS as JSON.
     """
 
     name: CapturedName
@@ -114,7 +114,7 @@ class CapturedEmail:
 
 
 def parse_name(text: str) -> CapturedName | None:
-    """The parsed name; None if the text is not the name of a captured email's file, such as a path."""
+    """The parsed name; None if the text is anything but the name of a captured email's file, for example a path."""
     found = _NAME.fullmatch(text)
     if found is None:
         return None
@@ -127,7 +127,7 @@ def list_captured(folders: Sequence[Path], *, limit: int, before_ns: int | None 
     """The newest emails and SMS, newest first.
 
     Args:
-        folders: The Maildirs. One that does not exist has no emails.
+        folders: The Maildirs. A Maildir that does not exist counts as empty.
         before_ns: Only emails that were captured before this time, in nanoseconds since 1970.
 
     Raises:
@@ -163,7 +163,11 @@ def read_captured(folders: Sequence[Path], name: CapturedName) -> CapturedEmail 
 
 
 def safe_filename(text: str, *, otherwise: str) -> str:
-    """A file name without folders, control characters and characters that reverse the text's direction."""
+    """A file name without folders, control characters and characters that reverse the text's direction.
+
+    Args:
+        otherwise: The name to return if nothing is left.
+    """
     name = text.replace("\\", "/").rpartition("/")[2]
     name = "".join(c for c in name if unicodedata.category(c)[0] != "C" and c not in '<>:"|?*')
     return name.strip(" .")[-150:] or otherwise
@@ -190,7 +194,7 @@ def _summary(folders: Sequence[Path], name: CapturedName) -> CapturedSummary | N
 
 
 def _sms(source: bytes) -> Message:
-    """An SMS as a message with its fields; without fields if the file is damaged."""
+    """The SMS of a file as an email message; a message without fields if the file is not valid JSON."""
     try:
         found = orjson.loads(source)
     except orjson.JSONDecodeError:
@@ -206,7 +210,7 @@ def _sms(source: bytes) -> Message:
 
 
 def _read(folders: Sequence[Path], name: CapturedName, at_most: int) -> tuple[bytes, int] | None:
-    """The beginning of an email's file, and the file's size. Follows no link."""
+    """The beginning and the size of an email's file; None if the file does not exist. Follows no symbolic link."""
     paths = [str(folder / "new" / name.text) for folder in folders]
     for look in (False, True):
         if look:  # a mail client may have moved the file
@@ -224,7 +228,7 @@ def _read(folders: Sequence[Path], name: CapturedName, at_most: int) -> tuple[by
 
 
 def _leaves(message: Message) -> Iterator[Message]:
-    """The parts that contain no parts. An attached email is one part."""
+    """The parts that contain no other parts. An attached email counts as one part."""
     if message.get_content_maintype() != "multipart" or not message.is_multipart():
         yield message
         return
@@ -250,7 +254,7 @@ def _attachment(number: int, part: Message) -> Attachment:
 
 
 def _content(part: Message) -> bytes:
-    """A part's content, decoded; of an attached email, its source."""
+    """The decoded content of a part; for an attached email, the source of that email."""
     if part.is_multipart():
         return b"".join(each.as_bytes() for each in part.get_payload() if isinstance(each, Message))
     content = part.get_payload(decode=True)

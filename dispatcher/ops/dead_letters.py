@@ -64,7 +64,7 @@ def is_current(dead_letter: DeadLetter, email: DeadLetterEmail) -> bool:
 
 @asynccontextmanager
 async def scan(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIterator[DlqScan]:
-    """Opens the DLQ for reading. One process on all hosts reads at a time: a second reader would find the queue empty.
+    """Opens the DLQ for reading. Only one process of all hosts reads at a time: a second would find an empty queue.
 
     Raises:
         DispatcherError: another process has been reading the DLQ for too long.
@@ -85,7 +85,7 @@ async def _exclusively(session: AsyncSession, dlq: DeadLetterQueue) -> AsyncIter
 
 
 async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[DlqEntry]:
-    """Decodes messages and finds their emails' rows."""
+    """Decodes messages and finds their emails' rows. The entries have the order of the messages."""
     dead_letters = [decoded(found) for found in batch]
     emails = await find_dead_letter_emails(
         session, {dead_letter.email_id for dead_letter in dead_letters if dead_letter}
@@ -102,9 +102,12 @@ async def classify(session: AsyncSession, batch: Sequence[DlqMessage]) -> list[D
 
 
 async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collection[UUID] | None = None) -> int:
-    """Removes stale dead letters from the DLQ, those of `email_ids` or all; returns how many.
+    """Removes stale dead letters from the DLQ; returns how many.
 
     Raises the errors of `scan`. Some dead letters may then have been removed; a later sweep removes the remaining ones.
+
+    Args:
+        email_ids: Remove only the dead letters of these emails; None for all emails.
     """
     return await remove(
         session,
@@ -117,30 +120,30 @@ async def sweep(session: AsyncSession, dlq: DeadLetterQueue, email_ids: Collecti
     )
 
 
-async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
-    """Removes the messages that `is_meant` selects, and repeats until none is left; returns how many it removed.
+async def remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
+    """Removes the messages that `is_selected` selects, and repeats until none is left; returns how many it removed.
 
     Raises the errors of `scan`.
     """
     async with _exclusively(session, dlq):
-        first = removed = await _remove(session, dlq, is_meant)
+        first = removed = await _remove(session, dlq, is_selected)
         for _ in range(MAX_PASSES):
             if not removed:
                 return first
-            removed = await _remove(session, dlq, is_meant)
+            removed = await _remove(session, dlq, is_selected)
     raise BrokerUnavailable(
         f'RabbitMQ keeps returning messages that were removed from the queue "{dlq.queue}".', remedy="Try again later."
     )
 
 
-async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_meant: Callable[[DlqEntry], bool]) -> int:
+async def _remove(session: AsyncSession, dlq: DeadLetterQueue, is_selected: Callable[[DlqEntry], bool]) -> int:
     """Reads the DLQ once; returns how many messages it removed or tried to remove."""
     removed = 0
     async with dlq.scan() as opened:
         async for batch in opened.batches():
-            meant = [each.found for each in await classify(session, batch) if is_meant(each)]
-            opened.remove(meant)
-            removed += len(meant)
+            selected = [each.found for each in await classify(session, batch) if is_selected(each)]
+            opened.remove(selected)
+            removed += len(selected)
     return removed
 
 

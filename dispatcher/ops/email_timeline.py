@@ -18,8 +18,8 @@ class Moment:
 
     Attributes:
         what: What happened, in plain English, such as `enqueued`, `attempt 1: accepted`, or `released`.
-        detail: More about it, such as the provider and its answer.
-        actor: Who did it; None unless an operator did.
+        detail: Further facts, such as the provider and its answer.
+        actor: The operator who did it; None if no operator did.
         reason: Why the operator did it.
     """
 
@@ -40,11 +40,11 @@ def timeline(
 ) -> list[Moment]:
     """Every instant that is known about an email, oldest first.
 
-    The row has one instant of each kind: after a replay, `published` and `leased` are those of the latest round. The
-    instants of earlier releases may be missing.
+    The email's row stores only the last instant of each kind: after a replay, the earlier instants of `published` and
+    `leased` are lost. Instants that an earlier release did not store are missing.
 
     Args:
-        email, attempts, events, acts, replays: As `EmailHistory` has them.
+        email, attempts, events, acts, replays: The fields of `EmailHistory` with these names.
     """
     moments = [
         *_of_row(email),

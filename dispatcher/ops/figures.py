@@ -1,4 +1,4 @@
-"""The figures of the Overview, as values. `ops.overview` reads them."""
+"""The figures of the Overview (the first view of the operators' page), as values. `ops.overview` reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dispatcher.store.overview import ActiveAlert, AlertCheck, BoundedCount, Pro
 from dispatcher.store.samples import MinuteSample
 
 OLD_SAMPLE_SECONDS: Final = 90.0
-"""A newest sample that is older shows that no monitor writes samples."""
+"""If the newest sample is older than this, no monitor writes samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """A process of a host.
+    """A process of a host, as the Overview shows it.
 
     Attributes:
         name: Such as `worker 0`, `relay` or `monitor`.
@@ -41,7 +41,7 @@ class ProcessFigures:
         age_seconds: None if unknown.
         in_flight: Emails under the worker's leases; None for other processes.
         restarts: How many times the process ended by itself; None if its host does not report it.
-        reason: Why it could not start; empty if it could.
+        reason: Why the process could not start; empty if it could.
     """
 
     name: str
@@ -55,13 +55,14 @@ class ProcessFigures:
 
 @dataclass(frozen=True, slots=True)
 class HostFigures:
-    """A host.
+    """A host, as the Overview shows it.
 
     Attributes:
-        version: The release that it runs; None if unknown.
+        version: The release that the host runs; None if unknown.
         reported_seconds: Seconds since its monitor last reported; None if no monitor has reported.
-        vanished: Set if the host has vanished.
-        settled_in_seconds: When other hosts will have recovered the emails of a vanished host; None without leases.
+        vanished: Details if the host has vanished; otherwise None.
+        settled_in_seconds: Seconds until other hosts have recovered the emails of a vanished host; None if the host has
+            no leases.
     """
 
     name: str
@@ -81,15 +82,15 @@ class HostFigures:
 
 @dataclass(frozen=True, slots=True)
 class ProviderFigures:
-    """A provider.
+    """A provider, as the Overview shows it.
 
     Attributes:
         problem: The worst problem that workers report; None if all workers can use the provider.
-        pause: The operator's pause; None if it is not paused.
+        pause: The operator's pause; None if the provider is not paused.
         rate: What all hosts together may send now; None without a ceiling, or before the first email.
         ceiling: Emails per second by this host's settings; None if there is no ceiling.
-        sent: Emails that it accepted in the last 24 clock hours.
-        not_sent: Other attempts in this time.
+        sent: Emails that the provider accepted in the last 24 clock hours.
+        not_sent: Attempts with other outcomes in the same 24 hours.
     """
 
     name: str
@@ -103,13 +104,13 @@ class ProviderFigures:
 
 @dataclass(frozen=True, slots=True)
 class LaneFigures:
-    """A lane.
+    """A lane, as the Overview shows it.
 
     Attributes:
-        weight: Its share, if an operator set it; None: the default.
-        messages: Messages that wait on its send queue; None if unknown.
-        workers: Workers that consume from it; None if unknown.
-        pause: The operator's pause of the lane; None if it is not paused.
+        weight: The weight that an operator set; None if the default applies.
+        messages: Messages that wait on the lane's send queue; None if unknown.
+        workers: Workers that consume from this queue; None if unknown.
+        pause: The operator's pause of the lane; None if the lane is not paused.
     """
 
     name: str
@@ -124,9 +125,9 @@ class Counts:
     """The counts that every visitor sees.
 
     Attributes:
-        dead_letters: Failed emails that no operator has decided.
-        held: Held emails that no operator has decided.
-        paused: Pending emails that an operator paused; None if it is not counted.
+        dead_letters: Failed emails whose dead letter no operator has discarded.
+        held: Held emails whose dead letter no operator has discarded.
+        paused: Pending emails that an operator paused; None if they were not counted.
     """
 
     dead_letters: BoundedCount
@@ -140,11 +141,11 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """What one visitor sees. For a tenant's visitor, everything below `pauses` is empty.
+    """The figures for one visitor. If the visitor may see only one tenant, all fields after `pauses` are empty.
 
     Attributes:
         counts: Counts of all tenants, or of the visitor's tenant.
-        pauses: The pauses that are in force; for a tenant's visitor, only the pause of its tenant.
+        pauses: The pauses that are in force; for a visitor of one tenant, only the pause of this tenant.
         sample: The newest sample; None if there is none.
     """
 

@@ -1,10 +1,11 @@
-"""Erases a recipient: content, events, providers' texts and, if wanted, suppressions. The rows of the emails stay.
+"""Erases a recipient: content, events, providers' texts and, on request, suppressions. Keeps the emails' rows.
 
 every email with content ─▶ its recipients ─┐
 events with the address's hash ─────────────┴▶ finished emails: erased, a batch per commit
                                              └▶ pending and sending emails: reported, not changed
 
-Each batch commits alone, so the work may be interrupted and repeated at any time. What is erased is not found again.
+Each batch commits alone, so the work may be interrupted and repeated at any time. A repetition does not find
+emails that are already erased.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OnProgress = Callable[["Forgotten"], None]
 
 
 class _Erased(NamedTuple):
-    """What was erased, or would be, of one email."""
+    """What was erased from one email; in a dry run, what would be erased."""
 
     email_id: UUID
     is_finished: bool
@@ -47,16 +48,16 @@ class _Erased(NamedTuple):
 
 @dataclass(slots=True)
 class Forgotten:
-    """What was erased, or would be.
+    """What was erased; in a dry run, what would be erased.
 
     Attributes:
-        read: The emails whose recipients were read.
-        read_until: The last of these emails.
-        emails: The finished emails that concern the address.
+        read: How many emails' recipients were read.
+        read_until: The id of the last email whose recipients were read.
+        emails: How many finished emails have the address in their recipients or events.
         contents: How many of the finished emails had content.
-        unfinished: Pending and sending emails, which are not changed.
-        locked: Emails whose rows other transactions have locked; not changed.
-        suppressions: Suppression entries that were removed, or kept without what shows the address.
+        unfinished: Pending, waiting and sending emails, which are not changed.
+        locked: Emails that are not changed because other transactions have locked their rows.
+        suppressions: How many suppression entries were removed, or kept without the text that shows the address.
     """
 
     read: int = 0
@@ -93,9 +94,11 @@ class Forgetting:
     ) -> None:
         """
         Args:
-            address: With or without a display name. It is compared as events and suppressions compare addresses.
-            act: Who erases, and why; None counts and changes nothing.
-            on_progress: This function is called after every statement.
+            address: With or without a display name. It is normalised like the addresses in events and suppressions.
+            act: Who erases, and why; None for a dry run, which only counts.
+            on_progress: Called after every statement.
+            page: The number of emails per statement that reads recipients.
+            batch: The number of emails per commit.
         """
         self._session = session
         self._address = normalised(address)
@@ -110,11 +113,11 @@ class Forgetting:
         """Erases, and returns what was erased. Idempotent.
 
         Args:
-            removes_suppressions: Remove suppression entries, too. Otherwise they are kept, so that the address gets no
-                email.
+            removes_suppressions: Whether to remove suppression entries, too. Otherwise they are kept, so that the
+                address gets no email.
 
         Raises:
-            StoreUnavailable: PostgreSQL cannot be reached. What was erased stays erased; call again.
+            StoreUnavailable: PostgreSQL cannot be reached. Committed batches stay erased. Call again to continue.
         """
         self._hash = (await AddressHasher.open(self._session)).hash(self._address)
         await self._forget_contents()
@@ -125,9 +128,10 @@ class Forgetting:
         return self._done
 
     async def _forget_contents(self) -> None:
-        """Reads the recipients of every email with content, in the order of the emails' ids."""
+        """Reads the recipients of every email with content, in the order of ids. Erases those with the address."""
         local = self._address.rpartition("@")[0]
-        # PostgreSQL compares fewer forms of a letter than Python, and JSON escapes some characters.
+        # PostgreSQL preselects emails by the local part only if this part is plain ASCII: PostgreSQL recognises fewer
+        # forms of a letter as equal than Python, and JSON escapes some characters.
         part = local if _PLAIN_LOCAL.fullmatch(local) else ""
         after: UUID | None = _FIRST
         while after is not None:
@@ -139,7 +143,7 @@ class Forgetting:
             self._on_progress(self._done)
 
     async def _forget_events(self) -> None:
-        """Finds emails whose content is already deleted, by the hash in their events."""
+        """Erases the emails whose content is already deleted. Finds them by the address's hash in their events."""
         after = _FIRST
         while True:
             parameters = {"address_hash": self._hash, "after": after, "limit": self._batch}

@@ -1,6 +1,6 @@
-"""Operators see and set the lanes' shares and policies, the lanes of senders, and tenants' limits. Audited.
+"""Operators read and set lanes' shares and policies, the lanes of senders, and tenants' limits. Changes are audited.
 
-All hosts follow within two seconds. Policies and senders concern emails that are enqueued from then on.
+All hosts apply a change within two seconds. Policies and senders' lanes apply to emails that are enqueued afterwards.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ class LaneShare:
     """A lane, and what is in force for it.
 
     Attributes:
-        share: Its part of the workers and rates while all lanes have emails, from 0 to 1.
-        queue: Its send queue.
+        policy: What operators set for the lane; only the default weight if they set nothing.
+        share: The lane's part of the workers and rates while all lanes have emails, from 0 to 1.
+        queue: The name of the lane's send queue.
     """
 
     policy: LanePolicy
@@ -50,7 +51,7 @@ class Due:
 
     Attributes:
         emails: Counted up to `MOST_DUE`.
-        oldest_seconds: How long the longest due email has been due.
+        oldest_seconds: How many seconds ago the oldest of these emails became due.
     """
 
     lane: str
@@ -65,12 +66,12 @@ async def find_controls(session: AsyncSession) -> Controls:
 
 
 async def list_rules(session: AsyncSession) -> list[LaneRule]:
-    """The lanes of senders, by sender."""
+    """The lanes that operators set for senders, ordered by sender."""
     return await store.list_rules(session)
 
 
 async def list_limits(session: AsyncSession) -> list[TenantLimit]:
-    """What is set for tenants, by tenant."""
+    """The limits that operators set, one per tenant."""
     return list((await read_controls(session)).tenants.values())
 
 
@@ -85,7 +86,7 @@ async def list_shares(session: AsyncSession, settings: Settings) -> list[LaneSha
 
 
 def shares(controls: Controls, settings: Settings) -> list[LaneShare]:
-    """As `list_shares`, from controls that were read."""
+    """Like `list_shares`, from controls that the caller has already read."""
     weights = LaneWeights(settings.lanes)
     weights.update(controls.lanes)
     total = sum(map(weights.of, settings.lanes))
@@ -113,10 +114,10 @@ async def set_policy(
 
 
 async def unset_policy(session: AsyncSession, lane: str, act: Act) -> None:
-    """Deletes what was set for a lane.
+    """Deletes what was set for a lane; the defaults apply again.
 
     Raises:
-        NothingSet: Nothing was.
+        NothingSet: nothing was set for the lane.
     """
     _require(lane, was_set=await store.unset_policy(session, lane, asdict(act)))
 
@@ -130,7 +131,7 @@ async def unset_rule(session: AsyncSession, sender: str, act: Act) -> None:
     """Deletes the lane of a sender's emails.
 
     Raises:
-        NothingSet: There is no such rule.
+        NothingSet: no lane was set for the sender.
     """
     _require(sender, was_set=await store.unset_rule(session, sender, asdict(act)))
 
@@ -145,10 +146,10 @@ async def set_limit(session: AsyncSession, tenant_id: str, values: Mapping[str, 
 
 
 async def unset_limit(session: AsyncSession, tenant_id: str, act: Act) -> None:
-    """Deletes what was set for a tenant: weight 1, no ceiling.
+    """Deletes a tenant's limit. The tenant then has weight 1 and no ceiling.
 
     Raises:
-        NothingSet: Nothing was.
+        NothingSet: nothing was set for the tenant.
     """
     _require(f"tenant {tenant_id}", was_set=await store.unset_limit(session, tenant_id, asdict(act)))
 

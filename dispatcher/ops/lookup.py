@@ -5,8 +5,8 @@
     while page.cursor is not None:
         page = await find(session, query, limit=50, cursor=page.cursor)
 
-Recipients are found by their keyed hash (`store/address_hashes.py`). No result contains an address; `masked_recipients`
-reads them separately, and masks them.
+Recipients are found by their keyed hash (`store/address_hashes.py`). No result contains an address. The recipients of
+the emails found are read separately, by `masked_recipients`, which masks them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Check = Callable[[Sequence[UUID]], Awaitable[set[UUID]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailQuery:
-    """What to find; a field that is None does not filter. An email must match all fields. Must not be logged.
+    """The filters of a search. An email must match every field that is not None. Do not log it: it contains addresses.
 
     Attributes:
         recipient: An address in To, Cc or Bcc, with or without a display name; case does not matter.
@@ -61,7 +61,7 @@ class EmailQuery:
         since: Enqueued at this time or later.
         until: Enqueued before this time.
         provider: The provider of the last attempt.
-        tenant_id: None: all tenants.
+        tenant_id: None for all tenants.
         channel: `email`, `sms`, or a channel that a package adds.
     """
 
@@ -85,10 +85,10 @@ class FoundPage:
     """A page of emails, newest first.
 
     Attributes:
-        cursor: Pass it to `find` for the next page; None: this is the last page.
+        cursor: The value to pass to `find` for the next page; None if this is the last page.
         was_cut: The page is short because it read as many rows as a page may read. More emails may follow.
-        recipients_since: Set if the query has a recipient or a domain, and older emails are not found by it yet: from
-            this instant on, they are.
+        recipients_since: Set if the query has a recipient or a domain, and cannot find emails that were enqueued before
+            this instant; otherwise None.
     """
 
     rows: Sequence[FoundEmail]
@@ -105,7 +105,7 @@ async def find(
     cursor: UUID | None = None,
     budget: Budget = BUDGET,
 ) -> FoundPage:
-    """A page of the emails that match. Costs about the same for every filter and every number of emails.
+    """A page of the emails that match. The cost is about the same for every filter, however many emails there are.
 
     Args:
         source: A session or a pool.
@@ -131,7 +131,7 @@ async def find(
 async def masked_recipients(source: Source, email_ids: Sequence[UUID]) -> dict[UUID, list[str]]:
     """The masked recipients of each email, such as `a•••@example.org`, in the order To, Cc, Bcc.
 
-    Leaves out emails whose content was deleted. Empty if this role may not read addresses.
+    Leaves out emails whose content was deleted. Empty if the PostgreSQL role may not read addresses.
     """
     if not await may_read_recipients(source):
         return {}
@@ -164,7 +164,7 @@ async def _criteria(source: Source, query: EmailQuery, cursor: UUID | None) -> C
 
 
 def _checks(source: Source, query: EmailQuery, wanted: Criteria, start: Start) -> list[Check]:
-    """The filters that `find_emails` does not apply. Each selects from a list of ids."""
+    """The filters that `find_emails` does not apply. Each check takes ids and returns the ids that match."""
     checks: list[Check] = []
     if (domain := wanted.domain) is not None and start is not Start.DOMAIN:
         checks.append(lambda ids: find_with_domain(source, ids, domain))
@@ -179,7 +179,7 @@ def _checks(source: Source, query: EmailQuery, wanted: Criteria, start: Start) -
 async def _find_checked(
     source: Source, wanted: Criteria, start: Start, checks: Sequence[Check], limit: int, budget: Budget
 ) -> tuple[list[FoundEmail], UUID | None]:
-    """As `find_emails`, for filters that are applied to a list of ids."""
+    """Like `find_emails`, but also applies the checks to the emails that it finds."""
     rows, below = await find_emails(source, wanted, limit=budget.most_checked, start=start, budget=budget)
     found: list[FoundEmail] = []
     for first in range(0, len(rows), budget.checked):
@@ -207,7 +207,7 @@ def _domain(text: str) -> str:
 
 
 def _senders(text: str) -> list[str]:
-    """The forms in which a sender may be stored, in lower case: as given, and with a domain as DNS has it."""
+    """The forms in which a sender may be stored, in lower case: as given, and with the domain in Punycode."""
     recipient = Recipient.parse(text)
     given = (f"@{recipient.text}" if recipient.is_domain else recipient.text).lower()
     return list(dict.fromkeys([given, normalised(given)]))

@@ -19,8 +19,8 @@ MOST_TENANTS: Final = 5_000
 async def find_ids(session: AsyncSession, tenant_id: str, names: Sequence[str]) -> tuple[UUID, ...]:
     """The ids of the emails with these ids or message keys, in the order of `names`, each id once.
 
-    If a name is the id of one email and the message key of a second email, the id counts. An id that no email has is
-    returned, too; the operator action reports it.
+    If a name is the id of one email and the message key of a second email, it counts as the id. An id is returned even
+    if no email has it: the operator's action then reports the id as unknown.
 
     Raises:
         DispatcherError: a name is not an id, and is not the message key of an email of this tenant.
@@ -41,7 +41,7 @@ async def find_by_key(session: AsyncSession, message_key: str, *, tenant_id: str
     """The ids of the emails with this message key, by tenant.
 
     Args:
-        tenant_id: Only this tenant's email; None: of all tenants, at most `MOST_TENANTS`.
+        tenant_id: The only tenant to search; None for all tenants, but at most `MOST_TENANTS`.
     """
     if tenant_id is None:
         return await find_tenants_of_key(session, message_key, most_tenants=MOST_TENANTS)

@@ -1,4 +1,4 @@
-"""Reads all figures of the Overview: one snapshot, bounded reads, shared by all who look at the same time."""
+"""Reads all figures of the Overview, with bounded reads. Simultaneous visitors share one reading."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ from dispatcher.store.providers import find_troubles
 from dispatcher.store.samples import Attempts, MinuteSample, list_samples, sum_attempts
 
 MONTH_FRESH_SECONDS: Final = 60.0
-"""The attempts per day are summed from many rows, and change little."""
+"""How long the attempts per day are kept. They are summed from many rows, and change slowly."""
 TRENDS_FRESH_SECONDS: Final = 5.0
-"""The latency, the oldest emails and the attempts per hour are read from thousands of rows."""
+"""How long the latency, the oldest emails and the attempts per hour are kept. Reading them takes thousands of rows."""
 MAX_TENANTS: Final = 256
-"""The answers of so many tenants are kept."""
+"""The most tenants whose figures are kept."""
 MINUTES: Final = 60
 DAYS: Final = 31
 _HOUR_SECONDS: Final = 3600.0
@@ -63,8 +63,10 @@ class Trends:
     """Figures that are read less often than the others.
 
     Attributes:
-        pending_seconds: The longest wait of a pending email; None if no email is pending, or if too many are.
-        due_seconds: The longest time for which an email has been due; None as above.
+        pending_seconds: The longest wait of a pending email; None if no email is pending, or if the oldest pending
+            emails are all paused.
+        due_seconds: The longest time for which an email has been due; None if no email is due, or if the oldest due
+            emails are all paused.
         latency: The latency of the newest emails; None if none was sent in the last ten minutes.
         hours: The attempts of the last 24 hours, by hour.
     """
@@ -89,10 +91,10 @@ class OverviewReader:
         self._tenants: OrderedDict[str, SharedReading[Overview]] = OrderedDict()
 
     async def get(self, tenant_id: str | None) -> Answer[Overview]:
-        """The Overview, at most about a second old.
+        """The Overview, at most about a second old, except `Trends` (five seconds) and the attempts per day (a minute).
 
         Args:
-            tenant_id: The visitor's tenant; None: it sees everything.
+            tenant_id: The visitor's tenant; None for a visitor who may see all tenants.
 
         Raises:
             DispatcherError: PostgreSQL could not be read, and no earlier answer is known.
@@ -133,10 +135,11 @@ class OverviewReader:
 async def read_overview(
     session: AsyncSession, settings: Settings, days: Sequence[Attempts], trends: Trends
 ) -> Overview:
-    """Reads all other figures from one snapshot.
+    """The Overview: reads all figures from one snapshot, except those that the caller has already read.
 
     Args:
-        days: The attempts per day.
+        days: The attempts per day of the last `DAYS` days.
+        trends: The figures that are read less often.
     """
     now = datetime.now(UTC)
     async with one_snapshot(session):
@@ -174,7 +177,7 @@ async def read_overview(
 
 
 def points_of_minutes(samples: Sequence[MinuteSample], now: datetime) -> list[Point]:
-    """The emails of each of the last `MINUTES` minutes, from the differences of samples; None where one is missing."""
+    """The emails of each of the last `MINUTES` minutes: differences of samples, or None if a sample is missing."""
     taken = {sample.minute: sample for sample in samples}
     this_minute = now.replace(second=0, microsecond=0)
     found = []
@@ -202,7 +205,7 @@ def points(attempts: Sequence[Attempts], begins: Sequence[datetime]) -> list[Poi
 
 
 def hosts_of(workers: Sequence[WorkerSeen], reports: Sequence[HostReport], settings: Settings) -> list[HostFigures]:
-    """All hosts by name, those that vanished first."""
+    """All hosts: the vanished hosts by name, then all other hosts by name."""
     longest_seconds = max(settings.alert_after_seconds, MISSED_REPORTS * settings.dlq_probe_seconds)
     last = {report.host: report for report in sorted(reports, key=lambda report: -report.age_seconds)}
     silent = {host: report.age_seconds for host, report in last.items() if report.age_seconds > longest_seconds}
@@ -227,7 +230,7 @@ def hosts_of(workers: Sequence[WorkerSeen], reports: Sequence[HostReport], setti
 
 
 def _processes(reports: Sequence[HostReport], workers: Sequence[WorkerSeen]) -> list[ProcessFigures]:
-    """The processes that a host reports, and the workers with a session or leases that it does not report."""
+    """The processes that a host reports, and workers with a session or leases that the host does not report."""
     by_pid = {_pid(worker): worker for worker in workers}
     found = []
     for report in reports:
@@ -273,7 +276,7 @@ def _providers(
     pauses: Sequence[Pause],
     hours: Sequence[Attempts],
 ) -> list[ProviderFigures]:
-    """The providers of this host's settings in their order, then those that other hosts use."""
+    """The providers of this host's settings in order, then other providers that hosts used or operators paused."""
     paused = {pause.name: pause for pause in pauses if pause.scope is PauseScope.PROVIDER}
     sent: dict[str, int] = {}
     not_sent: dict[str, int] = {}
@@ -314,7 +317,8 @@ def _lanes(settings: Settings, controls: Controls, sample: MinuteSample | None) 
 
 def _with_sample(name: str, count: BoundedCount, sample: MinuteSample) -> BoundedCount:
     """The count, or the sample's larger count if counting stopped at its limit."""
-    # A sample counts decided emails, too, so it does not replace the counts of dead letters and held emails.
+    # A sample also counts failed and held emails whose dead letters were discarded. So it does not replace the counts
+    # of dead letters and held emails.
     if not count.is_cut or name in ("dead_letters", "held"):
         return count
     return replace(count, emails=max(count.emails, sample.emails.get(name, 0)))

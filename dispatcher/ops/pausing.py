@@ -1,6 +1,6 @@
 """Operators pause and resume: everything, a lane, a tenant or a provider. For the command line and the HTTP API.
 
-All hosts follow within two seconds. Applications may enqueue meanwhile. Emails that are on the wire end as usual.
+All hosts apply a pause within two seconds. Applications may still enqueue. Emails that are on the wire are finished.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_SECONDS: Final = 366 * 86_400
 
 
 CURRENT_SECONDS: Final = 1.0
-"""How long pages show the pauses that one of them has read."""
+"""How long the pauses that one page has read are shown by all pages."""
 
 
 class NotPaused(DispatcherError):
@@ -30,11 +30,11 @@ class NotPaused(DispatcherError):
 
 
 async def pause(session: AsyncSession, scope: PauseScope, name: str, act: Act, *, seconds: float | None) -> Pause:
-    """Begins a pause. If it is in force already, it gets this end, reason and actor.
+    """Begins a pause, and returns it. A pause that is already in force gets this end, reason and actor.
 
     Args:
         name: The lane, tenant or provider; empty for `PauseScope.ALL`.
-        seconds: How long the pause lasts from now; None: until `resume`.
+        seconds: How long the pause lasts from now; None if it lasts until `resume`.
     """
     return await controls.begin_pause(session, scope, name, seconds=seconds, actor=act.actor, reason=act.reason)
 
@@ -55,7 +55,7 @@ async def resume(session: AsyncSession, scope: PauseScope, name: str, act: Act) 
 
 
 def check_target(scope: PauseScope, name: str, settings: Settings) -> str:
-    """The name of what is to be paused; empty for everything.
+    """Checks that a lane, tenant or provider can be paused, and returns its name; empty for `PauseScope.ALL`.
 
     Raises:
         ValueError: There is no such lane or provider, or no tenant can have this name. The message is a sentence.
@@ -84,11 +84,11 @@ async def list_pauses(session: AsyncSession) -> list[Pause]:
 
 
 def current_pauses() -> Cached[list[Pause]]:
-    """All pauses in force up to a second ago, so that every page can show them without a query of its own."""
+    """The pauses in force, at most a second old. Every page can show them without a query of its own."""
     return Cached(list_pauses, CURRENT_SECONDS)
 
 
 def seen_by(pauses: Sequence[Pause], tenant_id: str | None) -> list[Pause]:
-    """The pauses that operators of one tenant see: only their tenant's. None: of all tenants."""
+    """The pauses that an operator may see: with a tenant, only the pause of this tenant; with None, all pauses."""
     own = (PauseScope.TENANT, tenant_id)
     return [each for each in pauses if tenant_id is None or (each.scope, each.name) == own]

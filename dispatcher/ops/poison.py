@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 GLIMPSE_CHARACTERS: Final = 60
 _SCRUBBED_OCTETS: Final = 2000
-"""How much of a message is scrubbed. Much more than is shown: `scrub` cannot recognize an address that is cut off."""
+"""How many bytes `glimpse` scrubs. Many more than it shows, because `scrub` cannot recognise a truncated address."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ async def _repaired(session: AsyncSession, queue: str, body: bytes) -> Outgoing:
 
 
 async def _note(session: AsyncSession, action: str, act: Act, name: str, count: int) -> None:
-    """Audits the action. Call it before the removal, because a removed message could not be restored."""
+    """Audits the action. Call this before the removal, because a removed message cannot be restored."""
     await audit(session, action, actor=act.actor, reason=act.reason, detail={"poison": name, "messages": count})
 
 

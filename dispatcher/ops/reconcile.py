@@ -50,10 +50,10 @@ class Differences:
         return len(self.missing) + len(self.stale) + len(self.duplicates) + len(self.orphans)
 
     def note(self, each: DlqEntry, seen: set[UUID]) -> bool:
-        """Counts a message; returns whether it is a surplus dead letter.
+        """Counts a message; returns whether it is a surplus dead letter: stale, duplicate or orphan.
 
         Args:
-            seen: The emails with a current dead letter so far; updated.
+            seen: The emails whose current dead letter was already found. This call adds the message's email.
         """
         if each.dead_letter is None or (each.is_poison and not each.is_orphan):
             self.poison.append(poison_id(each.found.body))

@@ -251,7 +251,7 @@ async def _replay_all(session: AsyncSession, replay: Replay, note: _Note, lock_s
 
 
 async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tuple[int, int]:
-    """Goes through the remaining emails once; returns how many got an outcome, and how many were locked."""
+    """Tries each remaining email once; returns how many got an outcome, and how many were locked."""
     loop = asyncio.get_running_loop()
     pace = _Pace(session, replay.replay_id)
     next_at = loop.time()
@@ -267,11 +267,11 @@ async def _replay_free(session: AsyncSession, replay: Replay, note: _Note) -> tu
         if seconds := await pace.seconds():
             # A sweep delays the replay. The replay does not catch up, because that would cause a burst.
             next_at = max(next_at + seconds, loop.time() - seconds)
-            await _pause(session, replay.replay_id, next_at)
+            await _sleep_until(next_at, session, replay.replay_id)
     return settled, locked
 
 
-async def _pause(session: AsyncSession, replay_id: int, until: float) -> None:
+async def _sleep_until(until: float, session: AsyncSession, replay_id: int) -> None:
     """Waits until the given time of the loop's clock, or until the replay is stopped or has no email left."""
     loop = asyncio.get_running_loop()
     while (seconds := until - loop.time()) > _LONGEST_SLEEP_SECONDS:

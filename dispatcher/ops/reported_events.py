@@ -1,4 +1,4 @@
-"""How many events providers reported lately, for operators."""
+"""How many events providers reported within the last day, for operators."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dispatcher.store.operators_lists import EXAMINED_ROWS, EventCount
 
 @dataclass(frozen=True, slots=True)
 class EventCounts:
-    """How many events arrived lately.
+    """How many events arrived within the last day.
 
     Attributes:
-        is_cut: Whether more events arrived within the last day than are counted.
+        is_cut: Whether there were more events than are counted.
         since: When the oldest counted event arrived; None if there is none.
     """
 

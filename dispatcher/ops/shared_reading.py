@@ -1,4 +1,4 @@
-"""Reads a value for all viewers of a page at the same time, and keeps it while a newer one cannot be read."""
+"""Reads a value once for all viewers of a page, and keeps the last value while a newer value cannot be read."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from dispatcher.errors import DispatcherError, StoreUnavailable
 T = TypeVar("T")
 
 FRESH_SECONDS: Final = 1.0
-"""An answer that is not older is given to every viewer."""
+"""An answer of at most this age is given to every viewer, without a new read."""
 PATIENCE_SECONDS: Final = 1.0
-"""How long a viewer waits for a new answer before it gets the last one."""
+"""How long a viewer waits for a new answer before it gets the last answer."""
 ANSWER_SECONDS: Final = 8.0
 """A read without an answer after this time fails."""
 
@@ -62,7 +62,7 @@ class SharedReading(Generic[T]):
         self._reading: asyncio.Task[T] | None = None
 
     async def get(self) -> Answer[T]:
-        """The value.
+        """The value with its age. Reads the value if the last reading is too old.
 
         Raises:
             DispatcherError: The value could not be read, and no earlier value is known.
@@ -73,7 +73,7 @@ class SharedReading(Generic[T]):
             self._reading = asyncio.create_task(self._run())
             self._reading.add_done_callback(self._note_end)
         reading = self._reading
-        # The read must go on for the other callers, even if this caller leaves.
+        # `asyncio.wait` does not cancel the task if this caller is cancelled: the read continues for other callers.
         patience_seconds = None if self._last is None else self._patience_seconds
         await asyncio.wait([reading], timeout=patience_seconds)
         if not reading.done():
@@ -98,7 +98,7 @@ class SharedReading(Generic[T]):
     def _note_end(self, reading: asyncio.Task[T]) -> None:
         self._reading = None
         with suppress(asyncio.CancelledError):
-            reading.exception()  # each caller has got it
+            reading.exception()  # every caller has received the error, so asyncio must not report it again
 
     def _answer(self, fault: str | None = None) -> Answer[T]:
         assert self._last is not None

@@ -34,7 +34,7 @@ _NAMES: Final = ("recipient", "address", "email", "domain")
 
 @dataclass(frozen=True, slots=True)
 class RefusedLine:
-    """Why a line of an import was refused, without its text.
+    """Why a line of an import was refused, without the text of the line.
 
     Attributes:
         line: The line's number, from 1.
@@ -57,8 +57,8 @@ async def add(
     """Suppresses recipients. Returns how many entries are new or changed. Idempotent.
 
     Args:
-        note: For operators; scrubbed of addresses.
-        expires_at: None: never.
+        note: A note for operators, from which addresses are removed.
+        expires_at: When the entries end; None for never.
     """
     hasher = await AddressHasher.open(session)
     kept = scrub(note) or None if note else None
@@ -68,7 +68,7 @@ async def add(
 
 
 async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[Entry], act: Act) -> int:
-    """As `add`, for entries."""
+    """Like `add`, for entries that already exist as values, such as the entries of `read_entries`."""
     unique = list({entry.address_hash: entry for entry in entries}.values())
     added = 0
     for start in range(0, len(unique), BATCH):
@@ -78,7 +78,7 @@ async def add_entries(session: AsyncSession, tenant_id: str, entries: Iterable[E
 
 
 async def remove(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient], act: Act) -> int:
-    """Removes entries. Returns how many there were. The next email goes to the recipients again. Idempotent."""
+    """Removes the recipients' entries; returns how many there were. Later emails are sent to them again. Idempotent."""
     hasher = await AddressHasher.open(session)
     hashes = [hash_of(each, hasher) for each in recipients]
     return await suppressions.delete_suppressions(session, tenant_id, hashes, actor=act.actor, reason=act.reason)
@@ -100,10 +100,12 @@ async def unsubscribe(session: AsyncSession, token: str) -> bool:
 
 
 async def opt_out(source: Source, number: str, message_id: str) -> None:
-    """Suppresses a number that has answered STOP, for every tenant that has sent it an SMS. Idempotent by the message.
+    """Suppresses a number that has answered STOP, for every tenant that has sent it an SMS.
+
+    Idempotent: a second call with the same `message_id` changes nothing.
 
     Args:
-        message_id: Identifies the recipient's SMS.
+        message_id: The id of the recipient's SMS.
     """
     address_hash = (await AddressHasher.open(source)).hash(number)
     await suppressions.opt_out(source, address_hash, Recipient(number, is_domain=False).masked, message_id)
@@ -115,7 +117,7 @@ async def opt_in(source: Source, number: str, message_id: str) -> None:
 
 
 async def find(session: AsyncSession, tenant_id: str, recipient: Recipient) -> list[Suppression]:
-    """The entries that suppress an address, of the address and of its domain; for a domain, only its own."""
+    """The entries that suppress a recipient: the recipient's own entry; for an address, also its domain's entry."""
     hasher = await AddressHasher.open(session)
     hashes = [hash_of(recipient, hasher), hasher.hash_domain(recipient.text)]
     return await suppressions.list_suppressions(session, tenant_id, address_hashes=hashes, limit=len(hashes))
@@ -130,7 +132,7 @@ async def list_entries(
     before: Cursor | None = None,
     limit: int,
 ) -> ListPage[Suppression]:
-    """A page of a tenant's entries, newest first. A page may be empty although `next` continues.
+    """A page of a tenant's entries, newest first. A page may be empty although more entries follow (`next` is set).
 
     Raises:
         ValueError: `before` is the cursor of another list. The message is a predicate.
@@ -152,7 +154,7 @@ async def export(session: AsyncSession, tenant_id: str) -> AsyncIterator[Suppres
 async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequence[Recipient]) -> list[UUID]:
     """The failed emails to these recipients that were not sent because all their recipients were suppressed.
 
-    Oldest first. Each can be replayed. An email that was sent without one of these recipients is not among them.
+    Oldest first. Each can be replayed. Emails that were sent to their other recipients are not included.
     """
     hasher = await AddressHasher.open(session)
     wanted = {hash_of(each, hasher) for each in recipients}
@@ -173,7 +175,7 @@ def read_entries(
     """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines and repeated headings.
 
     Args:
-        reason: For lines that do not say why.
+        reason: The reason for lines without a `kind`.
     """
     reader = csv.reader(lines)
     names: list[str] | None = None
@@ -238,7 +240,7 @@ def _hash(text: str) -> bytes:
 
 
 def scrub_masked(text: str) -> str:
-    """A masked recipient from an export. A whole address in its place is masked, and any other text is left out."""
+    """Returns the masked recipient of an export unchanged. Masks a whole address; replaces any other text by `•••`."""
     try:
         return text if _MASKED.fullmatch(text) and text.isprintable() else Recipient.parse(text).masked
     except InvalidEmail:

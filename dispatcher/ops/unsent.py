@@ -21,7 +21,7 @@ from dispatcher.store.connections import AsyncSession
 from dispatcher.store.unsent import Decision
 
 BATCH: Final = 500
-"""Emails per commit: a worker waits for such a commit if it leases one of these emails."""
+"""Emails per commit. Bounds the time for which a worker that leases one of these emails waits for the commit."""
 
 SAMPLE: Final = 5
 """How many ids a preview shows per status."""
@@ -37,8 +37,8 @@ class Change(StrEnum):
     ALREADY_CANCELLED = "already_cancelled"
     """Nothing changed: the email was cancelled before, or has expired."""
     TOO_LATE = "too_late"
-    """Nothing changed: a worker has leased the email, it is sent, failed or held, or a provider proves that it is
-    sent."""
+    """Nothing changed: the email is leased, sent, failed or held, or an event has proven that a provider accepted the
+    email. For a reschedule, also: the email is cancelled."""
     EXPIRES_FIRST = "expires_first"
     """Nothing changed: the email expires before the new time."""
     LOCKED = "locked"
@@ -49,7 +49,11 @@ class Change(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """The result for one email, with the status that decided it; None if the email is unknown or locked."""
+    """The result for one email.
+
+    Attributes:
+        status: The status that decided the result; None if the email is unknown or locked.
+    """
 
     email_id: UUID
     change: Change
@@ -74,7 +78,7 @@ async def cancel(
 async def reschedule(
     session: AsyncSession, email_ids: Collection[UUID], send_at: datetime, act: Act, *, tenant_id: str | None = None
 ) -> list[Changed]:
-    """As `cancel`, but lets the emails wait until `send_at`. A time that has passed means at once."""
+    """Like `cancel`, but lets the emails wait until `send_at`. With a past time, they become due immediately."""
     decided = await unsent.reschedule_emails(
         session, email_ids, send_at, tenant_id=tenant_id, actor=act.actor, reason=act.reason
     )
@@ -109,7 +113,7 @@ async def change_all(
 
 
 async def _change_free(session: AsyncSession, email_ids: Sequence[UUID], change: ChangeMany) -> list[Changed]:
-    """Halves a batch until its locked emails are found, so that these do not prevent the change of the others."""
+    """Changes a batch. If rows are locked, halves the batch until they are found, so that all other emails change."""
     try:
         return await change(session, email_ids)
     except StoreBusy:

@@ -37,7 +37,7 @@ class UnknownWebhook(DispatcherError):
 
 
 class TooManyWebhooks(DispatcherError):
-    """The database already has as many webhooks as it may have."""
+    """The tenant already has `MAX_WEBHOOKS` webhooks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _is_public(host: str) -> bool:
     try:
         return is_public(ip_address(host.partition("%")[0]))
     except ValueError:
-        return True  # a name
+        return True  # a host name, which is resolved and checked before each post
 
 
 async def list_webhooks(session: AsyncSession, tenant_id: str | None = None) -> list[Webhook]:
@@ -106,7 +106,11 @@ async def list_webhooks(session: AsyncSession, tenant_id: str | None = None) -> 
 
 
 async def find(session: AsyncSession, webhook_id: int, tenant_id: str | None) -> Webhook | None:
-    """The webhook with this number; None if there is none, or if it is not of this tenant (None: any tenant)."""
+    """The webhook with this number; None if there is none.
+
+    Args:
+        tenant_id: Find the webhook only if it belongs to this tenant; None for any tenant.
+    """
     return next(iter(await store.list_webhooks(session, tenant_id=tenant_id, webhook_id=webhook_id)), None)
 
 
@@ -126,7 +130,7 @@ async def add(
         tenant_id: The tenant whose events the webhook gets; None for all tenants.
 
     Raises:
-        TooManyWebhooks: The tenant has `MAX_WEBHOOKS`.
+        TooManyWebhooks: The tenant already has `MAX_WEBHOOKS` webhooks.
     """
     secret = new_secret()
     webhook_id = await store.insert_webhook(
@@ -141,7 +145,7 @@ async def add(
 
 
 async def remove(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Removes a webhook and everything that it still had to deliver.
+    """Removes a webhook. Events that it has not delivered yet are never posted.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -163,7 +167,7 @@ async def rotate(session: AsyncSession, webhook_id: int, act: Act) -> str:
 
 
 async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Makes a webhook active, and posts what it waits for now. Idempotent.
+    """Makes a webhook active, so that the monitor posts its waiting events immediately. Idempotent.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -173,7 +177,7 @@ async def enable(session: AsyncSession, webhook_id: int, act: Act) -> None:
 
 
 async def disable(session: AsyncSession, webhook_id: int, act: Act) -> None:
-    """Posts nothing to a webhook until `enable`. Its events wait, as long as events are kept. Idempotent.
+    """Disables a webhook: nothing is posted to it until `enable`. Events wait as long as they are kept. Idempotent.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -194,7 +198,7 @@ async def replay(session: AsyncSession, webhook_id: int, since: datetime, act: A
 
 @dataclass(frozen=True, slots=True)
 class TestTarget:
-    """What a test of a webhook needs."""
+    """The number, URL and secrets of a webhook, for `post_test`."""
 
     __test__ = False
 
@@ -204,7 +208,7 @@ class TestTarget:
 
 
 async def find_test_target(source: Source, webhook_id: int) -> TestTarget:
-    """What `post_test` needs.
+    """Reads the target for `post_test` from the database.
 
     Raises:
         UnknownWebhook: There is no such webhook.
@@ -226,7 +230,7 @@ async def test(source: Source, webhook_id: int, settings: Settings) -> TestResul
 
 
 async def post_test(target: TestTarget, settings: Settings) -> TestResult:
-    """As `test`, without the database: the receiver may take several seconds.
+    """Like `test`, but uses no database session, because the receiver may take several seconds to answer.
 
     Raises:
         ConfigurationError: The CA file is not usable.
