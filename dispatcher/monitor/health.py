@@ -82,8 +82,8 @@ class Health:
     def _providers(self) -> str | None:
         """Fails if the circuit breakers of all providers are open in all workers of this host that have reported.
 
-        Ignores providers that an operator paused.
-        A half-open breaker counts as open: a probe is running, which happens after each wait and may take long.
+        Ignores providers that an operator paused. A half-open breaker counts as open: it waits for the answer to a
+        probe, which may take long.
         """
         paused = self._paused_providers
         states = self._processes.values_of(metrics.BREAKERS).items()

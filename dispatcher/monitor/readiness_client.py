@@ -13,7 +13,7 @@ from dispatcher.domain.text import printable
 
 ASK_SECONDS: Final = 1.0
 MAX_OCTETS: Final = 65536
-_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where a monitor may listen
+_ANYWHERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - a monitor may listen on all addresses
 
 
 async def fetch_unready(listener: Listener) -> str | None:

@@ -48,12 +48,12 @@ CURRENT: Final = ServerGauge(
 )
 OLDEST_PENDING: Final = ServerGauge(
     "dispatcher_oldest_pending_seconds",
-    "The longest time that a pending email has waited since it could first be sent, without what an operator paused; 0 "
-    "if no email is pending.",
+    "The longest time that a pending email has waited since it could first be sent. Leaves out emails that an operator "
+    "paused. 0 if no email is pending.",
 )
 RELAY_LAG: Final = ServerGauge(
     "dispatcher_relay_lag_seconds",
-    "The longest time that a message has been due and is not yet published; 0 if none is due.",
+    "How long ago the oldest due email became due. Leaves out emails that an operator paused. 0 if no email is due.",
 )
 SENT_LAST_HOUR: Final = ServerGauge("dispatcher_sent_last_hour_emails", "Emails sent in the last hour, approximately.")
 SENT_LAST_DAY: Final = ServerGauge(
@@ -61,12 +61,12 @@ SENT_LAST_DAY: Final = ServerGauge(
 )
 WEBHOOK_LAG: Final = ServerGauge(
     "dispatcher_webhook_lag_seconds",
-    "How long the oldest event has waited that an active webhook has not delivered, by the webhook's number.",
+    "How long the oldest undelivered event of an active webhook has waited, by the webhook's number.",
     ("webhook",),
 )
 PAUSED: Final = ServerGauge(
     "dispatcher_active_pauses",
-    "Pauses of operators that are in force, by scope: all, lane, tenant, provider.",
+    "Operators' pauses that are in force, by scope: all, lane, tenant, provider.",
     ("scope",),
 )
 QUEUES: Final = ServerGauge(

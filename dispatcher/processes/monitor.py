@@ -39,7 +39,8 @@ from dispatcher.telemetry import log, metric_files
 from dispatcher.transport.signed_post import trusting_context
 
 IDLE_MARGIN_SECONDS: Final = 30.0
-"""In addition to two probe intervals. PostgreSQL ends a session that is idle for longer: another monitor alerts."""
+"""PostgreSQL ends the session of the alerting monitor if it is idle for longer than two probe intervals plus this time.
+Another monitor then alerts."""
 
 
 def run_monitor(settings: Settings, context: ChildContext) -> int:
@@ -57,7 +58,8 @@ async def _monitor(settings: Settings, context: ChildContext) -> None:
     pool = make_pool(settings.database_url, name="dispatcher monitor", size=1)
     # Do not wait for a connection: the monitor must run and alert even while PostgreSQL is unreachable.
     await pool.open()
-    # The name is the same after a restart. It includes the run directory, because a host may have several.
+    # The name is the same after a restart. It includes the run directory, because several monitors may run on a host,
+    # each with its own run directory.
     holder = f"{settings.host_name}:{sha256(str(settings.run_dir).encode()).hexdigest()[:8]}"
     alert_store = AlertStore(
         settings.database_url,
@@ -113,12 +115,12 @@ def _event_sources(settings: Settings, pool: Pool) -> Iterator[Task]:
 
 def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
     """The DLQ probe, and one alert sender per channel. The log is also a channel."""
-    book = AlertState(store)
-    watch = AlertChecks(
+    state = AlertState(store)
+    checks = AlertChecks(
         settings.dlq,
         depth_of_dlq(settings),
         store,
-        book,
+        state,
         host=settings.host_name,
         interval_seconds=settings.dlq_probe_seconds,
         after_seconds=settings.alert_after_seconds,
@@ -126,8 +128,8 @@ def _alerting(settings: Settings, store: AlertStore) -> Sequence[Task]:
         providers=settings.providers,
     )
     reminder_seconds = settings.alert_reminder_seconds
-    announcers = [
-        AlertSender(channel, watch, book, reminder_seconds=reminder_seconds)
+    senders = [
+        AlertSender(channel, checks, state, reminder_seconds=reminder_seconds)
         for channel in (LogChannel(), *channels_of(settings))
     ]
-    return [Periodic(watch), *announcers]
+    return [Periodic(checks), *senders]

@@ -32,7 +32,7 @@ LAST_ROUND_SECONDS: Final = 3.0
 """The time limit of the last round, which publishes emails that the exiting workers made due. The next relay publishes
 the rest."""
 CLOSE_SECONDS: Final = 1.0
-"""The longest wait to close the connection to a hanging RabbitMQ. By then, a message is confirmed or still due."""
+"""The longest wait for the connection to close if RabbitMQ hangs. Each message is then confirmed, or still due."""
 
 
 def run_relay(settings: Settings, context: ChildContext) -> int:

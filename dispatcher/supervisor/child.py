@@ -57,7 +57,7 @@ def run_child(title: str, entry: Entry, context: ChildContext, parent: int) -> N
 
 
 def _print(title: str, error: BaseException, *, is_up: bool) -> None:
-    """Prints an error that an operator can fix as text, and any other error with a traceback, because it is our bug."""
+    """Prints errors that an operator can fix as text. Prints all others with a traceback, because they are our bugs."""
     if isinstance(error, ConfigurationError):
         print(*(f"{title}: {mistake}" for mistake in error.mistakes), sep="\n", file=sys.stderr)
     elif isinstance(error, DispatcherError | OSError) and not is_up:

@@ -14,10 +14,10 @@ from dispatcher.supervisor.supervised import Process
 
 CHECK_SECONDS: Final = 1.0
 BOOT_SECONDS: Final = 60.0
-"""A process may be silent at least this long before its first heartbeat: nothing can be lost yet, and a loaded host may
-be slow."""
+"""The shortest limit for the first heartbeat of a process, because a start may take long on a loaded host. Until then,
+the process has no emails that could be lost."""
 ABORT_SECONDS: Final = 2.0
-"""Time for the traceback of all threads, before SIGKILL."""
+"""The time that a hung process has to print the traceback of all its threads, before SIGKILL."""
 
 
 class HangWatch:

@@ -1,4 +1,4 @@
-"""Checks before the first fork that the settings work, and that tables and queues fit this release.
+"""The checks before the first fork: whether the settings work, and whether tables and queues fit this release.
 
 The start waits for unreachable servers, because a host often starts before its servers. Errors that waiting cannot fix
 end the start; the exception lists all of them.

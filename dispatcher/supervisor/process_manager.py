@@ -18,7 +18,7 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 DRAIN_MARGIN_SECONDS: Final = 5.0
-"""Added to the drain time that each worker observes itself. In this time, the worker can still record results."""
+"""How long a worker may run after its own drain deadline, to record the last results, before the parent kills it."""
 STOP_LAST_SECONDS: Final = 10.0
 """Time for the roles that stop last. Longer than the sum of the relay's deadlines: for its last round, and for closing
 its connections if RabbitMQ and PostgreSQL do not answer."""
@@ -87,7 +87,7 @@ class ProcessManager:
 
     @property
     def due_at(self) -> float | None:
-        """The time of the next start or kill; None if only a signal can require action."""
+        """The time of the next start or kill; None if none is planned, so that the parent acts only on signals."""
         due = [process.start_at for process in self.processes if process.start_at is not None]
         due += [process.kill_at for process in self.processes if process.kill_at is not None]
         return min(due, default=None)
@@ -128,7 +128,7 @@ class ProcessManager:
         self._log.info("process.started", role=process.name, pid=pid)
 
     def stop(self, process: Process, ending: Ending) -> None:
-        """Stops a process, for the given reason. After a reload, it restarts if its role has exactly one process."""
+        """Stops a process, for the given reason. After a reload, the process restarts if its role has only one."""
         process.ending = ending
         process.process_slot.note_ending()
         if process.pid is None:
