@@ -10,6 +10,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_json
 from dispatcher.cli.table import Styled, Table
 from dispatcher.errors import ConfigurationError
@@ -41,7 +42,7 @@ def command() -> None:
 
 
 @command.command("test", short_help="Send a test alert through every channel.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the result for every channel.")
+@json_option("Print one line of JSON: the result for every channel.")
 def test(as_json: bool) -> int:
     """Send a test alert through every configured channel, and show each result.
 

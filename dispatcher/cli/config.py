@@ -12,6 +12,7 @@ import click
 from dispatcher.cli.environment import examine_settings, unknown_variables, warnings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.masking import MASK, masked, without_login, without_path
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Styled, Table
 from dispatcher.config import Origin, Setting, every_setting, suspicious_settings
@@ -39,7 +40,7 @@ class ShownSetting:
 
 
 @click.command("config")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: settings, mistakes, unknown variables.")
+@json_option("Print one line of JSON: settings, mistakes, unknown variables.")
 @click.option("--example", is_flag=True, help="Print a template for an env file, with an explanation of every setting.")
 def command(as_json: bool, example: bool) -> int:
     """Show every setting: variable, value, source, default. Secrets are masked, and so are passwords in URLs.

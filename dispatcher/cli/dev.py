@@ -12,6 +12,7 @@ import click
 
 from dispatcher.cli.environment import DEV_PREFIX
 from dispatcher.cli.exits import Exit, end_by_sigterm
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import Table
 
@@ -46,7 +47,7 @@ def command() -> None:
 
 @command.command("up", short_help="Start the servers, and print the settings that use them.")
 @_folder_option
-@click.option("--json", "as_json", is_flag=True, help="Print the settings as one line of JSON, not as `export` lines.")
+@json_option("Print the settings as one line of JSON, not as `export` lines.")
 def up(folder: Path, as_json: bool) -> int:
     """Start the servers, leave them running, and print the settings that use them.
 
@@ -98,7 +99,7 @@ def down(folder: Path) -> int:
 
 @command.command("status", short_help="Show which servers are running.")
 @_folder_option
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@json_option()
 def status(folder: Path, as_json: bool) -> int:
     """Show which servers are running, their process ids, and the folder of their logs.
 

@@ -13,7 +13,7 @@ import orjson
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import Age, Instant
-from dispatcher.cli.options import known_lane
+from dispatcher.cli.options import json_option, known_lane
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.domain.email import Email
 from dispatcher.domain.email_rules import shown
@@ -89,7 +89,7 @@ _File: Final = click.Path(exists=True, dir_okay=False, allow_dash=True, path_typ
     help="Like --expires-at, but as a length of time from now, or from --send-at: such as 10m or 2h.",
 )
 @click.option("--lane", help="The lane, such as urgent.  [default: by the sender's rule, or normal]")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON.")
+@json_option()
 def command(file: BinaryIO | None, *, is_sms: bool, as_json: bool, **options: Any) -> int:
     """Enqueue one email, or a file of emails with --file. `dispatcher run` sends them.
 

@@ -10,6 +10,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.errors import ConfigurationError, DispatcherError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @click.command("init")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: the changes and faults of each server.")
+@json_option("Print one line of JSON: the changes and faults of each server.")
 def command(as_json: bool) -> int:
     """Create or update the tables and the queues. Run it at every deployment; it is safe to repeat.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -74,7 +74,7 @@ def command(scope: str, name: str | None, seconds: float | None, act: Act | None
         "pause", lambda session: pausing.pause(session, found, target, act, seconds=seconds), settings
     )
     if as_json:
-        print_json(_document(pause))
+        print_json(asdict(pause))
     else:
         end = _time(pause) if pause.until else f"`dispatcher resume {scope}{f' {target}' if target else ''}`"
         say(f"Paused {pause.subject} until {end}. All hosts apply this within two seconds.")
@@ -136,7 +136,7 @@ def _list(settings: Settings, *, as_json: bool) -> int:
 
     pauses = run_with_session("pause", list_pauses, settings)
     if as_json:
-        print_json([_document(pause) for pause in pauses])
+        print_json([asdict(pause) for pause in pauses])
         return Exit.DONE
     if not pauses:
         say("Nothing is paused.")
@@ -151,7 +151,3 @@ def _list(settings: Settings, *, as_json: bool) -> int:
 def _time(pause: Pause) -> str:
     assert pause.until is not None
     return f"{pause.until.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _document(pause: Pause) -> dict[str, Any]:
-    return asdict(pause)

@@ -10,6 +10,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import counted, print_data, print_json, say
 from dispatcher.cli.sessions import run_with_session
 from dispatcher.errors import DispatcherError
@@ -24,9 +25,7 @@ WAIT_SECONDS: Final = 10.0
 
 @click.command("prune")
 @click.option("--dry-run", is_flag=True, help="Only list the partitions that would be dropped.")
-@click.option(
-    "--json", "as_json", is_flag=True, help="Print one line of JSON: dropped partitions, counts by kind, failures."
-)
+@json_option("Print one line of JSON: dropped partitions, counts by kind, failures.")
 def command(dry_run: bool, as_json: bool) -> int:
     """Delete old data: first the content of emails, then the emails, then their message keys and the audit log.
 

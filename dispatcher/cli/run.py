@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from dispatcher.cli.config import RUN_NEEDS
 from dispatcher.cli.env_file import current_env_file
 from dispatcher.cli.environment import load_settings, read_settings
 from dispatcher.cli.exits import Exit
@@ -21,7 +22,6 @@ from dispatcher.config import Settings, every_setting, suspicious_settings
 if TYPE_CHECKING:
     from dispatcher.supervisor.supervised import Role
 
-_NEEDED: Final = ("database_url", "amqp_url", "providers")
 _ONLY_AT_START: Final = (
     "database_schema",
     "run_dir",
@@ -80,7 +80,7 @@ def command(workers: int | None) -> int:
     """
     _block_reload_signals()
     with log_startup_errors():
-        settings = load_settings(*_NEEDED)
+        settings = load_settings(*RUN_NEEDS)
         signal.signal(signal.SIGTERM, _request_stop)
         try:
             return _run(replace(settings, workers=workers or settings.workers), workers)
@@ -135,7 +135,7 @@ def _load_again(settings: Settings, workers: int | None) -> Settings:
 
     file = current_env_file()
     with file.read_again() if file else nullcontext():
-        found = _with_metrics_dir(read_settings(*_NEEDED))
+        found = _with_metrics_dir(read_settings(*RUN_NEEDS))
     log.configure(found.log_level, found.log_format)
     kept = {name: getattr(_with_metrics_dir(settings), name) for name in _ONLY_AT_START}
     found = replace(found, workers=workers or found.workers)

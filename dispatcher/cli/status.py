@@ -13,7 +13,7 @@ import click
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
 from dispatcher.cli.filter_options import Age
-from dispatcher.cli.options import Number
+from dispatcher.cli.options import Number, json_option
 from dispatcher.cli.output import print_data, print_json, say
 from dispatcher.cli.table import columns_of, in_style, is_coloured, is_redrawable
 from dispatcher.domain.text import printable
@@ -28,7 +28,7 @@ _WATCH_SECONDS: Final = 2.0
 
 
 @click.command("status")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON; with --watch, one line per refresh.")
+@json_option("Print one line of JSON; with --watch, one line per refresh.")
 @click.option(
     "--watch",
     "watch_seconds",

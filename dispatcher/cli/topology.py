@@ -10,6 +10,7 @@ import click
 
 from dispatcher.cli.environment import load_settings
 from dispatcher.cli.exits import Exit
+from dispatcher.cli.options import json_option
 from dispatcher.cli.output import print_data, print_json
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def command() -> None:
 
 @command.command("users", short_help="Print rabbitmqctl commands for least-privilege users.")
 @click.option("--prefix", default="dispatcher_", show_default=True, help="Prefix for the users' names.")
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every user with its permissions.")
+@json_option("Print one line of JSON: every user with its permissions.")
 def users(prefix: str, as_json: bool) -> int:
     """Print rabbitmqctl commands that create users with the least privileges they need.
 
@@ -76,7 +77,7 @@ def users(prefix: str, as_json: bool) -> int:
 @click.option(
     "--reader", default="dispatcher_reader", show_default=True, metavar="ROLE", help="The role that only reads."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one line of JSON: every role with its statements.")
+@json_option("Print one line of JSON: every role with its statements.")
 def grants(as_json: bool, **names: str) -> int:
     """Print GRANT statements that give three PostgreSQL roles the least privileges they need.
 
