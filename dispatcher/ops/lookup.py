@@ -51,7 +51,7 @@ Check = Callable[[Sequence[UUID]], Awaitable[set[UUID]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmailQuery:
-    """The filters of a search. An email must match every field that is not None. Do not log it: it contains addresses.
+    """The filters of a search. An email must match each field that is not None. Do not log it: it contains addresses.
 
     Attributes:
         recipient: An address in To, Cc or Bcc, with or without a display name; case does not matter.

@@ -53,7 +53,7 @@ class Differences:
         """Counts a message; returns whether it is a surplus dead letter: stale, duplicate or orphan.
 
         Args:
-            seen: The emails whose current dead letter was already found. This call adds the message's email.
+            seen: Emails whose current dead letter was already found. Adds the email of a current dead letter.
         """
         if each.dead_letter is None or (each.is_poison and not each.is_orphan):
             self.poison.append(poison_id(each.found.body))

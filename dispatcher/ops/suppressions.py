@@ -172,7 +172,7 @@ async def find_stopped(session: AsyncSession, tenant_id: str, recipients: Sequen
 def read_entries(
     lines: Iterable[str], hasher: AddressHasher, *, reason: SuppressionReason = SuppressionReason.MANUAL
 ) -> Iterator[Entry | RefusedLine]:
-    """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines and repeated headings.
+    """Reads a CSV file with a heading, or one address or domain per line. Ignores blank lines.
 
     Args:
         reason: The reason for lines without a `kind`.
