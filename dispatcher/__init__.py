@@ -1,6 +1,6 @@
-"""Email Dispatcher: enqueue transactional email in your own PostgreSQL transaction; a service sends it as promised.
+"""Email Dispatcher: an application enqueues emails in its own PostgreSQL transaction, and a service sends them.
 
-Applications need only the names in `__all__`; everything else implements the service.
+Applications need only the names in `__all__`. All other modules implement the service.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
     "enqueue_many_async",
 ]
 
-_HOMES: Final = {
+_MODULES: Final = {
     "domain.email": ("Email",),
     "domain.outgoing": ("Attachment",),
     "domain.sms": ("Sms",),
@@ -55,13 +55,13 @@ _HOMES: Final = {
     "producers": ("Acceptance", "Enqueued", "enqueue", "enqueue_async", "enqueue_many", "enqueue_many_async"),
 }
 
-if not TYPE_CHECKING:  # a type checker would accept any name
+if not TYPE_CHECKING:  # With this function, a type checker would accept any name.
 
     def __getattr__(name: str) -> object:
-        """Loads a public name on first use. Every process imports this package, and most use none of these names."""
-        for home, names in _HOMES.items():
+        """Imports a public name on first use. Most processes use none of them, so an earlier import would cost time."""
+        for module, names in _MODULES.items():
             if name in names:
-                return globals().setdefault(name, getattr(import_module(f"{__name__}.{home}"), name))
+                return globals().setdefault(name, getattr(import_module(f"{__name__}.{module}"), name))
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,4 +1,4 @@
-"""`python -m dispatcher`: the same as `dispatcher`."""
+"""`python -m dispatcher` runs the same command line as `dispatcher`."""
 
 import sys
 

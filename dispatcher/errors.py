@@ -1,4 +1,4 @@
-"""The exceptions: what broke. What a provider says about an email is a value instead (`domain.outcome`).
+"""The exceptions of this package. A provider's answer about an email is not an exception (see `domain.outcome`).
 
     DispatcherError               any error that we raise on purpose; the command line prints it without a traceback
     ├── ConfigurationError        settings are missing or malformed; lists every mistake; exit code 78
@@ -20,7 +20,7 @@
     ├── TopologyError             RabbitMQ's queues or exchanges are missing or differ from what we need
     └── ProviderFault             the provider cannot be used for any email: account, credentials, set-up
 
-An adapter translates foreign exceptions into these where they enter, with `raise … from`.
+The module that calls a library translates the library's exceptions into these, with `raise … from`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ class DispatcherError(Exception):
 
     Attributes:
         message: One sentence that says what is wrong, without private data.
-        remedy: What to do about it; None if the message already says so.
-        public: A text for callers and /readyz, if the message contains hosts or users; else None.
+        remedy: What to do about the error; None if the message already says so.
+        public: What callers of the HTTP API and /readyz get instead of the message, if the message names hosts or
+            users; otherwise None.
     """
 
     public: str | None = None
@@ -66,7 +67,7 @@ class InvalidEmail(DispatcherError):
     Attributes:
         field: The argument's name, such as `sender`, `to[1]` or `attachments[0].content`; for an email from JSON, the
             field's name, such as `from`.
-        reason: Why, without the field's value, which may be private.
+        reason: Why the field is not valid. Never contains the field's value, because the value may be private.
     """
 
     def __init__(self, field: str, reason: str) -> None:
@@ -79,7 +80,7 @@ class MessageKeyConflict(DispatcherError):
     """The message key was enqueued before with a different payload. Nothing was stored.
 
     Attributes:
-        email_id: The email that was enqueued with the key first.
+        email_id: The id of the email that was first enqueued with this key.
     """
 
     def __init__(self, tenant_id: str, message_key: str, email_id: str) -> None:
@@ -97,7 +98,7 @@ class UnusableConnection(DispatcherError):
 
 
 class InvalidPointer(DispatcherError):
-    """A message is not a pointer to an email. It belongs on the DLQ."""
+    """The body of a RabbitMQ message is not valid: it is neither a pointer to emails nor a dead letter."""
 
 
 class ServerUnavailable(DispatcherError):
@@ -105,7 +106,7 @@ class ServerUnavailable(DispatcherError):
 
 
 class StoreUnavailable(ServerUnavailable):
-    """PostgreSQL is unreachable, or ended our session."""
+    """PostgreSQL is unreachable, or has ended our session."""
 
     public = "PostgreSQL is not available. The log has details."
 
@@ -119,7 +120,7 @@ class StoreTooSlow(StoreUnavailable):
 
 
 class StoreRefused(StoreUnavailable):
-    """PostgreSQL refuses the connection. A setting of the dispatcher or of the server has to be corrected."""
+    """PostgreSQL refuses the connection until an operator corrects a setting of the dispatcher or of PostgreSQL."""
 
     public = (
         "PostgreSQL refuses the user, the password or the database in DISPATCHER_DATABASE_URL. The log has details."
@@ -127,7 +128,7 @@ class StoreRefused(StoreUnavailable):
 
 
 class AnswerTooLarge(StoreUnavailable):
-    """The process lacks memory for PostgreSQL's response. PostgreSQL may have executed the statement."""
+    """The process has too little memory for PostgreSQL's response. PostgreSQL may have executed the statement."""
 
 
 class BrokerUnavailable(ServerUnavailable):
@@ -137,7 +138,7 @@ class BrokerUnavailable(ServerUnavailable):
 
 
 class BrokerRefused(BrokerUnavailable):
-    """RabbitMQ refuses the connection. A setting of the dispatcher or of the server has to be corrected."""
+    """RabbitMQ refuses the connection until an operator corrects a setting of the dispatcher or of RabbitMQ."""
 
     public = "RabbitMQ refuses the user, the password or the virtual host in DISPATCHER_AMQP_URL. The log has details."
 
@@ -145,16 +146,16 @@ class BrokerRefused(BrokerUnavailable):
 class StatementRefused(DispatcherError):
     """PostgreSQL cannot execute this statement because of a damaged row, a trigger, a value, or a bug of ours.
 
-    The same statement without the row at fault succeeds (see `store.bisection`).
+    If a single row is the cause, the same statement succeeds without that row (see `store.bisection`).
     """
 
 
 class ValueRefused(StatementRefused):
-    """PostgreSQL cannot store a value of the statement. The same call never succeeds."""
+    """PostgreSQL cannot store a value of the statement. A second call with the same value fails, too."""
 
 
 class SchemaError(DispatcherError):
-    """The tables are not those of this release."""
+    """The database's tables are missing, or do not match this release of the dispatcher."""
 
 
 class TopologyError(DispatcherError):
@@ -162,7 +163,7 @@ class TopologyError(DispatcherError):
 
 
 class ProviderFault(DispatcherError):
-    """The provider cannot be used for any email. The email's attempt does not count.
+    """The provider cannot be used for any email, for example because of its credentials. The attempt does not count.
 
     Attributes:
         provider: The provider's name.

@@ -48,11 +48,11 @@ if TYPE_CHECKING:
 BATCH_EMAILS: Final = 500
 """Emails per statement. Larger batches are not faster, but use more memory."""
 BATCH_OCTETS: Final = 16 * 1024 * 1024
-"""Bytes of bodies and attachments per statement, unless a single email has more. PostgreSQL ends a session that sends a
-statement of half a gigabyte."""
+"""Limit for the bytes of bodies and attachments per statement. A single larger email gets a statement of its own.
+PostgreSQL ends the session if a statement has half a gigabyte."""
 
 ALREADY_EXPIRED: Final = "is in the past by PostgreSQL's clock; set a later time, or do not send this email"
-"""Why an email with a new key is refused."""
+"""The reason of `InvalidEmail` if a new email's `expires_at` has passed."""
 
 
 class Acceptance(StrEnum):
@@ -70,13 +70,13 @@ class Acceptance(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Enqueued:
-    """The result for one email.
+    """The result of enqueueing one email.
 
     Attributes:
-        warnings: What the caller should know about a valid message, such as an SMS that takes more segments because of
-            one character.
-        email_id: The new email if it was accepted; if it had expired, an unused id; otherwise the earlier email with
-            the same key.
+        email_id: The new email's id, if the email was accepted. An unused id, if the email has expired. Otherwise the
+            id of the earlier email with the same key.
+        warnings: Sentences that the caller should read although the email is valid: for example, that one character
+            increases the number of an SMS's segments.
     """
 
     email_id: UUID
@@ -90,7 +90,7 @@ def enqueue(connection: CallersConnection, email: Message, *, traceparent: str |
 
     Args:
         connection: A psycopg connection, Django's `connection`, or SQLAlchemy's Connection or Session.
-        traceparent: W3C trace context, which is added to the message and to log events.
+        traceparent: A W3C trace context. The dispatcher adds it to the RabbitMQ message and to log events.
 
     Raises:
         InvalidEmail: the email's `expires_at` has passed, and the key is new.
@@ -111,9 +111,9 @@ def enqueue_many(
 ) -> list[Enqueued]:
     """Enqueues emails in the connection's transaction, up to `BATCH_EMAILS` per statement.
 
-    In autocommit mode (such as Django's outside `atomic()`) the call is its own transaction: it stores all emails or
-    none, and they stay stored if later code fails. With `report_conflicts`, each batch is its own transaction, so a
-    file of any size can be enqueued.
+    If the connection is in autocommit mode (as Django's is outside `atomic()`), the call is its own transaction: it
+    stores all emails or none, and the emails stay stored if the caller's later code fails. With `report_conflicts`,
+    each batch is its own transaction instead, so a file of any size can be enqueued.
 
     Args:
         report_conflicts: Do not raise `MessageKeyConflict` or `InvalidEmail`: return `Acceptance.CONFLICT` or
@@ -125,7 +125,7 @@ def enqueue_many(
     Raises:
         MessageKeyConflict: a key was enqueued before with a different payload, and `report_conflicts` is off. Roll the
             transaction back: it may contain other emails of the call.
-        InvalidEmail: an email has expired, its key is new, and `report_conflicts` is off. Roll back, too.
+        InvalidEmail: an email has expired, its key is new, and `report_conflicts` is off. Roll the transaction back.
         UnusableConnection, SchemaError: see `enqueue`.
     """
     answers: list[Enqueued] = []
@@ -199,10 +199,10 @@ def _octets(email: Message) -> int:
 
 
 def _is_one_statement(emails: Iterable[Message]) -> bool:
-    """Whether one statement stores all emails, so that autocommit needs no explicit transaction.
+    """Whether a single statement stores all emails, so the call needs no explicit transaction in autocommit mode.
 
-    Matters only in autocommit mode. In other modes psycopg's `transaction()` would commit the caller's transaction if
-    the caller has executed no statement in it.
+    Outside autocommit mode, the call must not begin a transaction. If the caller has executed no statement yet,
+    psycopg's `transaction()` would commit the caller's own transaction.
     """
     return isinstance(emails, list) and len(emails) == 1 and not emails[0].attachments
 
@@ -234,7 +234,7 @@ def _answers(
 
 
 def _tuples(_cursor: object) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
-    """A psycopg row factory for plain tuples, because the caller's connection may have a different row factory."""
+    """A psycopg row factory that returns tuples. The caller's connection may have a row factory that does not."""
     return tuple
 
 

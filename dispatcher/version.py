@@ -1,3 +1,3 @@
-"""The version of the package, which setup.cfg reads."""
+"""The package's version. setup.cfg reads it from this module."""
 
 VERSION = "0.1.0"

@@ -21,7 +21,8 @@ from dispatcher.transport.destination import cause_of
 from dispatcher.transport.tls import client_context
 
 TOTAL_SECONDS: Final = 15.0
-# A folded Subject header could start on the next line, and some mail readers show the fold.
+# Long lines, so that the Subject is not folded. A folded Subject may begin on the second line, which some mail readers
+# show wrongly.
 _WHOLE_LINES: Final = SMTP.clone(max_line_length=900)
 
 
@@ -43,6 +44,7 @@ class MailChannel:
 
         Args:
             ca_file: Certificates to trust instead of the system's.
+            total_seconds: The longest time for one notice, including the time to connect.
         """
         self._server = server
         self._sender = sender

@@ -37,6 +37,7 @@ class WebhookChannel:
 
         Args:
             secret: The signing secret: `whsec_` followed by base64.
+            allow_private: Whether the URL's host may have an address that is not public.
             ca_file: Certificates to trust in addition to the system's, as PEM.
 
         Raises:

@@ -26,7 +26,7 @@ _HEADS: Final = {
 
 
 def summary(notice: Notice) -> str:
-    """What is wrong, or what was resolved: a phrase without a capital letter and a full stop."""
+    """What is wrong, or what was resolved: a clause that begins in lower case and has no full stop."""
     if notice.phase is Phase.TEST:
         return "a test of this alert channel; nothing is wrong"
     if notice.phase is Phase.RESOLVED:
@@ -35,7 +35,7 @@ def summary(notice: Notice) -> str:
 
 
 def text(notice: Notice) -> str:
-    """The full text: a sentence, and a line per fact."""
+    """The notice as plain text: a sentence, an empty line, and one line for each fact."""
     facts = {name: value for name, value in _facts(notice).items() if value not in (None, [])}
     lines = [f"{name.replace('_', ' ')}: {_plain(value)}" for name, value in facts.items()]
     return "\n".join([_sentence(notice), "", *lines, ""])
@@ -99,7 +99,7 @@ def _trouble(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: f"workers cannot use a provider: {reason}",
         Kind.HOST_VANISHED: f"a host has vanished: {reason}",
         Kind.WEBHOOK_DISABLED: f"a webhook gets no events any more: {reason}",
-        Kind.PAUSED: f"a pause without an end is still in force: {reason}",
+        Kind.PAUSED: f"a pause without an end time is still in force: {reason}",
     }[alert.kind]
 
 
@@ -113,7 +113,7 @@ def _resolution(alert: Alert) -> str:
         Kind.PROVIDER_UNUSABLE: "workers can use every provider again",
         Kind.HOST_VANISHED: "every host reports again, was stopped in an orderly way, or vanished more than a day ago",
         Kind.WEBHOOK_DISABLED: "every webhook is active again, or was removed",
-        Kind.PAUSED: "no pause without an end has been in force for long",
+        Kind.PAUSED: "every long pause has ended, or has an end time",
     }[alert.kind]
 
 

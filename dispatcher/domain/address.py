@@ -1,10 +1,10 @@
-"""Parses addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`.
+"""Parses email addresses: `local@domain`, `Display Name <local@domain>` or `"Display Name" <local@domain>`.
 
-Deliberately narrower than RFC 5322. These forms are refused, and most providers refuse them, too: quoted local parts
+This module accepts fewer forms than RFC 5322. It refuses these, and most providers refuse them, too: quoted local parts
 (RFC 5321, section 4.1.2, advises against them), address literals such as `[192.0.2.1]` (they bypass DNS), comments,
-groups, folding, and a comma or another special character in an unquoted name. In one way, this module allows more:
-letters of all scripts on both sides of the @ (RFC 6531). Python's `email.utils.parseaddr` guesses where this module
-refuses.
+groups, folding, and a comma or another special character in an unquoted name. It accepts one form that RFC 5322 does
+not have: letters of all scripts on both sides of the @ (RFC 6531). We do not use Python's `email.utils.parseaddr`,
+because it guesses the meaning of a text that is not a valid address.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from typing import Final
 from dispatcher.domain.text import name_fault
 
 MAX_LOCAL_OCTETS: Final = 64
-"""RFC 5321, section 4.5.3.1.1. Measured in UTF-8."""
+"""The longest part before the @ (RFC 5321, section 4.5.3.1.1), in bytes of UTF-8."""
 MAX_ADDRESS_OCTETS: Final = 254
-"""RFC 5321, section 4.5.3.1.3: a path has 256 octets, including its angle brackets. This also keeps the domain below
-the limit of 255 octets for domains."""
+"""The longest `local@domain`. RFC 5321 (section 4.5.3.1.3) allows a path of 256 octets, including its angle brackets.
+This limit also keeps each domain below the limit of 255 octets for domains."""
 MAX_LABEL_OCTETS: Final = 63
-"""RFC 1035, section 2.3.4. Measured in the form that DNS uses: Punycode if the label is not ASCII."""
+"""The longest part of a domain between two dots (RFC 1035, section 2.3.4). Measured in the form that DNS uses: Punycode
+if the part is not ASCII."""
 MAX_NAME_CHARACTERS: Final = 255
-"""No standard sets a limit. A longer text is not a name, and this limit keeps an address far below the 998 octets of a
-header line."""
+"""The longest display name. No standard sets a limit, but no name is longer. This limit keeps an address far below the
+998 octets of a header line."""
 _MAX_TEXT_CHARACTERS: Final = 2 * MAX_NAME_CHARACTERS + MAX_ADDRESS_OCTETS + 10
-"""Enough for a quoted name made of escapes only, an address, brackets and spaces. A longer text is refused without
-parsing."""
+"""The longest text that is parsed. Enough for an address, brackets, spaces, and a quoted name in which every character
+is escaped."""
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
@@ -41,19 +42,21 @@ _NEEDS_QUOTES: Final = re.compile(r'[()<>\[\]:;@\\,"]')
 _SEPARATOR: Final = re.compile(r'[\s()<>\[\]:;@\\,".]')
 _ASCII: Final = re.compile(r"[\x00-\x7f]+")
 _HOST_CATEGORIES: Final = frozenset({"Ll", "Lu", "Lo", "Lm", "Mn", "Mc", "Nd"})
-"""The characters that RFC 5892 (section 2.1, LetterDigits) allows in domain names."""
+"""The Unicode categories of the characters that RFC 5892 (section 2.1, LetterDigits) allows in domain names."""
 _HOST_EXCEPTIONS: Final = frozenset("\u06fd\u06fe\u0f0b\u3007")
-"""Also allowed (section 2.6). U+3007 is the zero of Chinese and Japanese numbers."""
+"""Further characters that RFC 5892 (section 2.6) allows in domain names. U+3007 is the zero of Chinese and Japanese
+numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One mailbox.
+    """The parts of one email address.
 
     Attributes:
         display_name: Unquoted; empty if the address has no name.
-        local: The part before the @, as given. If it is not ASCII, the provider must support SMTPUTF8.
-        domain: As given. A domain that is not ASCII must be converted by IDNA (UTS 46) before it is sent.
+        local: The part before the @, unchanged. If it is not ASCII, the provider must support SMTPUTF8.
+        domain: The part after the @, unchanged. A domain that is not ASCII must be converted by IDNA (UTS 46) before it
+            is sent to a server.
     """
 
     display_name: str
@@ -62,7 +65,7 @@ class Address:
 
     @property
     def spec(self) -> str:
-        """`local@domain`."""
+        """The address without its display name: `local@domain`."""
         return f"{self.local}@{self.domain}"
 
 
@@ -70,7 +73,7 @@ def parse_address(text: str) -> Address:
     """Parses a text into an address.
 
     Raises:
-        ValueError: The text is not a valid address. The message says why, and never quotes the text.
+        ValueError: The text is not a valid address. The error says why, and never quotes the text.
     """
     if len(text) > _MAX_TEXT_CHARACTERS:
         raise ValueError("is too long to be an email address")
@@ -95,7 +98,7 @@ def is_plain(text: str) -> bool:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The unquoted name, and the part that should be `local@domain`."""
+    """The display name without its quotes, and the rest, which should be `local@domain` but is not checked yet."""
     if not text:
         raise ValueError("is empty")
     if fault := name_fault(text):
@@ -109,7 +112,7 @@ def _split(text: str) -> tuple[str, str]:
         raise ValueError("has an empty name before the <; add a name, or give local@domain alone")
     if len(name) > MAX_NAME_CHARACTERS:
         raise ValueError(f"has a display name longer than {MAX_NAME_CHARACTERS} characters")
-    # An escape may have hidden an encoded word, as in `=\?`, so the unescaped name is checked again.
+    # An escape may hide the start of an encoded word, as in `=\?`. So this function also checks the unescaped name.
     if fault := name_fault(name):
         raise ValueError(fault)
     return name, spec
@@ -132,7 +135,7 @@ def _split_unquoted(text: str) -> tuple[str, str]:
 
 
 def _split_spec(spec: str) -> tuple[str, str]:
-    """The local part and the domain. Both are valid except for their length."""
+    """The local part and the domain. This function checks everything except their lengths."""
     if "<" in spec or ">" in spec:
         raise ValueError("has unbalanced angle brackets; write it as Name <local@domain>")
     if '"' in spec:
@@ -156,7 +159,7 @@ def _check_local(local: str) -> None:
         raise ValueError("has the start of an encoded word (RFC 2047) before the @, which is not allowed")
     if local.startswith(".") or local.endswith(".") or ".." in local:
         raise ValueError("has a dot at the start or end of the part before the @, or two dots in a row")
-    # Encoding turns each non-ASCII character into "?", which is allowed here. The code below checks those characters.
+    # `encode` replaces each non-ASCII character with "?", which the pattern allows. The code below checks them.
     if not _ASCII_LOCAL.fullmatch(local.encode("ascii", "replace").decode()):
         raise ValueError("has a character before the @ that email addresses do not allow")
     if local.isascii():
@@ -164,7 +167,7 @@ def _check_local(local: str) -> None:
     foreign = _ASCII.sub("", local)
     if any(unicodedata.category(character)[0] in "ZC" for character in foreign):
         raise ValueError("has an invisible or unassigned character before the @")
-    # If any server normalizes the text, a fullwidth @ becomes @, and a Greek question mark becomes ;.
+    # A server may normalize the text. Then a fullwidth @ becomes @, and a Greek question mark becomes a semicolon.
     if _SEPARATOR.search(unicodedata.normalize("NFKC", foreign)):
         raise ValueError("has a character before the @ that looks like a separator, such as a fullwidth @")
 
@@ -187,7 +190,8 @@ def _check_label(label: str) -> None:
         raise ValueError("has a hyphen at the start or end of a part of its domain")
     if not all(_is_allowed_in_host(character) for character in label) or not _is_composed(label):
         raise ValueError("has a character after the @ that domain names do not allow")
-    # Punycode is never shorter than the text. Encoding takes quadratic time, so the plain length is checked first.
+    # Punycode is never shorter than the label. The encoding takes quadratic time, so the label's own length is checked
+    # first.
     if len(label) > MAX_LABEL_OCTETS or _label_octets(label) > MAX_LABEL_OCTETS:
         raise ValueError(f"has a part longer than {MAX_LABEL_OCTETS} bytes in its domain")
 
@@ -224,7 +228,7 @@ def _domain_octets(domain: str) -> int:
 
 
 def _label_octets(label: str) -> int:
-    """The length of a label in DNS: Punycode and its prefix if the label is not ASCII. Ignores IDNA's mappings."""
+    """The length of a label in DNS, as Punycode with its prefix if the label is not ASCII. Ignores IDNA's mappings."""
     if label.isascii():
         return len(label)
     return len("xn--") + len(unicodedata.normalize("NFC", label.lower()).encode("punycode"))

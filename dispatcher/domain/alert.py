@@ -3,7 +3,7 @@
     no notice ──condition begins──▶ raised ──it persists──▶ reminded ──it persists──▶ …
                                       └──────────── condition ends ──▶ resolved, no notice
 
-If a check cannot run (the probe failed), the condition neither begins nor ends.
+If the check of a condition fails, the condition neither begins nor ends.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 SEVERITY: Final = "CRITICAL"
 MANUAL: Final = "Manual intervention is required."
 MAX_CORRELATION_IDS: Final = 10
-"""Enough to find the cause. An alert is not a list of emails."""
+"""The most correlation ids in an alert. Ten are enough to find the cause."""
 MAX_DUE_COUNT: Final = 10_000
-"""An alert counts due emails up to this number."""
+"""The count of due emails in an alert stops at this number."""
 
 
 class Kind(StrEnum):
@@ -27,9 +27,10 @@ class Kind(StrEnum):
     DEAD_LETTERS = "dead_letters"
     """The DLQ contains messages."""
     DEAD_LETTERS_UNPUBLISHED = "dead_letters_unpublished"
-    """Dead letters do not reach the DLQ: the oldest has been due for too long. The DLQ's depth does not show this."""
+    """The relay does not publish dead letters: the oldest has been due for too long. The DLQ's depth does not show
+    this."""
     PROBE_FAILED = "probe_failed"
-    """The depth of the DLQ could not be read."""
+    """The monitor could not read the depth of the DLQ."""
     UNDECIDED_EXPIRING = "undecided_expiring"
     """Failed or held emails lose their content within a week, because no operator has resolved them."""
     NOTHING_SENT = "nothing_sent"
@@ -39,9 +40,9 @@ class Kind(StrEnum):
     HOST_VANISHED = "host_vanished"
     """A host has not reported for a while, and was not shut down cleanly."""
     WEBHOOK_DISABLED = "webhook_disabled"
-    """A webhook gets no events, because its receiver accepted nothing for a day, or is gone."""
+    """The monitor has disabled a webhook: its receiver accepted nothing for about 27 hours, or answered 410 (Gone)."""
     PAUSED = "paused"
-    """An operator's pause without an end has been in force for a long time, and may have been forgotten."""
+    """A pause without an end time has lasted for a long time. The operator may have forgotten it."""
 
 
 _COMPONENTS: Final = {
@@ -58,7 +59,7 @@ _COMPONENTS: Final = {
 
 
 class Phase(StrEnum):
-    """The phase of an alert that a notice reports."""
+    """What a notice reports: the condition began, persists or has ended; or an operator tests the alerts."""
 
     RAISED = "raised"
     REMINDED = "reminded"
@@ -68,21 +69,23 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Alert:
-    """A condition that needs an operator, as the last check found it.
+    """The result of the last check of a condition that needs an operator.
 
     Contains nothing from any email except correlation ids, scrubbed.
 
     Attributes:
-        is_firing: Whether the condition is true now. If not, it has ended, or never began.
-        queue: The DLQ.
-        raised_at: When the condition was first seen.
-        count: Messages on the DLQ, or emails that expire or are due; None if unknown, or if the kind has no count.
-        oldest_age_seconds: Time since the oldest email failed, or a lower bound; None if unknown.
-        correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
-        reason: Why the probe failed or nothing is sent, or the affected providers, hosts, webhooks or pauses; None
-            for other kinds.
+        is_firing: Whether the condition is true now.
+        queue: The name of the DLQ.
+        raised_at: When a check first found the condition.
         host: The host that ran the check.
-        is_alone: Whether PostgreSQL is unavailable. If so, each host sends notices by itself.
+        count: The number of messages on the DLQ, or of emails that are due or lose their content soon. None if it is
+            unknown, or if alerts of this kind have no count.
+        oldest_age_seconds: The time since the oldest email failed, or a lower bound of this time; None if unknown.
+        correlation_ids: The correlation ids of the oldest emails, at most `MAX_CORRELATION_IDS`.
+        reason: Why the check failed, why nothing is sent, or which providers, hosts, webhooks or pauses are affected;
+            None for other kinds.
+        is_alone: Whether PostgreSQL is unavailable to this host. Then the hosts cannot agree which of them sends
+            notices, so each host sends its own.
     """
 
     kind: Kind
@@ -107,7 +110,7 @@ class Notice:
     """A message to an operator about an alert.
 
     Attributes:
-        notice_id: The same when the notice is sent again. A receiver can use it to drop repetitions.
+        notice_id: A repeated notice has the same id, so that a receiver can ignore the repetition.
         at: When the notice was created.
     """
 
@@ -118,11 +121,12 @@ class Notice:
 
 
 def next_phase(*, is_firing: bool, notice_age_seconds: float | None, reminder_seconds: float) -> Phase | None:
-    """The phase that the next notice tells; None if no notice is due.
+    """The phase that the next notice reports; None if no notice is due.
 
     Args:
         is_firing: Whether the condition is true now.
         notice_age_seconds: Seconds since the last notice about the condition; None if no notice was sent yet.
+        reminder_seconds: The time after which a notice is repeated, if the condition persists.
     """
     if notice_age_seconds is None:
         return Phase.RAISED if is_firing else None

@@ -2,9 +2,8 @@
 
     ed_k3v9q0xw2m7a_q1bU…     prefix, id (shown in lists), secret (shown once)
 
-The secret is 32 random bytes from the kernel, so one round of SHA-256 protects it. bcrypt and similar functions slow
-down attempts to guess passwords that people choose. 256 random bits cannot be guessed, so bcrypt would only slow down
-every request.
+PostgreSQL stores the SHA-256 of the secret. We do not use bcrypt or a similar slow function: it would protect passwords
+that people choose, because attackers guess such passwords. The secret is 32 random bytes, which cannot be guessed.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Scope(StrEnum):
     """Replay, discard, confirm or release emails that failed or are held; cancel or reschedule emails; suppress
     recipients."""
     IGNORE_SUPPRESSION = "ignore_suppression"
-    """Enqueue emails that go to suppressed recipients, too. Needs SEND as well."""
+    """Enqueue emails that suppressed recipients get, too. The key also needs SEND."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +54,18 @@ class Secret:
         return cls(match[1], match[2]) if match else None
 
     def text(self) -> str:
-        """The full key. It is shown to its owner once."""
+        """The full key as text, such as `ed_k3v9q0xw2m7a_q1bU…`. Its owner sees it once, when it is created."""
         return f"{shown(self.key_id)}_{self.secret}"
 
     def hashed(self) -> bytes:
-        """The hash that PostgreSQL stores."""
+        """The SHA-256 of the secret, which PostgreSQL stores."""
         return sha256(self.secret.encode()).digest()
 
     def matches(self, stored: bytes) -> bool:
-        """Whether `stored` is the hash of this key, in constant time."""
+        """Whether `stored` is the hash of this secret. The comparison takes constant time."""
         return compare_digest(self.hashed(), stored)
 
 
 def shown(key_id: str) -> str:
-    """The part of a key that lists show."""
+    """The part of a key that lists show, without the secret: `ed_` and the id."""
     return f"ed_{key_id}"

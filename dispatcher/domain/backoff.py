@@ -1,4 +1,4 @@
-"""Exponential waits with full jitter between retries of an unreachable server."""
+"""How long to wait between tries to reach a server: exponential backoff with full jitter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Backoff:
-    """The waits between retries during one outage.
+    """The waits between tries during one outage.
 
     Attributes:
-        base_seconds: Upper bound of the first wait. It doubles with each failure.
+        base_seconds: Upper bound of the first wait. The upper bound doubles with each failure, up to `cap_seconds`.
         cap_seconds: Upper bound of every wait.
         failures: Failures since the last success.
     """
@@ -21,7 +21,7 @@ class Backoff:
     failures: int = 0
 
     def next_wait(self, random: Callable[[], float]) -> float:
-        """Records a failure, and returns the seconds to wait. The jitter keeps clients from retrying at the same time.
+        """Records a failure, and returns the seconds to wait: a random share of the upper bound.
 
         Args:
             random: Returns a number from 0 up to, but not including, 1.
@@ -31,6 +31,6 @@ class Backoff:
         return longest * random()
 
     def reset(self) -> bool:
-        """Records a success. Returns whether it ends an outage."""
+        """Records a success. Returns whether there was a failure since the last success."""
         ended, self.failures = self.failures > 0, 0
         return ended

@@ -1,8 +1,8 @@
 """The envelope sender of an email, to which servers return bounces: `bounces+<token>@example.com`.
 
 The token is the email's id and an HMAC of the id, in hexadecimal, because some servers change the case of local parts.
-A server learns the token only from the email's envelope. So a message with a valid token proves that the email was
-transmitted. A message without a valid token proves nothing.
+A server sees the token only in the envelope of the email. So a message that contains a valid token proves that we
+transmitted the email. A message without a valid token proves nothing.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Final
 from uuid import UUID
 
 MAX_MAILBOX_OCTETS: Final = 15
-"""With the longest mailbox name, the local part has the 64 octets that RFC 5321 allows (section 4.5.3.1.1)."""
+"""The longest mailbox name, the part before the plus. With the plus and the token, the local part then has the 64
+octets that RFC 5321 allows (section 4.5.3.1.1)."""
 _MAC_DIGITS: Final = 16
-"""64 bits. Each guess costs the attacker an email to us, so more bits would gain nothing."""
+"""The length of the HMAC in hexadecimal digits. 64 bits are enough, because each guess costs an attacker an email to
+us."""
 
 
 class BounceAddress:
@@ -36,7 +38,7 @@ class BounceAddress:
         self._token = re.compile(rf"{re.escape(local.lower())}\+([0-9a-f]{{32}})([0-9a-f]{{{_MAC_DIGITS}}})@")
 
     def of(self, email_id: UUID) -> str:
-        """The envelope sender of an email. Every attempt gets the same one, unless the key changes."""
+        """The envelope sender of an email. Every attempt gets the same envelope sender, unless the key changes."""
         digits = email_id.hex
         return f"{self._before}{digits}{_mac(self._keys[0], digits)}{self._after}"
 

@@ -18,7 +18,7 @@ AnyEmail = Message | OutgoingEmail
 
 
 class Requirement(Enum):
-    """A capability that an email may require of its provider."""
+    """A capability that an email may require from its provider."""
 
     CHANNEL = auto()
     TEMPLATES = auto()
@@ -29,22 +29,24 @@ class Requirement(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capabilities:
-    """What a provider supports, as far as we know without asking the provider.
+    """What a provider supports, as far as we know before we send it an email.
 
-    If a limit is None, or a flag is True although it depends on the account, the adapter or the provider decides.
+    Some capabilities depend on the provider's account. Then the limit here is None or the flag is True, and the adapter
+    or the provider refuses an email that needs more.
 
     Attributes:
         channel: What the provider sends: `email`, `sms`, or a channel that a package adds.
-        copies: Peak memory for reading and sending an attachment, as a multiple of the attachment's size. Measure it
-            for each adapter: no default is safe.
+        copies: Peak memory for reading and sending an attachment, as a multiple of the attachment's size. There is no
+            default, because each adapter must be measured.
         templates: The provider renders templates (`template_id`).
         smtputf8: The provider accepts addresses with non-ASCII characters before the @.
         max_recipients: The most recipients in to, cc and bcc together.
         max_octets: The most octets of the whole encoded email.
         delivers: The provider delivers emails to their recipients. Error messages recommend only such providers.
-        idempotency_key_seconds: How long the provider remembers an email's id as the key of a request, from the first
-            request on; a later request with the same key and content is answered as the first, and delivers nothing.
-            So after an `Uncertain` outcome, the email may be tried again at this provider. None without such keys.
+        idempotency_key_seconds: How long the provider remembers an idempotency key (the email's id) after the first
+            request. If a request with the same key and content follows, the provider repeats its first answer and
+            delivers nothing. So after an `Uncertain` outcome, the email may be tried again at this provider. None if
+            the provider has no idempotency keys.
     """
 
     copies: int
@@ -64,7 +66,7 @@ class Capabilities:
             return Requirement.TEMPLATES
         if self.max_recipients is not None and recipients_of(email) > self.max_recipients:
             return Requirement.RECIPIENTS
-        # Bodies alone are far below every limit (see email_rules.MAX_BODY_OCTETS).
+        # An email without attachments is far below every provider's limit (see email_rules.MAX_BODY_OCTETS).
         if self.max_octets is not None and email.attachments and octets_of(email) > self.max_octets:
             return Requirement.OCTETS
         if not self.smtputf8 and smtputf8_field(email) is not None:
@@ -78,13 +80,13 @@ def recipients_of(email: AnyEmail) -> int:
 
 
 def octets_of(email: AnyEmail) -> int:
-    """A lower bound for the size of the encoded email. Attachments are encoded in base64."""
+    """A lower bound for the size of the encoded email, in octets. Attachments count as base64."""
     files = sum(len(file.content) for file in email.attachments)
     return files * 4 // 3 + len(email.text or "") + len(email.html or "")
 
 
 def smtputf8_field(email: AnyEmail) -> str | None:
-    """The first field with an address that needs SMTPUTF8 (RFC 6531); None if no field has one."""
+    """The name of the first field with an address that needs SMTPUTF8 (RFC 6531); None if no address needs it."""
     if "".join((email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to)).isascii():  # the common case
         return None
     return next((field for field, text in _addresses(email) if not _is_ascii(text)), None)
@@ -98,5 +100,6 @@ def _addresses(email: AnyEmail) -> Iterator[tuple[str, str]]:
 
 
 def _is_ascii(address: str) -> bool:
-    """Whether the part before the @ is ASCII. A display name may have any letters, and a domain has an ASCII form."""
+    """Whether the part before the @ is ASCII. Only this part needs SMTPUTF8: domains have an ASCII form, and display
+    names are encoded."""
     return address.isascii() or parse_address(address).local.isascii()

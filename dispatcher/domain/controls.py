@@ -1,4 +1,4 @@
-"""What operators set for all hosts: lanes, tenants' limits, pauses. Values without I/O; `store.controls` reads them."""
+"""What operators set for all hosts: lanes' policies, tenants' limits, pauses. `store.controls` reads them."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from typing import Final
 from dispatcher.domain.status import OnUncertain
 
 NORMAL: Final = "normal"
-"""The lane of emails that nothing assigns to another lane. Its queue is DISPATCHER_QUEUE."""
+"""The lane of an email if neither the email, its API key nor its sender has a lane. Its queue is DISPATCHER_QUEUE."""
 DEFAULT_LANES: Final = ("urgent", NORMAL, "bulk")
-"""Most urgent first."""
+"""The lanes of DISPATCHER_LANES by default, most urgent first."""
 MIN_LIMIT: Final = 0.001
+"""The lowest weight, and the lowest ceiling per second. With a lower weight, the clocks of `domain.turns` would lose
+precision."""
 MAX_LIMIT: Final = 1_000_000
-"""For weights and for ceilings per second. A smaller weight would be lost in the rounding of the turns' clocks.
-
-`list_lane_policies` and `list_tenant_limits` have the same numbers.
-"""
+"""The highest weight, and the highest ceiling per second. The queries `list_lane_policies` and `list_tenant_limits`
+contain both limits, too."""
 
 
 def send_queue(queue: str, lane: str) -> str:
-    """The send queue of a lane.
+    """The name of a lane's send queue.
 
     Args:
-        queue: The send queue of the normal lane.
+        queue: The name of the normal lane's send queue.
     """
     return queue if lane == NORMAL else f"{queue}.{lane}"
 
 
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
-"""The name of a lane."""
+"""The pattern of a lane's name."""
 
 
 class PauseScope(StrEnum):
@@ -47,7 +47,7 @@ class PauseScope(StrEnum):
 
 
 def subject_of(scope: PauseScope, name: str) -> str:
-    """What a pause of this scope and name stops, such as `tenant acme`."""
+    """What a pause stops, in words: `tenant acme`, or `everything`."""
     return "everything" if scope is PauseScope.ALL else f"{scope} {name}"
 
 
@@ -56,10 +56,10 @@ class Pause:
     """A pause that an operator began.
 
     Attributes:
-        name: The lane, tenant or provider; empty for `all`.
-        until: When it ends by itself; None: only by `dispatcher resume`.
-        actor: Who began it.
-        began_at: By PostgreSQL's clock, as `until`.
+        name: The name of the lane, tenant or provider; empty if the scope is `all`.
+        until: When the pause ends by itself; None if an operator must end it. By PostgreSQL's clock.
+        actor: Who began the pause, such as `ann@host`.
+        began_at: When the pause began, by PostgreSQL's clock.
     """
 
     scope: PauseScope
@@ -76,7 +76,7 @@ class Pause:
 
     @property
     def login(self) -> str:
-        """The actor without the host, because tenants may read it."""
+        """The actor's name without the host. Tenants may read this name, but not the host's name."""
         return self.actor.partition("@")[0]
 
     def describe(self) -> str:
@@ -89,13 +89,13 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class LanePolicy:
-    """What an operator set for a lane.
+    """What an operator set for a lane. None means that the host's setting applies.
 
     Attributes:
-        weight: Its share of workers and rates, relative to the other lanes that have emails.
-        on_uncertain: For emails that set none of their own; None: the setting of the host.
-        max_attempts: None: the setting of the host.
-        redeliver_seconds: For how long a deferred email is tried again; None: the setting of the host.
+        weight: The lane's weight, relative to the other lanes that have emails. It divides workers and rates.
+        on_uncertain: The policy for the lane's emails that have no policy of their own.
+        max_attempts: The most attempts before an email fails or waits for a redelivery.
+        redeliver_seconds: For how long a deferred email is redelivered.
     """
 
     lane: str
@@ -107,10 +107,10 @@ class LanePolicy:
 
 @dataclass(frozen=True, slots=True)
 class LaneRule:
-    """The lane of a sender's emails, unless the email or its API key has a lane.
+    """Assigns a sender's emails to a lane, unless the email or its API key has a lane.
 
     Attributes:
-        sender: An address, or a domain as `@example.com`, in lower case.
+        sender: An address, or a domain in the form `@example.com`; in lower case.
     """
 
     sender: str
@@ -122,8 +122,8 @@ class TenantLimit:
     """What an operator set for a tenant.
 
     Attributes:
-        weight: Its share within a lane, relative to the other tenants that have due emails.
-        per_second: The most emails per second, all hosts together; None: no limit.
+        weight: The tenant's weight within a lane, relative to the other tenants that have due emails.
+        per_second: The tenant's ceiling: the most emails per second, all hosts together; None: no limit.
     """
 
     tenant_id: str
@@ -133,7 +133,12 @@ class TenantLimit:
 
 @dataclass(frozen=True, slots=True)
 class Controls:
-    """Everything that operators set, as read at one moment. Contains no pause that has ended."""
+    """Everything that operators set, as read at one moment. Contains no pause that has ended.
+
+    Attributes:
+        lanes: The policies that operators set, by lane.
+        tenants: The limits that operators set, by tenant id.
+    """
 
     pauses: tuple[Pause, ...] = ()
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: MappingProxyType({}))
@@ -141,20 +146,20 @@ class Controls:
 
     @property
     def paused_tenants(self) -> tuple[str, ...]:
-        """The tenants whose emails may not be sent."""
+        """The ids of the paused tenants."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.TENANT)
 
     @property
     def paused_lanes(self) -> tuple[str, ...]:
-        """The lanes that are paused by name."""
+        """The names of the lanes with a pause of their own. A pause of everything does not count."""
         return tuple(pause.name for pause in self.pauses if pause.scope is PauseScope.LANE)
 
     def pause_of_lane(self, lane: str) -> Pause | None:
-        """The pause that stops a whole lane, of this lane or of everything; None if there is none."""
+        """The pause that stops this lane: a pause of everything, or of the lane. None if the lane is not paused."""
         return self._find(PauseScope.ALL, "") or self._find(PauseScope.LANE, lane)
 
     def pause_of_tenant(self, tenant_id: str) -> Pause | None:
-        """The pause of a tenant; None if there is none."""
+        """The pause of a tenant; None if the tenant is not paused."""
         return self._find(PauseScope.TENANT, tenant_id)
 
     def _find(self, scope: PauseScope, name: str) -> Pause | None:

@@ -12,12 +12,12 @@ from dispatcher.domain.status import Status
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A failed or held email. Only an operator or evidence can change its status.
+    """What a dead letter says about its failed or held email.
 
     Attributes:
         status: `failed` or `held`.
         error_type: A value of `domain.outcome.Reason`.
-        error: The provider's error text or ours, without addresses.
+        error: The error text, from the provider or from the dispatcher, without addresses.
         attempts: The number of attempts.
         provider: The provider of the last attempt.
         failed_at: When the email became `failed` or `held`.

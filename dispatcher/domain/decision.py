@@ -10,7 +10,8 @@ uncertain, policy resend      → Resend      may duplicate: the policy accepts 
 uncertain, none left          → MarkHeld    `resend` would retry forever if the provider never answers
 
 If the provider has idempotency keys, an uncertain email is pinned: it is tried again at this provider only, with the
-same key. So a duplicate is impossible, whatever the policy. From then on, only an acceptance ends the doubt:
+same key. So a duplicate is impossible under either policy. A later rejection or deferral does not show what happened to
+the uncertain attempt. Only an acceptance does:
 
 pinned, attempts left         → RetryIn     for an uncertain outcome or a deferral, while the key lives
 pinned, deferred, none left   → Redeliver   as above, if the key is still alive then
@@ -58,7 +59,7 @@ class RetryIn:
 
 @dataclass(frozen=True, slots=True)
 class Redeliver:
-    """Wait without a lease. The attempts then count from 1 again.
+    """Release the lease and let the email wait for a redelivery. Its attempts then count from 1 again.
 
     Attributes:
         seconds: The wait before the email is due again.
@@ -128,12 +129,12 @@ def decide(
     """Decides what to do after an attempt.
 
     Args:
-        attempt_number: The number of the attempt that just ended: from 1, and again from 1 after a replay or a
-            redelivery.
+        attempt_number: The number of the attempt that just ended. Attempts count from 1, and after a replay or a
+            redelivery from 1 again.
         on_uncertain: The email's own policy if it has one, otherwise the host's policy.
         random: Returns a number from 0 up to, but not including, 1. It spreads the retries.
-        key_seconds: For how many more seconds the provider knows the email's idempotency key, if this attempt or an
-            earlier one under that key is uncertain; otherwise None.
+        key_seconds: For how many more seconds the provider remembers the email's idempotency key. None if the email is
+            not pinned: neither this attempt nor an earlier attempt with this key was uncertain.
         limits: The email's own limits; None if it has none and redelivery is off.
     """
     if limits is not None:
@@ -183,8 +184,11 @@ def _decide_in_doubt(
 
 
 def _asked_seconds(outcome: Deferred, policy: RetryPolicy) -> float | None:
-    """The wait that the provider asked for. A long wait that concerns the provider is shortened to the policy's cap:
-    it is no reason to fail the email."""
+    """The wait that the provider asked for; None if it asked for none.
+
+    If the wait concerns the provider and not the email, it is at most the policy's cap. A longer wait would fail the
+    email.
+    """
     if outcome.reason in CONCERNS_PROVIDER and outcome.retry_after is not None:
         return min(outcome.retry_after, policy.cap_seconds)
     return outcome.retry_after

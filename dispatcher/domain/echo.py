@@ -3,8 +3,8 @@
 `scrub` recognizes addresses by their at sign, but does not have the email. A server may also repeat the mailbox name
 alone ("ann.lee: no such user"), the subject, a line of the body, or a code from the body. This module therefore
 compares the text with the email. It removes names of mailboxes and recipients, quotes of three words or more, whole
-short headers and file names, and single words that look like a code or a token. The cost: an operator does not see a
-phrase that by chance both the email and the provider use.
+short headers and file names, and single words that look like a code or a token. The disadvantage: if the email and the
+provider use the same phrase by chance, the operator does not see the phrase.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ QUOTED_WORDS: Final = 3
 QUOTED_CHARACTERS: Final = 12
 """A run of at least QUOTED_WORDS words and this many characters that also occurs in the email counts as a quote."""
 NAME_CHARACTERS: Final = 3
-"""Shorter names occur inside too many ordinary words."""
+"""Minimum length of a name to remove. Shorter names occur inside too many ordinary words."""
 CODE_CHARACTERS: Final = 4
 """Minimum length of a word with a digit, such as a one-time code or an order number. Reply codes have three
 characters."""
 TOKEN_CHARACTERS: Final = 20
+"""A word of at least this length counts as a token, even without a digit."""
 BODY_CHARACTERS: Final = 256 * 1024
 """Only the first part of each body, up to this length, is compared."""
 
@@ -79,7 +80,7 @@ def words_without_echo(words: str, email: OutgoingEmail) -> str:
 
 
 def _names(email: OutgoingEmail) -> Iterator[str]:
-    """Names of mailboxes and of their owners, and short fields that are compared as a whole."""
+    """The names of mailboxes and of people, and the short fields, which are compared as a whole."""
     for address in (email.sender, *email.to, *email.cc, *email.bcc, *email.reply_to):
         name, _, spec = address.rpartition("<")
         yield spec.partition("@")[0].lstrip("+")

@@ -25,7 +25,8 @@ class Email:
     Attributes:
         message_key: The application's unique name for this email. Enqueueing the same key again never sends a second
             email.
-        sender: `local@domain` or `Name <local@domain>`, like every address here; kept as given.
+        sender: The sender's address: `local@domain` or `Name <local@domain>`. All addresses of an email have one of
+            these forms, and are stored unchanged.
         to: May be empty if cc or bcc has a recipient.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.
@@ -41,9 +42,10 @@ class Email:
         correlation_id: The application's id for the request or event that caused the email. Logs and dead letters
             include it.
         on_uncertain: What to do if the outcome of an attempt is unknown; None applies the host's policy.
-        send_at: The email is not sent before; None: as soon as possible. In UTC.
-        expires_at: From then on, no attempt begins, and the email is cancelled unless it was sent; None: never. In UTC.
-        lane: The lane that the application asks for; None: by the API key or the sender, or `normal`.
+        send_at: The earliest time to send the email, in UTC; None: as soon as possible.
+        expires_at: A time in UTC. From this time on, no attempt begins, and an email that is not sent yet is cancelled.
+            None: the email never expires.
+        lane: The lane that the application chooses. None: the lane of the API key or of the sender's rule, or `normal`.
     """
 
     channel: ClassVar[str] = EMAIL_CHANNEL
@@ -204,8 +206,8 @@ class Email:
         itself (`tenant_id`, `message_key`). Also excludes `correlation_id`, because a repeated request has a new
         correlation id. The order of list entries matters. In headers, neither the order nor the case of names matters.
 
-        Never change this form: any change turns repeats of stored emails into conflicts. A new field may extend the
-        form only for emails that use the field.
+        Never change how this digest is computed: otherwise a repeated enqueue of a stored email would be a conflict. A
+        new field may change the digest only of emails that use the field.
         """
         headers = sorted((name.lower(), value) for name, value in self.headers.items())
         files = [(file.filename, file.content_type, sha256(file.content).hexdigest()) for file in self.attachments]
@@ -229,5 +231,5 @@ class Email:
             parts += ["expires_at", instant_text(self.expires_at)]
         if self.lane is not None:
             parts += ["lane", self.lane]
-        # Each part is prefixed with its length, so that two different emails never have the same form.
+        # Each part is prefixed with its length. Otherwise two different emails could give the same text.
         return sha256("".join([f"{len(part)}:{part}" for part in parts]).encode()).digest()

@@ -1,8 +1,9 @@
 """Email ids: UUIDv7 (RFC 9562). An id contains its email's creation time, so a time range is an id range.
 
-The 12 bits after the millisecond contain the fraction of the millisecond (RFC 9562, section 6.2, method 3). If needed,
-the fraction is increased, so that the ids of one process always ascend. 62 random bits follow. They come from the
-kernel at each call, so forked processes never produce the same id.
+The 12 bits after the millisecond contain the fraction of the millisecond (RFC 9562, section 6.2, method 3). If an id
+would not be greater than the id before, its time is increased. So the ids of one process ascend, unless the clock is
+set back by a second or more. 62 random bits follow. They come from the kernel at each call, so forked processes never
+produce the same id.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ _VERSION_AND_VARIANT: Final = 7 << 76 | 2 << 62
 _TICKS_PER_MILLISECOND: Final = 4096
 _NOISE: Final = (1 << 62) - 1
 _FORGIVEN_TICKS: Final = 1000 * _TICKS_PER_MILLISECOND
-"""If the clock is set back by less than a second, ids still ascend. If the clock is set back by more, ids follow it."""
+"""One second. If the clock is set back by less, ids still ascend. If the clock is set back by more, ids follow it."""
 
 
 class Ticks:
-    """Ascending 4096ths of a millisecond since 1970. Racing threads may get the same tick; the random bits keep their
-    ids unique."""
+    """Counts time in ticks: 4096ths of a millisecond since 1970. No tick is used twice, except if two threads call at
+    the same time. Then the random bits keep their ids unique."""
 
     __slots__ = ("_latest",)
 
@@ -33,7 +34,10 @@ class Ticks:
         self._latest = 0
 
     def next(self, nanoseconds: int) -> int:
-        """The tick of an instant. If the latest tick was not earlier, the tick after the latest tick."""
+        """The tick of an instant; if this tick is not later than the latest returned tick, the tick after the latest.
+
+        If the clock was set back by a second or more, always the instant's own tick.
+        """
         now = nanoseconds * _TICKS_PER_MILLISECOND // 1_000_000
         if now <= self._latest < now + _FORGIVEN_TICKS:
             now = self._latest + 1

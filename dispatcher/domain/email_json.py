@@ -29,7 +29,7 @@ ATTACHMENT_FIELDS: Final = ("filename", "content_type", "content")
 MAX_BASE64_CHARACTERS: Final = (MAX_ATTACHMENT_OCTETS + 2) // 3 * 4
 INSTANT_FIELDS: Final = ("send_at", "expires_at")
 _INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-"""RFC 3339, section 5.6."""
+"""A date and time with a zone (RFC 3339, section 5.6)."""
 _DECODED_AT_ONCE: Final = 1 << 16
 """Base64 characters decoded per call; a multiple of four. Decoding a megabyte in one call blocks other threads for
 milliseconds."""
@@ -65,7 +65,7 @@ def instant_of(field: str, text: object) -> datetime:
     """The instant of an RFC 3339 text, such as `2026-12-24T18:00:00+01:00`.
 
     Raises:
-        InvalidEmail: The text is not such an instant. A time without a zone is refused: it may be meant in any zone.
+        InvalidEmail: The text is not such an instant, or has no zone. The sender's zone is unknown, so we do not guess.
     """
     if isinstance(text, str) and _INSTANT.fullmatch(text):
         with suppress(ValueError):
@@ -74,7 +74,7 @@ def instant_of(field: str, text: object) -> datetime:
 
 
 def instant_text(instant: datetime) -> str:
-    """An instant in UTC as RFC 3339: seconds, and microseconds if there are any."""
+    """The RFC 3339 text of an instant that is in UTC, such as `2026-12-24T17:00:00Z`. Has microseconds if not zero."""
     return instant.isoformat().replace("+00:00", "Z")
 
 

@@ -1,7 +1,7 @@
 """The rules for each field of an email. Each function returns the value to keep, or raises `InvalidEmail`.
 
-`field` is the name of the argument of `Email`. The JSON names are the same, except `from` for `sender`. The rules also
-check types, because callers may not use a type checker.
+The parameter `field` is the name of an argument of `Email`. The JSON names are the same, except `from` for `sender`.
+The rules also check types, because callers may not use a type checker.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ MAX_RECIPIENTS: Final = 1000
 MAX_LINE_CHARACTERS: Final = 998
 """For subject and header values: the longest line before folding (RFC 5322, section 2.1.1)."""
 MAX_BODY_OCTETS: Final = 10 * 1024 * 1024
-"""For text and HTML together. Far above any readable email; bounds a worker's memory per email."""
+"""For text and HTML together. Far more than any readable email has. Bounds a worker's memory per email."""
 MAX_HEADERS: Final = 100
-"""More than any mail program writes. Mail servers limit the header section, some to 64 KiB."""
+"""The most additional headers; no mail program writes so many. Mail servers limit the header section, some to 64 KiB.
+"""
 MAX_HEADER_NAME_CHARACTERS: Final = 76
 """A header name must fit on its line before the first fold (RFC 2047, section 2)."""
 MAX_ATTACHMENTS: Final = 100
-"""More than a reader opens. Bounds the rows per email."""
+"""The most attachments of an email. Bounds the rows per email."""
 MAX_ATTACHMENT_OCTETS: Final = 25 * 1024 * 1024
 """For all attachments together, decoded. In base64, this is 36 MB. SES accepts 40 MB; SendGrid and many servers accept
 less."""
@@ -45,7 +46,8 @@ MAX_TAGS: Final = 10
 MAX_TAG_CHARACTERS: Final = 100
 """Below SendGrid's limit of 255, and long enough for a readable name."""
 MAX_DAYS_AHEAD: Final = 366
-"""For send_at and expires_at. A time further ahead is usually a mistake, such as milliseconds taken for seconds."""
+"""How far ahead send_at and expires_at may be. A later time is usually a mistake, such as milliseconds instead of
+seconds."""
 
 _MAX_CACHED_CHARACTERS: Final = 200
 _TENANT: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
@@ -55,7 +57,7 @@ _SEVERAL: Final = re.compile(r"[^@,;]{1,500}@[^@,;]{1,500}[,;][^@]{1,500}@")
 
 
 def string(field: str, value: object) -> str:
-    """A string."""
+    """The value, if it is a string. A value of a subclass becomes a plain `str`."""
     return _text(field, value)
 
 
@@ -66,7 +68,11 @@ def period(send_at: datetime | None, expires_at: datetime | None) -> None:
 
 
 def line(field: str, value: object, longest: int, fault_of: Callable[[str], str | None] = header_fault) -> str:
-    """A text that is allowed in a header."""
+    """A text that is allowed in a header, at most `longest` characters long.
+
+    Args:
+        fault_of: Returns why a text is not allowed; None if it is allowed.
+    """
     text = _text(field, value)
     if len(text) > longest:
         raise InvalidEmail(field, f"is longer than {longest} characters")
@@ -76,7 +82,8 @@ def line(field: str, value: object, longest: int, fault_of: Callable[[str], str 
 
 
 def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
-    """A printable name. Names are compared character by character; the caller normalizes Unicode."""
+    """A message key, a tag or another printable name. Names are compared character by character, without Unicode
+    normalization."""
     text = _text(field, value)
     if not 1 <= len(text) <= longest:
         raise InvalidEmail(field, f"must be 1 to {longest} characters long")
@@ -89,7 +96,7 @@ def key(field: str, value: object, longest: int = MAX_KEY_CHARACTERS) -> str:
 
 
 def tenant(value: object) -> str:
-    """A tenant's id."""
+    """The id of a tenant."""
     text = _text("tenant_id", value)
     if not 1 <= len(text) <= MAX_TENANT_CHARACTERS:
         raise InvalidEmail("tenant_id", f"must be 1 to {MAX_TENANT_CHARACTERS} characters long")
@@ -99,7 +106,7 @@ def tenant(value: object) -> str:
 
 
 def policy(value: object) -> OnUncertain | None:
-    """The policy, given by name or as a value; None if the email has none."""
+    """The policy for uncertain outcomes, from its name or from an `OnUncertain`; None if the email has none."""
     if value is None:
         return None
     try:
@@ -109,9 +116,9 @@ def policy(value: object) -> OnUncertain | None:
 
 
 def instant(field: str, value: object) -> datetime:
-    """A point in time, in UTC. Its zone must be given, because hosts may have different zones.
+    """A point in time, converted to UTC. The value must have a zone, because hosts may have different zones.
 
-    An instant in the past is allowed: an application may repeat a call that it made in time.
+    The instant may be in the past: an application may repeat a call that was in time at first.
     """
     if not isinstance(value, datetime):
         raise InvalidEmail(field, "must be a datetime")
@@ -126,7 +133,7 @@ def instant(field: str, value: object) -> datetime:
 
 
 def lane(value: object) -> str:
-    """The name of a lane. Whether the lane exists is not checked: the settings of the sending hosts decide."""
+    """The name of a lane. The lane may not exist: only the settings of the sending hosts list the lanes."""
     text = _text("lane", value)
     if not LANE.fullmatch(text):
         raise InvalidEmail("lane", "must be the name of a lane, such as urgent: lower-case letters, digits and _")
@@ -134,14 +141,14 @@ def lane(value: object) -> str:
 
 
 def flag(field: str, value: object) -> bool:
-    """A boolean."""
+    """The value, if it is True or False."""
     if not isinstance(value, bool):
         raise InvalidEmail(field, "must be true or false")
     return value
 
 
 def address(field: str, value: object) -> str:
-    """One address, as given."""
+    """The text, unchanged, if it is a valid address."""
     text = _text(field, value)
     try:
         parse_address(text)
@@ -151,7 +158,7 @@ def address(field: str, value: object) -> str:
 
 
 def sender(value: object) -> str:
-    """The sender's address, as given. Results are cached, because most emails have one of a few senders."""
+    """The sender's address, unchanged. Results are cached, because most emails have one of a few senders."""
     if type(value) is str and len(value) <= _MAX_CACHED_CHARACTERS:
         return _sender(value)
     return address("sender", value)
@@ -163,7 +170,7 @@ def _sender(text: str) -> str:
 
 
 def addresses(field: str, value: object) -> tuple[str, ...]:
-    """Addresses, from one string or a list."""
+    """Addresses, from one string with one address, or from a list."""
     if isinstance(value, str):
         return (_recipient(field, value),)
     listed = _sequence(field, value, MAX_RECIPIENTS)
@@ -188,7 +195,7 @@ def template(value: object) -> str:
 
 
 def bodies(text: object, html: object, *, required: bool = True) -> tuple[str | None, str | None]:
-    """Text and HTML. An empty body counts as absent. At least one body must be present if `required`."""
+    """The bodies: text and HTML. An empty body becomes None. If `required`, at least one body must not be empty."""
     kept_text, text_octets = _body("text", text)
     kept_html, html_octets = _body("html", html)
     if required and kept_text is None and kept_html is None:
@@ -217,7 +224,7 @@ def headers(value: object, allowed: Collection[str]) -> Mapping[str, str]:
     """Additional headers in their order, read-only.
 
     Args:
-        allowed: Provider-control headers that are allowed.
+        allowed: The names of headers that control a provider but are allowed.
     """
     if not isinstance(value, Mapping):
         raise InvalidEmail("headers", "must be an object whose values are strings")
@@ -245,7 +252,7 @@ def _header_name(field: str, name: object, allowed: Collection[str]) -> str:
 
 
 def attachments(value: object) -> tuple[Attachment, ...]:
-    """Attachments. If they are too large together, the error contains the first attachment beyond the limit."""
+    """The attachments. If they are too large together, the error names the first attachment that exceeds the limit."""
     listed = _sequence("attachments", value, MAX_ATTACHMENTS)
     kept: list[Attachment] = []
     octets = 0
@@ -262,7 +269,7 @@ def attachments(value: object) -> tuple[Attachment, ...]:
 
 
 def tags(value: object) -> tuple[str, ...]:
-    """Tags; a duplicate is refused. One string counts as one tag."""
+    """The tags, from a list without duplicates, or from one string with one tag."""
     listed = [value] if isinstance(value, str) else _sequence("tags", value, MAX_TAGS)
     kept = tuple([key(f"tags[{index}]", item, MAX_TAG_CHARACTERS) for index, item in enumerate(listed)])
     if len(set(kept)) != len(kept):
@@ -271,7 +278,7 @@ def tags(value: object) -> tuple[str, ...]:
 
 
 def shown(name: object) -> str:
-    """The name of a field or header for an error message: at most 40 characters, printable only."""
+    """The name of a field or header for an error message: at most 40 characters, `?` for each unprintable character."""
     text = name if isinstance(name, str) else type(name).__name__
     printable = "".join(character if character.isprintable() else "?" for character in text[:41])
     return printable if len(text) <= 40 else f"{printable[:40]}…"

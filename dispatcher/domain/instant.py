@@ -16,7 +16,7 @@ def parse_length(text: str) -> float:
     """A length of time such as `90s`, `15m`, `2h`, `3d`, `1w`, in seconds.
 
     Raises:
-        ValueError: The text is not such a length. The message is a predicate.
+        ValueError: The text is not such a length. The error is a predicate, such as `is not a length of time`.
     """
     found = _LENGTH.fullmatch(text.strip())
     if found is None:
@@ -28,10 +28,12 @@ def parse_length(text: str) -> float:
 
 
 def read_instant(text: str) -> datetime:
-    """A time in ISO 8601, by default in UTC. In UTC, its year may be outside 1 to 9999.
+    """Parses a time in ISO 8601. A time without a zone counts as UTC.
+
+    The result is not converted to UTC. In UTC, its year may be outside Python's range of 1 to 9999.
 
     Raises:
-        ValueError: The text is not such a time. The message is a predicate.
+        ValueError: The text is not such a time. The error is a predicate, such as `must be a time in ISO 8601`.
     """
     try:
         found = datetime.fromisoformat(text.upper())
@@ -41,7 +43,12 @@ def read_instant(text: str) -> datetime:
 
 
 def parse_instant(text: str) -> datetime:
-    """As `read_instant`, in UTC, with a year from 1 to 9999: PostgreSQL stores years that Python cannot read."""
+    """Parses a time in ISO 8601 and converts it to UTC. A time without a zone counts as UTC.
+
+    Raises:
+        ValueError: The text is not such a time, or its year in UTC is outside 1 to 9999. PostgreSQL could store such a
+            time, but Python could not read it back.
+    """
     try:
         return read_instant(text).astimezone(UTC)
     except OverflowError:

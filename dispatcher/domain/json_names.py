@@ -23,7 +23,7 @@ def has_duplicate_name(text: bytes | bytearray, value: object) -> bool:
         value: The parsed text.
     """
     names = _count_names(value)
-    # A text never has fewer colons than names. The count stops early, because a hostile text may have millions.
+    # Each name is followed by a colon. The count stops early, because a hostile text may have millions of colons.
     if sum(1 for _ in islice(_NAME_END.finditer(text), names + 1)) == names:
         return False
     # Some colons may be inside strings. Without escape sequences, each quote starts or ends a string.

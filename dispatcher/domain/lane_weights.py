@@ -1,4 +1,4 @@
-"""The lanes' shares of workers and rates, as one process last read them."""
+"""The weights of the lanes, as this process last read them from PostgreSQL."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ URGENT_WEIGHT: Final = 50.0
 NORMAL_WEIGHT: Final = 40.0
 BULK_WEIGHT: Final = 10.0
 URGENT_SHARE: Final = 0.2
-"""The least share of the most urgent lane while it has emails, so that no weight of another lane can starve it."""
+"""While the most urgent lane has emails, it gets at least this share. So no weight of another lane can starve it."""
 
 
 class LaneWeights:
-    """The weight of each lane: what an operator set, else by its position in DISPATCHER_LANES.
+    """The weight of each lane. If no operator has set it, it depends on the lane's position in DISPATCHER_LANES.
 
     Attributes:
-        lanes: Most urgent first.
+        lanes: The names of the lanes, most urgent first.
     """
 
     def __init__(self, lanes: Sequence[str] = DEFAULT_LANES) -> None:
         """
         Args:
-            lanes: Most urgent first.
+            lanes: The names of the lanes, most urgent first.
         """
         self.lanes = tuple(lanes)
         self.update({})
 
     @property
     def urgent(self) -> str | None:
-        """The most urgent lane; None if `normal` is."""
+        """The most urgent lane; None if no lane is more urgent than `normal`."""
         return None if self.lanes[0] == NORMAL else self.lanes[0]
 
     def update(self, policies: Mapping[str, LanePolicy]) -> None:
-        """Replaces what operators set.
+        """Computes the weights again, from the policies that operators have set now.
 
         Args:
-            policies: By lane.
+            policies: The policies, by lane.
         """
         normal_at = self.lanes.index(NORMAL)
         self._weights = {
@@ -53,5 +53,5 @@ class LaneWeights:
             self._weights[self.urgent] = max(self._weights[self.urgent], least)
 
     def of(self, lane: str) -> float:
-        """The weight of a lane, above 0."""
+        """The weight of a lane, above 0. A lane that this host does not know has the default weight of `normal`."""
         return self._weights.get(lane, NORMAL_WEIGHT)

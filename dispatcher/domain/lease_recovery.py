@@ -1,4 +1,4 @@
-"""When the expired leases of a lost host are recovered."""
+"""How long after its end an expired lease of a lost host is recovered."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_RECOVERY_INTERVAL_SECONDS: Final = 5.0
 
 
 def longest_recovery_seconds(lease_seconds: float) -> float:
-    """The longest time from the end of a lost host's lease to the recovery of its email, if a relay leads."""
+    """The longest time from the end of a lost host's lease to the recovery of its email, while a relay is leading."""
     return host_grace_seconds(lease_seconds) + recovery_interval_seconds(lease_seconds)
 
 
 def host_grace_seconds(lease_seconds: float) -> float:
-    """The grace period, in which only the relay of the owner's host may recover an email."""
+    """The grace period after a lease expires. In it, only the relay of the owner's host may recover the email."""
     return min(HOST_GRACE_SECONDS, lease_seconds / 2)
 
 

@@ -1,7 +1,7 @@
 """What an application can enqueue: an `Email`, an `Sms`, or a message of a channel that an installed package adds.
 
-`Message` is what the store and routing need to know. `TextMessage` is the base of messages that are a text for one
-recipient.
+`Message` is the interface that `enqueue`, the store and routing use. `TextMessage` is the base class of messages that
+consist of a text for one recipient.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ TEXT_FIELDS: Final = frozenset(
 
 
 class Message(Protocol):
-    """A valid message of any channel, as `enqueue` takes it. For the meaning of the attributes, see `Email`."""
+    """A valid message of any channel, as `enqueue` accepts it. `Email` describes the attributes."""
 
     @property
     def channel(self) -> str:
-        """Which kind of message: `email`, `sms`, or a name that a package chose."""
+        """The kind of the message: `email`, `sms`, or the name that a package gave to its own channel."""
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the caller should know, although the message is valid. Each is a sentence without private data."""
+        """Sentences that the caller should read although the message is valid. They contain no private data."""
 
     @property
     def message_key(self) -> str: ...
@@ -98,8 +98,8 @@ class TextMessage:
     Subclasses set `channel`, and override `checked_recipient`, `checked_sender` and `checked_text`.
 
     Attributes:
-        to: The recipient: always one. A tuple, as in `Email`.
-        sender: Whom the recipient sees; empty: the provider's default.
+        to: A tuple with one recipient. `Email` has a tuple, too.
+        sender: The sender that the recipient sees; empty: the provider's default sender.
 
     `Email` describes the other attributes.
     """
@@ -172,17 +172,17 @@ class TextMessage:
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
-        """The recipient to keep. Raises InvalidEmail."""
+        """Checks a recipient, and returns the recipient to store. Raises InvalidEmail."""
         return rules.key("to", value)
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
-        """The sender to keep; not empty. Raises InvalidEmail."""
+        """Checks a sender that is not empty, and returns the sender to store. Raises InvalidEmail."""
         return rules.key("sender", value)
 
     @classmethod
     def checked_text(cls, value: str) -> str:
-        """The text to keep. Raises InvalidEmail."""
+        """Checks a text, and returns the text to store. Raises InvalidEmail."""
         if not value.strip():
             raise InvalidEmail("text", "is required, and must not be blank")
         if len(value) > cls.max_characters:

@@ -1,4 +1,4 @@
-"""A message whose end is unknown, as a provider is asked for it."""
+"""A message whose delivery is unknown, so that we ask the provider about it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What identifies a held message in a provider's list. Nothing of it may be logged.
+    """The properties by which we find a held message in a provider's list of messages. They must not be logged.
 
     Attributes:
-        sender: Empty: the provider's default sender.
-        accepted_from: With `accepted_until`, when the provider can have accepted the message. Allows for clocks that
-            differ.
-        other_ids: The provider's ids of other messages to the same recipient.
+        sender: The sender; empty if it was the provider's default sender.
+        accepted_from: The earliest time at which the provider can have accepted the message. This time and
+            `accepted_until` allow for a difference between our clock and the provider's.
+        accepted_until: The latest time at which the provider can have accepted the message.
+        other_ids: The provider's ids of other messages to the same recipient. The message has none of these ids.
     """
 
     recipient: str = field(repr=False)
@@ -28,11 +29,11 @@ class Traits:
 
 @dataclass(frozen=True, slots=True)
 class OpenMessage:
-    """A message that a provider accepted and has reported no end of, or a held message.
+    """A message about which we ask the provider: it was accepted but no final event arrived, or it is held.
 
     Attributes:
         message_id: The provider's id; None for a held message, which the provider may not have accepted.
-        traits: Set if, and only if, there is no `message_id`.
+        traits: The properties to search for; None if there is a `message_id`.
     """
 
     email_id: UUID

@@ -51,8 +51,8 @@ class Reason(StrEnum):
     SUPPRESSED = "suppressed"
     """Every recipient is suppressed: bounced, complained, unsubscribed, or added by an operator. Nothing was sent."""
     OPTED_OUT = "opted_out"
-    """The recipient has asked the provider for no more messages, such as by answering STOP. It is suppressed from now
-    on."""
+    """The recipient has asked the provider for no more messages, for example by answering STOP. From now on, the
+    recipient is suppressed."""
     DROPPED_BY_PROVIDER = "dropped_by_provider"
     """The provider accepted the email and then dropped it, for example because of its own suppression list."""
     EXPIRED = "expired"
@@ -64,10 +64,10 @@ class Reason(StrEnum):
 
 
 SOME_REFUSED: Final = "refused recipients: "
-"""If the provider accepts an email but refuses some recipients, or some are suppressed, the detail begins with this
-text. The refused recipients follow, up to `; ` or the end."""
+"""The start of an outcome's detail, if the provider refused some recipients or some recipients are suppressed. The list
+of these recipients follows, up to `; ` or the end."""
 MAX_POSITIONS: Final = 2000
-"""More than an email can have recipients."""
+"""An upper bound for the number of an email's recipients."""
 MAX_RANGES: Final = 10
 """How many ranges of refused recipients a detail lists. Consecutive recipients with the same codes form one range."""
 _RANGE: Final = re.compile(r"(\d+)(?:-(\d+))? \(([^()]*)\)")
@@ -76,7 +76,7 @@ _MORE: Final = re.compile(r" and (\d+) more$")
 CONCERNS_PROVIDER: Final = frozenset(
     {Reason.THROTTLED, Reason.CONNECTION_FAILED, Reason.SERVER_ERROR, Reason.TIMEOUT_BEFORE_SEND}
 )
-"""Reasons that say nothing about the email. Routing may immediately try another provider."""
+"""Reasons that concern the provider and not the email. Routing may immediately try another provider."""
 
 
 class Concern(Enum):
@@ -85,9 +85,9 @@ class Concern(Enum):
     EMAIL = auto()
     """The email, or its recipients."""
     EITHER = auto()
-    """The email or the provider as a whole. The answers to other emails decide."""
+    """The email, or the provider as a whole. The answers to other emails show which."""
     PROVIDER = auto()
-    """The provider as a whole. It had not seen the email."""
+    """The provider as a whole. The provider had received nothing of the email."""
 
 
 @value
@@ -199,11 +199,11 @@ def refused_recipients(codes: Mapping[int, str], more: int = 0) -> str:
 
 
 def with_suppressed(outcome: Outcome, suppressed: Mapping[int, str]) -> Outcome:
-    """The outcome of an email that was sent without its suppressed recipients; its detail lists these, too.
+    """Adds the suppressed recipients to the detail of an outcome. The email was sent without these recipients.
 
     Args:
-        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued. The given
-            outcome counts only the other recipients.
+        suppressed: Why each suppressed recipient was left out, by position in the email as it was enqueued. The
+            positions in the given outcome count only the other recipients.
     """
     codes = {position: f"{Reason.SUPPRESSED}: {why}" for position, why in suppressed.items()}
     words, more = outcome.detail, 0

@@ -1,4 +1,4 @@
-"""The email, SMS or other message that an adapter sends: read from our tables, and already validated at enqueue."""
+"""The email, SMS or other message that an adapter sends. `enqueue` has validated it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class OutgoingAttachment:
 
 @dataclass(frozen=True, slots=True)
 class Attachment(OutgoingAttachment):
-    """A file to attach to an email. Always valid.
+    """A file to attach to an email. Validated when it is created.
 
     Raises:
         InvalidEmail: An argument is invalid. The error contains the first such argument's name.
@@ -70,15 +70,16 @@ class OutgoingEmail:
 
     Attributes:
         email_id: The only id of this email that the provider receives.
-        created_at: The Date header of every attempt: the email's send_at, or else when it was enqueued.
+        created_at: The time in the Date header, the same in every attempt: the email's `send_at`, or without one, the
+            time of its enqueue.
         to: At least one of `to`, `cc` and `bcc` is not empty.
         text: Plain-text body; None if the email has only HTML.
         html: HTML body; None if the email has only text.
         template_id: The id of a provider's template that writes subject and body; None without a template. An
             adapter without templates rejects such an email.
         template_data: The values for the template; JSON values.
-        channel: `email`, `sms`, or a channel that a package adds. Routing selects only providers of this channel. If it
-            is not `email`, only `to`, `sender`, `text` and `tags` are set; `sender` may be empty.
+        channel: `email`, `sms`, or a channel that a package adds. Routing selects only providers of this channel. In
+            channels other than `email`, only `to`, `sender`, `text` and `tags` are set, and `sender` may be empty.
     """
 
     email_id: UUID

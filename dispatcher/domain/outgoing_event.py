@@ -1,4 +1,4 @@
-"""Events for applications: what became of an email, without its content and its addresses."""
+"""The events of the feed, which report to applications what became of their emails."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class OutgoingKind(StrEnum):
 
     @property
     def type(self) -> str:
-        """The name of the kind outside, such as `email.sent`."""
+        """The kind's name in the HTTP API and in webhooks, such as `email.sent`."""
         return f"{TYPE_PREFIX}{self.value}"
 
 
@@ -54,15 +54,15 @@ def kind_of(text: str) -> OutgoingKind:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingEvent:
-    """One event of the feed.
+    """One event of the feed. Contains neither the email's content nor an address.
 
     Attributes:
-        event_id: The same in each delivery. A receiver can use it to drop repetitions.
-        reason: Why the email failed or is held, as `email_log.error_type`.
+        event_id: The same in each delivery of the event, so that a receiver can ignore repetitions.
+        reason: Why the email failed or is held: a value of `domain.outcome.Reason`.
         code: The status code of the provider, or of the recipient's server.
-        bounce: How permanent a bounce is.
-        address_hash: Which recipient the event is about; None: all of them, or unknown.
-        happened_at: When it happened, by the provider's clock; None if the event is a change of status.
+        bounce: How permanent a bounce is: `hard`, `soft` or `blocked`; None for other kinds of events.
+        address_hash: The hash of the recipient that the event is about. None: all recipients, or unknown.
+        happened_at: When the event happened, by the provider's clock; None if the event is a change of status.
         created_at: When the event was added to the feed.
     """
 

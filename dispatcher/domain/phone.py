@@ -1,5 +1,7 @@
-"""Phone numbers, as the library phonenumbers knows them. Its data is about assigned numbers, and ages: a number that it
-does not know may exist, so it is only unlikely."""
+"""Checks phone numbers with the library phonenumbers, which contains the ranges of numbers that countries assign.
+
+The library's data may be out of date. So a number outside these ranges is *unlikely*, but may exist, and is accepted.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,9 @@ def phone_number(field: str, text: str) -> str:
     """The number in E.164, without spaces and punctuation.
 
     Raises:
-        InvalidEmail: The text is not a number with a country code, or no number of its country has this length.
+        InvalidEmail: The text is not a number with a country code, or its country has no numbers of this length.
     """
-    import phonenumbers  # its tables load slowly, and most processes check no number
+    import phonenumbers  # Imported here, because its tables load slowly and most processes check no number.
 
     if not _NUMBER.fullmatch(text):
         raise InvalidEmail(field, _FAULT)
@@ -32,7 +34,7 @@ def phone_number(field: str, text: str) -> str:
 
 
 def is_likely(number: str) -> bool:
-    """Whether an operator is known to assign this number, which is in E.164."""
+    """Whether the number, in E.164, is in a range that its country is known to assign."""
     import phonenumbers
 
     return phonenumbers.is_valid_number(phonenumbers.parse(number, None))

@@ -1,4 +1,4 @@
-"""An email that is pinned to a provider with idempotency keys; see `domain.decision`."""
+"""The provider to which an uncertain email is pinned; see `domain.decision`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 
 class Pin(NamedTuple):
-    """The only provider that may be tried, because it may have accepted the email under an idempotency key.
+    """The only provider that may be tried again, because it may have accepted the email under an idempotency key.
 
     Attributes:
-        since: When the first attempt whose outcome is unknown began (`clock.steady_clock`).
+        provider: The provider's name.
+        since: When the first uncertain attempt began, by `clock.steady_clock`.
     """
 
     provider: str

@@ -1,4 +1,4 @@
-"""The id of a poison message. Such a message contains no email id, so its id is derived from its bytes."""
+"""The id of a poison message: a message that points to no email. The id is derived from the message's bytes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _POISON_ID: Final = re.compile(f"{_PREFIX}[0-9a-f]{{{_FINGERPRINT_CHARACTERS}}}"
 
 def poison_id(body: bytes) -> str:
     """`p-` and the start of the body's SHA-256. Equal bytes have equal ids."""
-    from hashlib import sha256  # OpenSSL loads slowly, and `is_poison_id` does not need it
+    from hashlib import sha256  # Imported here, because OpenSSL loads slowly and `is_poison_id` does not need it.
 
     return _PREFIX + sha256(body).hexdigest()[:_FINGERPRINT_CHARACTERS]
 
 
 def is_poison_id(name: str) -> bool:
-    """Whether a name has the form of a poison id. An email id never has this form, and a message key hardly ever."""
+    """Whether a name has the form of a poison id. No email id has this form. A message key may have it by chance."""
     return _POISON_ID.fullmatch(name) is not None

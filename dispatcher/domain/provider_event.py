@@ -46,16 +46,16 @@ class ProviderEvent:
 
     Attributes:
         provider: The name of the provider that reported the event, such as `sendgrid`.
-        happened_at: By the provider's clock, with a time zone.
-        is_dated: Whether the provider says when it happened. If not, `happened_at` is when we got to know it, and two
-            events that differ in nothing else are the same.
-        recipient: The address in the clear. It is hashed before it is stored and must not be logged. None if the event
+        happened_at: When the event happened, by the provider's clock, with a time zone.
+        recipient: The address in clear text. It must not be logged, and only its hash is stored. None if the event
             does not say which recipient it concerns.
         bounce: Set if, and only if, the kind is BOUNCED.
         code: The status code of the receiving server or of the provider, such as `5.1.1`.
         detail: The provider's explanation. It is scrubbed of addresses before it is stored, and must not be logged.
         distinction: Distinguishes this event from other events of the same kind, recipient and instant, such as the URL
             of a click.
+        is_dated: Whether the provider says when the event happened. If not, `happened_at` is the time at which we
+            received the event. Two events that differ only in this time then count as the same event.
     """
 
     email_id: UUID
@@ -70,9 +70,12 @@ class ProviderEvent:
     is_dated: bool = True
 
     def key(self, address_hash: bytes | None) -> bytes:
-        """The event's identity within its email, 16 bytes. Providers repeat events, sometimes under a new event id.
+        """16 bytes that identify the event within its email, so that a repeated event is stored once.
 
-        So the key is made of what the event says, and not of the provider's event id.
+        The key does not contain the provider's event id, because providers may repeat an event with a new id.
+
+        Args:
+            address_hash: The hash of `recipient`; None if the event has no recipient.
         """
         instant = f"{self.happened_at.timestamp():.3f}" if self.is_dated else ""
         parts = (self.provider, self.kind, (address_hash or b"").hex(), instant, self.distinction)

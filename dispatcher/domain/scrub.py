@@ -15,8 +15,7 @@ CREDENTIAL_WORD: Final = "<credential>"
 ENCODED_WORD: Final = "<encoded>"
 
 _READ_CHARACTERS: Final = 8 * MAX_CHARACTERS
-"""Only the text's start, up to this length, is scrubbed before it is truncated. A megabyte of text then costs nothing.
-"""
+"""Only the start of the text, up to this length, is scrubbed and then truncated. A longer text takes no more time."""
 _AT: Final = re.compile(r"@|\uff20|\ufe6b|%40|=40|\+40")
 """The at sign, its look-alikes, and its forms in URLs, quoted-printable and variable envelope senders."""
 # White space except the space, C0 and C1 controls, zero-width and reordering marks, lone surrogates.
@@ -30,8 +29,7 @@ _CREDENTIAL: Final = re.compile(
     re.IGNORECASE,
 )
 _CREDENTIAL_PARTS: Final = ("bearer", "basic", "aws4-", "sg.", "re_", "akia", "asia")
-"""Each text that `_CREDENTIAL` matches has one of these parts, if the text is ASCII. Searching for them is ten times as
-fast."""
+"""An ASCII text that `_CREDENTIAL` matches contains one of these parts. A search for the parts is ten times as fast."""
 _ENCODED: Final = re.compile(r"=\?[^?\s]{1,40}\?[bq]\?[^?\s]*(?:\?=)?", re.IGNORECASE)
 """An encoded word (RFC 2047): a subject or a name."""
 _SPACES: Final = re.compile(r" {2,}")
@@ -60,7 +58,7 @@ def scrub(words: str) -> str:
 
 
 def _may_have_credential(words: str) -> bool:
-    if not words.isascii():  # a long s (U+017F) matches an s
+    if not words.isascii():  # `_CREDENTIAL` ignores case, so it takes a long s (U+017F) for an s.
         return True
     lowered = words.lower()
     return any(part in lowered for part in _CREDENTIAL_PARTS)

@@ -20,35 +20,36 @@ _GSM_7: Final = frozenset(
     "@£$¥èéùìòÇ\nØø\rÅåΔ_ΦΓΛΩΠΨΣΘΞÆæßÉ !\"#¤%&'()*+,-./0123456789:;<=>?¡ABCDEFGHIJKLMNOPQRSTUVWXYZÄÖÑÜ§¿"
     "abcdefghijklmnopqrstuvwxyzäöñüà"
 )
-"""GSM 03.38's alphabet (3GPP TS 23.038, section 6.2.1); one septet each."""
+"""The alphabet of GSM 03.38 (3GPP TS 23.038, section 6.2.1). Each character takes one septet."""
 _GSM_7_EXTENSION: Final = frozenset("^{}\\[~]|€\f")
-"""Its extension table; two septets each."""
+"""The extension table of the alphabet of GSM 03.38. Each character takes two septets."""
 _SENDER_NAME: Final = re.compile(r"(?=.*[A-Za-z])[A-Za-z0-9 &+_-]{1,11}", re.ASCII)
-"""An alphanumeric sender, as networks show it."""
+"""An alphanumeric sender: a name that the recipient's phone shows instead of a number."""
 _SHORT_CODE: Final = re.compile(r"[0-9]{3,8}", re.ASCII)
 _SENDER_POOL: Final = re.compile(r"[A-Z]{2}[0-9a-f]{32}", re.ASCII)
-"""A provider's id of several senders, such as Twilio's Messaging Service."""
+"""A provider's id of a group of senders, such as a Messaging Service of Twilio."""
 
 
 FIRST_CHARACTERS: Final = 35
-"""Any text of so many characters takes one segment."""
+"""A text of at most this many characters always takes a single segment."""
 
 
 class Alphabet(StrEnum):
     """How networks encode the text of an SMS."""
 
     GSM_7 = "GSM-7"
-    """160 characters in one segment, 153 in each of several."""
+    """A single segment has 160 septets. If the text takes several segments, each has 153 septets."""
     UCS_2 = "UCS-2"
-    """70 UTF-16 units in one segment, 67 in each of several. Used if any character is not in GSM-7."""
+    """A single segment has 70 UTF-16 units. If the text takes several segments, each has 67. Used if any character is
+    not in GSM-7."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What the networks transmit, and providers charge for.
+    """The number of segments in which networks transmit an SMS. Providers charge for each segment.
 
     Attributes:
-        count: From 1.
+        count: The number of segments, at least 1.
     """
 
     alphabet: Alphabet
@@ -71,6 +72,12 @@ def too_long(text: str, most: int) -> str | None:
 
 
 def _packed(widths: Iterable[int], alone: int, each: int) -> int:
+    """The number of segments for characters of these widths.
+
+    Args:
+        alone: The length of a segment, if the text takes only one.
+        each: The length of each segment, if the text takes several.
+    """
     listed = list(widths)
     if sum(listed) <= alone:
         return 1
@@ -83,7 +90,7 @@ def _packed(widths: Iterable[int], alone: int, each: int) -> int:
 
 
 def _foreign(text: str) -> str | None:
-    """The first character that GSM-7 does not have."""
+    """The first character that is not in GSM-7; None if all characters are."""
     return next((each for each in text if each not in _GSM_7 and each not in _GSM_7_EXTENSION), None)
 
 
@@ -91,10 +98,10 @@ class Sms(TextMessage):
     """An SMS to send. Immutable, and validated when it is created.
 
     Attributes:
-        to: One number in E.164, such as `+4915112345678`, in a tuple of one. Spaces and punctuation are removed.
+        to: A tuple with one number in E.164, such as `+4915112345678`. The constructor removes spaces and punctuation.
         text: At most 1,600 characters.
         sender: A number in E.164, a short code, a name of up to 11 letters, digits and spaces, or the provider's id of
-            several senders; empty: the provider's default.
+            a group of senders; empty: the provider's default sender.
 
     `Email` describes the other attributes.
     """
@@ -104,12 +111,12 @@ class Sms(TextMessage):
 
     @classmethod
     def checked_recipient(cls, value: str) -> str:
-        """The number in E.164."""
+        """The recipient's number in E.164. Raises InvalidEmail."""
         return phone_number("to", value)
 
     @classmethod
     def checked_sender(cls, value: str) -> str:
-        """The sender, as the provider gets it."""
+        """The sender that the provider gets: a number in E.164, or the value itself. Raises InvalidEmail."""
         if value.startswith("+"):
             return phone_number("sender", value)
         if any(pattern.fullmatch(value) for pattern in (_SENDER_NAME, _SHORT_CODE, _SENDER_POOL)):
@@ -122,15 +129,15 @@ class Sms(TextMessage):
 
     @property
     def segments(self) -> Segments:
-        """What the networks transmit, and providers charge for."""
+        """The number of segments of the text."""
         return segments_of(self.text)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """An unlikely number, and a character that makes the text take more segments."""
+        """Warns of an unlikely number, and of a character that increases the number of segments. See `Message`."""
         found = []
         if not is_likely(self.to[0]):
-            found.append("to: No operator is known to assign this number; check it.")
+            found.append("to: The country is not known to assign this number; check the number.")
         count = self.segments.count
         if self.segments.alphabet is Alphabet.UCS_2 and (foreign := _foreign(self.text)) is not None:
             others = "".join(each for each in self.text if _foreign(each) is None)

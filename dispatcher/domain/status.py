@@ -17,7 +17,7 @@ Rules:
 1. Only an operator or evidence changes the status of an email that is `failed` or `held`. When a host is lost, recovery
    sets emails to `held` without evidence. If the worker or its ledger returns, its evidence replaces the status, unless
    the email has changed since.
-2. `sent` is final. `cancelled` is final, too, except for evidence that the email was sent before.
+2. `sent` is final. `cancelled` is final, too, unless evidence shows that the email was sent before.
 3. A late acceptance, from a worker that lost its lease, is evidence. It proves `sent` from any status. So does an event
    that the provider reports after it accepted the email. If a worker has leased the email, the event waits until the
    lease has ended. From the moment the event is stored, no worker may lease the email.
@@ -25,7 +25,7 @@ Rules:
    that the email was sent.
 5. A provider may report that it accepted an email and then dropped it for every recipient. Then a `held` email has
    not arrived and becomes `failed`, and a `pending` email may still be sent.
-6. Only a `pending` email may be leased or published. A `waiting` email is neither until its time has come. If the lease
+6. Only a `pending` email may be leased or published. A `waiting` email becomes `pending` when it is due. If the lease
    of a `sending` email expires, recovery decides the next status: the owner may or may not have sent the email.
 """
 
@@ -40,15 +40,15 @@ class Status(StrEnum):
     """The status of an email; the value of `email_log.status`."""
 
     PENDING = "pending"
-    """Due: its message is on the send queue, or will be at once."""
+    """The email is due: its message is on the send queue, or the relay will publish it."""
     WAITING = "waiting"
-    """Not due yet: scheduled for later, or waits for a redelivery."""
+    """The email is not due yet: it is scheduled for later, or waits for a redelivery."""
     SENDING = "sending"
     SENT = "sent"
     FAILED = "failed"
     HELD = "held"
     CANCELLED = "cancelled"
-    """Never to be sent, because an operator or the application cancelled it, or because it has expired."""
+    """The email will never be sent, because an operator or the application cancelled it, or because it has expired."""
 
 
 class Transition(StrEnum):
@@ -109,7 +109,7 @@ FINISHED: Final = frozenset({Status.SENT, Status.FAILED, Status.HELD, Status.CAN
 
 
 class OnUncertain(StrEnum):
-    """What to do if the outcome of an attempt is unknown: set per email, or by default for a host."""
+    """The policy for an attempt with an unknown outcome. The email, its lane or the host's settings choose it."""
 
     HOLD = "hold"
     RESEND = "resend"

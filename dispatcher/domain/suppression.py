@@ -27,7 +27,7 @@ class SuppressionReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """An address, a phone number, or a whole domain, to be suppressed. Must not be logged.
+    """An address, a phone number or a whole domain that is or may be suppressed. Must not be logged.
 
     Attributes:
         text: The address without a display name, the number in E.164, or the domain.
@@ -43,7 +43,8 @@ class Recipient:
         Raises:
             InvalidEmail: The text is neither an address nor a number nor a domain. The error never repeats the text.
         """
-        from dispatcher.domain.address import parse_address  # the settings import this module, and no address
+        # Imported here, because the settings import this module and need no addresses.
+        from dispatcher.domain.address import parse_address
 
         text = text.strip()
         if text.startswith("+") and "@" not in text:
@@ -59,7 +60,7 @@ class Recipient:
 
     @property
     def masked(self) -> str:
-        """What an operator recognises: `j•••@example.com`, `+49•••78`, or the domain."""
+        """A shortened form that an operator recognises: `j•••@example.com`, `+49•••78`, or the domain."""
         if self.text.startswith("+") and not self.is_domain and "@" not in self.text:
             return f"{self.text[:3]}•••{self.text[-2:]}"
         local, at, domain = self.text.lower().rpartition("@")
@@ -67,6 +68,7 @@ class Recipient:
 
 
 AUTOMATIC: Final = (SuppressionReason.HARD_BOUNCE, SuppressionReason.COMPLAINT, SuppressionReason.UNSUBSCRIBE)
+"""The reasons for which one event suppresses a recipient by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +76,10 @@ class SuppressionRules:
     """Which events of providers suppress a recipient.
 
     Attributes:
-        reasons: Suppress at once for these reasons.
-        days: How long an automatic entry lasts; 0: for ever.
-        soft_bounces: Suppress an address after soft bounces of this many emails; 0: never.
-        soft_bounce_days: Count the soft bounces of this many days.
+        reasons: One event with one of these reasons suppresses a recipient.
+        days: How many days an automatic entry lasts; 0: for ever.
+        soft_bounces: This many emails with soft bounces suppress an address; 0: soft bounces suppress nothing.
+        soft_bounce_days: Only the soft bounces of the last `soft_bounce_days` days count.
     """
 
     reasons: frozenset[SuppressionReason] = frozenset(AUTOMATIC)

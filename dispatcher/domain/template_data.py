@@ -12,11 +12,11 @@ from dispatcher.errors import InvalidEmail
 
 NO_DATA: Final = MappingProxyType[str, object]({})
 MAX_DATA_OCTETS: Final = 256 * 1024
-"""As JSON: SES accepts 262,144 octets of template data."""
+"""The most octets of the data as JSON. SES accepts no more."""
 MAX_DEPTH: Final = 16
-"""Deeper than any template needs, and far below the stack limit of JSON parsers."""
+"""The most levels of nesting: more than any template needs, and far below the stack limit of JSON parsers."""
 MAX_INTEGER: Final = 2**53 - 1
-"""JSON readers disagree about larger integers (RFC 8259, section 6)."""
+"""The largest integer that all JSON parsers read as the same number (RFC 8259, section 6)."""
 
 
 def checked_data(value: object) -> Mapping[str, object]:
@@ -36,7 +36,7 @@ def checked_data(value: object) -> Mapping[str, object]:
 
 
 def canonical_data(value: Mapping[str, object]) -> str:
-    """The data as canonical JSON: the order of names makes no difference."""
+    """The data as JSON with sorted names, so that equal data gives equal text."""
     return json.dumps(dict(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -35,7 +35,10 @@ def header_fault(text: str) -> str | None:
 
 
 def name_fault(text: str) -> str | None:
-    """Why a text is not allowed as a display name or file name. As `header_fault`, but refuses reordering, too."""
+    """Why a text is not allowed as a display name or file name; None if it is allowed.
+
+    Refuses what `header_fault` refuses, and characters that change the reading direction.
+    """
     if not text.isprintable() and _REORDERS.search(text):
         return "contains a character that changes the reading direction"
     return header_fault(text)

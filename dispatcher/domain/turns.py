@@ -1,8 +1,9 @@
-"""Weighted turns: who is served next, among those that wait. For lanes and for tenants. No I/O.
+"""Weighted turns: which lane or tenant is served next, of those that wait. No I/O.
 
-Each name has a clock, which advances by 1 / weight with each email. The name whose clock is furthest behind is next. So
-names that always wait are served in proportion to their weights, and a name that needs less than its share is served
-at once. A name that did not wait gets no credit for that time: its clock is set to the time of the last turn.
+In this module, a *name* is the name of a lane or of a tenant. Each name has a clock, which advances by 1 / weight with
+each email. The name with the earliest clock is next. So names that always wait are served in proportion to their
+weights, and a name that needs less than its share is served at once. A name gets no credit for the time in which it did
+not wait: its clock is set to the time of the last turn.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from heapq import heapify, heappop, heapreplace
 from typing import Final
 
 MAX_ABSENT: Final = 1000
-"""The most clocks that are kept of names that do not wait."""
+"""How many clocks are kept, at most, of names that do not wait now."""
 
 
 class Turns:
-    """The turns of one queue for which several names wait."""
+    """The order in which the waiting names are served."""
 
     def __init__(self, weight_of: Callable[[str], float]) -> None:
         """
@@ -28,10 +29,10 @@ class Turns:
         self._now = 0.0
 
     def next(self, waiting: Iterable[str]) -> str:
-        """The name that is served next. Call `charge` after it was served.
+        """The name to serve next. After the caller has served the name, it must call `charge`.
 
         Args:
-            waiting: All names that wait now, at least one. Of equal clocks, the first name is next.
+            waiting: All names that wait now, at least one. If clocks are equal, the first of their names is next.
         """
         clocks = {name: max(self._clocks.get(name, 0.0), self._now) for name in waiting}
         name = min(clocks, key=clocks.__getitem__)
@@ -41,11 +42,11 @@ class Turns:
         return name
 
     def allot(self, waiting: Mapping[str, int], turns: int) -> list[str]:
-        """The next turns, in order, and charges them. Takes a logarithmic time per turn, even for thousands of names.
+        """Returns the names of the next turns, in order, and charges them. Takes logarithmic time per turn.
 
         Args:
-            waiting: The most turns that each name needs now.
-            turns: The most turns of all names.
+            waiting: How many turns each name needs now.
+            turns: How many turns there are, at most, for all names together.
         """
         clocks = [
             (max(self._clocks.get(name, 0.0), self._now), at, name)
@@ -72,5 +73,5 @@ class Turns:
         return order
 
     def charge(self, name: str, emails: int = 1) -> None:
-        """Notes that a name was served. A negative number gives unused turns of `allot` back."""
+        """Advances a name's clock after the name was served. A negative number returns unused turns of `allot`."""
         self._clocks[name] = max(self._clocks.get(name, 0.0), self._now) + emails / self._weight_of(name)

@@ -10,6 +10,6 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def value(cls: type[T]) -> type[T]:
-    """A dataclass that mypy treats as frozen. It is not frozen at runtime, because that would more than double the time
-    to create a value."""
+    """Makes a dataclass that mypy treats as frozen. It is not frozen at runtime, because a frozen dataclass takes more
+    than twice the time to create a value."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

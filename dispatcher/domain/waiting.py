@@ -15,7 +15,8 @@ from dispatcher.domain.status import Status
 MAX_AHEAD_COUNT: Final = 10_000
 """The count of emails ahead stops at this number. A larger number would not help an operator."""
 MARKED_SECONDS: Final = 60.0
-"""How long an email may stay due. Its due mark is usually cleared within half a minute after RabbitMQ's confirm."""
+"""If an email stays due for longer, RabbitMQ has probably not confirmed its message. The due mark is usually cleared
+within half a minute after the confirm."""
 OPERATOR: Final = "paused_by_operator"
 """The state of a provider that an operator paused."""
 _REASONS: Final = frozenset(Reason)
@@ -83,15 +84,18 @@ class Facts:
         now: The current time. All times here are by PostgreSQL's clock.
         was_leased: Whether a worker has leased the email before.
         due_at: When the email's message must be on the send queue; None after RabbitMQ has confirmed the message.
+        locked_until: When the email's lease expires.
+        error_type: The reason of the last attempt, if a provider did not accept the email.
         has_owner: Whether the worker that leased the email has a database session.
         has_relay: Whether a relay publishes for the database.
         workers: The number of workers with a session, on all hosts.
-        ahead: Pending emails that were enqueued before this one, at most `MAX_AHEAD_COUNT`.
+        ahead: How many pending emails were enqueued before this email; counted up to `MAX_AHEAD_COUNT`.
         wait_until: When a waiting email becomes due; None if the email is not waiting.
         wait_reason: `scheduled` or `redelivery`, if the email waits or has waited.
         attempt_count: The number of attempts so far.
         provider: The provider of the last attempt.
-        ceilings: The most emails per second, by provider. Contains only providers with a limit.
+        troubles: The providers that workers cannot use now, or that an operator paused.
+        ceilings: The most emails per second, by provider. Contains only providers with a ceiling.
         pauses: The operators' pauses that stop the email, except pauses of providers: these are in `troubles`.
     """
 
@@ -180,14 +184,14 @@ def _of_lease(facts: Facts, recovery_seconds: float) -> WaitExplanation:
 
 
 def _of_publishing(facts: Facts) -> WaitExplanation | None:
-    """Why the email's message is not yet on the send queue; None if it is, or if it will be immediately."""
+    """Why the email's message is not on the send queue; None if the message is on it, or will be immediately."""
     if facts.wait_until is not None:
         return WaitExplanation(WaitReason.NO_RELAY, _NO_RELAY)
     if facts.due_at is None:
         return None
     due_seconds = (facts.now - facts.due_at).total_seconds()
-    # The HTTP API publishes by itself, and sets a due time slightly ahead as a fallback. Only a worker postpones an
-    # email.
+    # There are two reasons for a due time in the future. A worker postponed the email after it had leased the email. Or
+    # the HTTP API publishes the email's message by itself; then the due time is a fallback.
     if due_seconds < 0 and facts.was_leased:
         words = "A worker postponed the email: it could not use a suitable provider, or had no memory for the email."
         return WaitExplanation(WaitReason.NOT_DUE, f"{words}{_also(facts)}", facts.due_at)
@@ -230,7 +234,7 @@ def find_unusable(facts: Facts, providers: Collection[str]) -> list[ProviderProb
 def problems_with_pauses(
     problems: Sequence[ProviderProblem], pauses: Sequence[Pause], *, now: datetime, workers: int
 ) -> list[ProviderProblem]:
-    """The problems of the providers, with those that an operator paused for all workers."""
+    """The problems and the operators' pauses of providers. A pause replaces the other problem of its provider."""
     paused = [
         ProviderProblem(
             pause.name,

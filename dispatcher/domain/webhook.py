@@ -23,7 +23,7 @@ LONGEST_PROBE_SECONDS: Final = 1800.0
 """The longest wait between two attempts to reach a receiver that accepts nothing. At most a few events are posted each
 time, and all later events wait for them."""
 JITTER: Final = 0.1
-"""A wait is up to this share longer, so that the events of one outage do not come back at the same instant."""
+"""A wait is up to this share longer, so that the events of one outage are not all posted again at the same instant."""
 LONGEST_RETRY_AFTER_SECONDS: Final = 24 * _HOUR
 """A receiver that asks for a longer wait is tried again after this time."""
 
@@ -33,7 +33,8 @@ class WebhookState(StrEnum):
 
     ACTIVE = "active"
     DISABLED = "disabled"
-    """Its receiver accepted nothing for about 27 hours, or answered 410. An operator may enable it again."""
+    """The webhook's receiver accepted nothing for about 27 hours, or answered 410. An operator may enable the webhook
+    again."""
 
 
 def new_secret() -> str:
@@ -42,7 +43,7 @@ def new_secret() -> str:
 
 
 def signature(secrets: Sequence[str], message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of the header `webhook-signature`: a signature with each secret, separated by spaces."""
+    """The value of the header `webhook-signature`: one signature per secret, separated by spaces."""
     signed = b".".join((message_id.encode(), str(timestamp).encode(), body))
     keys = (base64.b64decode(secret.removeprefix(SECRET_PREFIX)) for secret in secrets)
     return " ".join("v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in keys)
@@ -52,7 +53,7 @@ def next_attempt(failed_at: datetime, now: datetime, *, draw: float) -> datetime
     """When to post an event again; None if every attempt was made.
 
     Args:
-        failed_at: The first failed attempt.
+        failed_at: When the event's first attempt failed.
         draw: A random number from 0 to 1, for the jitter.
     """
     elapsed = (now - failed_at).total_seconds()

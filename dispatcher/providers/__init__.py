@@ -1,1 +1,1 @@
-"""One adapter per provider. Only this package imports the clients of SendGrid and AWS."""
+"""The adapters, one for each provider. Only this package imports the libraries of SendGrid and AWS."""

@@ -57,7 +57,7 @@ def unsupported_by_all(configured: Mapping[str, Capabilities]) -> list[str]:
 
 
 def _highest(limits: Sequence[int | None]) -> int | None:
-    """The highest limit; None if a provider has none."""
+    """The highest limit; None if a provider has no limit."""
     known = [limit for limit in limits if limit is not None]
     return max(known) if len(known) == len(limits) else None
 
@@ -85,7 +85,7 @@ def capability_gap(email: AnyEmail, configured: Mapping[str, Capabilities]) -> C
             return None
         if need not in needs:
             needs.append(need)
-    # If any provider has the email's channel, the other channels' providers say nothing.
+    # If any provider has the email's channel, the providers of other channels do not matter.
     needs = [need for need in needs if need is not Requirement.CHANNEL] or needs
     return _explained(email, needs, configured) if needs else None
 

@@ -29,7 +29,7 @@ class Attempt:
     This class ignores the reports; the worker's subclass acts on them.
 
     Attributes:
-        number: From 1; counts every attempt of the email.
+        number: The number of the attempt, from 1. Every attempt of the email counts.
         deadline: When the attempt must have ended, including the time to connect, in the running loop's `time()`.
         is_already_counted: The provider's result was already counted with an earlier email of the same bulk call.
     """
@@ -62,14 +62,16 @@ class Attempt:
 
     @property
     def expires_in(self) -> float | None:
-        """In how many seconds the email expires: a provider that can should not deliver it later. None: never."""
+        """In how many seconds the email expires; None: never. An adapter passes this time to its provider, if the
+        provider can discard an email that it has not delivered by then."""
         return None
 
     @property
     def rendering(self) -> AbstractContextManager[None]:
         """Enter this context around the code that turns the email into octets, on any thread. Cheap and reentrant.
 
-        If the process dies inside it (a native crash, out of memory), the email is recorded as the suspected cause.
+        If the process dies inside this context (a native crash, out of memory), the email is recorded as the suspected
+        cause.
         """
         return nullcontext()
 
@@ -84,7 +86,7 @@ class Provider(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the provider supports. Routing selects the provider only for emails that it supports.
+        """What the provider supports. Routing selects the provider only for emails that the provider can send.
 
         If an adapter finds a limit only later, `send` returns `Rejected` without a code, and routing tries the next
         provider.
@@ -221,8 +223,8 @@ class PollRefused(ServerUnavailable):
     """The provider cannot be asked now: it does not answer, throttles the requests, or refuses the credentials.
 
     Attributes:
-        retry_after: The seconds that the provider asks to wait for; None if it names none.
-        is_about_all: Whether a question for another message would fail, too.
+        retry_after: The seconds that the provider asks us to wait; None if it gives no time.
+        is_about_all: Whether a question about any other message would fail, too.
     """
 
     def __init__(self, message: str, *, retry_after: float | None = None, is_about_all: bool = True) -> None:
@@ -238,9 +240,9 @@ class PollableProvider(Provider, Protocol):
     async def find_event(self, message: OpenMessage) -> ProviderEvent | None:
         """The event that the provider would report for the message's current state; None if there is none.
 
-        The event must have the same identity as the provider's own report of it (see `ProviderEvent.key`). For a
-        message without the provider's id, returns an event only if exactly one message of the provider can be this one:
-        the event is evidence, and settles the message. Returns within some seconds.
+        The event must have the same `ProviderEvent.key` as the provider's own report of the same event. If the message
+        has no `message_id`, returns an event only if exactly one message in the provider's list can be this message,
+        because the event is evidence that settles the message. Returns within some seconds.
 
         Raises:
             PollRefused: The provider gave no answer.

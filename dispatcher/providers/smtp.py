@@ -24,7 +24,7 @@ from dispatcher.transport.smtp_transaction import SmtpTransaction
 from dispatcher.transport.tls import client_context
 
 CHECK_SECONDS: Final = 15.0
-"""The limit for `check`, from connecting to QUIT."""
+"""The time limit of `SmtpProvider.check`, from connecting to QUIT."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +53,8 @@ class SmtpSettings(ProviderSettings):
     bounce_keys: tuple[bytes, ...] = setting(
         event_values.signing_keys,
         None,
-        "Keys of the tokens in envelope senders, comma-separated, of at least 32 characters each: the first signs, all "
-        "are valid. Use the same value on all hosts.",
+        "Keys that sign the tokens in envelope senders, comma-separated, of at least 32 characters each. The first key "
+        "signs new tokens; tokens of all keys are valid. Use the same value on all hosts.",
         secret=True,
         empty=(),
     )
@@ -79,7 +79,7 @@ class SmtpSettings(ProviderSettings):
         return found
 
     def bounces(self) -> BounceAddress | None:
-        """The envelope senders of emails; None if an email's sender is its envelope sender."""
+        """Creates the envelope senders of emails; None if each email's sender is also its envelope sender."""
         return BounceAddress(self.bounce_address, self.bounce_keys) if self.bounce_address else None
 
 

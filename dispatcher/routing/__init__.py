@@ -2,6 +2,7 @@
 
     breaker   whether one provider may be tried now
     evidence  whether refusals count against the provider or the email
+    gate      how many attempts one worker makes at one provider at the same time
     rate      a provider's rate ceiling, over all hosts
     routes    the providers in order, each with its breaker and rate limit
 

@@ -30,25 +30,30 @@ from dispatcher.domain.outgoing import OutgoingEmail
 from dispatcher.routing.evidence import Blame, Refusals, SuspectEmails
 
 FAILURES_IN_A_ROW: Final = 8
-"""Fewer failures are normal at a busy provider. A higher limit would waste attempts on a failed provider."""
+"""This many failures open the breaker. Fewer failures are normal at a busy provider. A higher limit would waste
+attempts on a failed provider."""
 UNREACHED_IN_A_ROW: Final = 3
-"""An unreachable provider is no email's fault. The breaker opens before a single email has used up its attempts."""
+"""This many failed connections open the breaker. The number is low, because an email is never the cause, and because
+the breaker must open before a single email has used up its attempts."""
 THROTTLED_IN_A_ROW: Final = 2
-"""Throttled emails for which the provider gave no wait time. A single refusal may concern only the recipient."""
+"""This many throttled emails pause the provider, if it gave no wait time. A single refusal may concern only the
+recipient."""
 PROBES: Final = 3
-"""How many unsuspected emails must fail before a half-open breaker opens again."""
+"""How many emails that are not suspect must fail before a half-open breaker opens again."""
 SUSPECT_SECONDS: Final = 1.0
-"""How long a half-open breaker waits for an unsuspected email before it tries any email."""
+"""How long a half-open breaker waits for an email that is not suspect, before it tries any email."""
 FIRST_OPEN_SECONDS: Final = 2.0
 LONGEST_OPEN_SECONDS: Final = 60.0
 DEFAULT_PAUSE_SECONDS: Final = 1.0
 """The first pause if a throttling provider gives no wait time, or a shorter one. Doubles while throttling continues."""
 LONGEST_PAUSE_SECONDS: Final = 3600.0
-"""Trying once an hour harms no provider. A reset time in the year 30000 would stop sending for good."""
+"""The longest pause, even if the provider asks for more. Otherwise a wrong time, such as the year 30000, would stop the
+sending for ever. One attempt per hour harms no provider."""
 _MAX_DOUBLINGS: Final = 6
 """Limits the wait of a single email to about a minute."""
 _REPORT_SECONDS: Final = 1.0
-"""Do not report a pause again if it grows by less: hundreds of emails get the same refusal, moments apart."""
+"""A pause is not reported again if it grows by less than this. Hundreds of emails may get the same refusal within
+moments."""
 
 
 class BreakerState(StrEnum):
@@ -109,7 +114,7 @@ class CircuitBreaker:
             clock: Returns the seconds of a monotonic clock.
             on_change: Called with each change: the state, the reason, and the state's least duration in seconds.
             window: How many emails may be on the wire at the same time.
-            jitter: From 0 to 1; spreads the probes of many workers.
+            jitter: Returns a random number from 0 to 1, so that many workers do not probe at the same time.
         """
         self._clock = clock
         self._on_change = on_change
@@ -181,7 +186,7 @@ class CircuitBreaker:
         return self._trials
 
     def may_proceed(self, trial: int) -> bool:
-        """Whether an attempt that has sent nothing may send: if the breaker is closed, or the attempt is the probe."""
+        """Whether an attempt that has sent nothing yet may send: the breaker is closed, or the attempt is the probe."""
         return self._state is BreakerState.CLOSED or self.state is BreakerState.CLOSED or trial == self._probe
 
     def abandon(self, trial: int) -> None:
@@ -214,10 +219,10 @@ class CircuitBreaker:
         """Notes that an attempt failed. Returns whether the email or the provider is at fault.
 
         Args:
-            email: The email of the attempt; None if the provider has not seen it.
+            email: The email of the attempt; None if the provider has not seen the email.
             in_a_row: How many failures, including this one, open the breaker.
-            by_recipient: The refusal concerns the recipients. Emails to the same recipients then count once. An email
-                that was refused before does not count if other emails have succeeded since.
+            by_recipient: The refusal concerns the recipients. Refusals of emails to the same recipients then count
+                once. A further refusal of the same email does not count if other emails have succeeded since the first.
         """
         self.abandon(trial)
         if not self._is_old(trial):
@@ -252,7 +257,7 @@ class CircuitBreaker:
         Returns whether the provider or the email is at fault. If this email alone is refused, the breaker stays closed.
 
         Args:
-            email: The refused email; None if the provider has not seen it.
+            email: The refused email; None if the provider has not seen the email.
         """
         self.abandon(trial)
         if self._is_old(trial):

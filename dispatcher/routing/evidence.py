@@ -18,7 +18,7 @@ from dispatcher.domain.outgoing import OutgoingEmail
 SEVERAL_DOMAINS: Final = 3
 """If the refused emails have fewer domains, the refusals do not yet count against the provider."""
 ALIKE_FACTOR: Final = 4
-"""Four times as many refusals count even if all concern one domain: the queue may contain no other domain."""
+"""Four times as many refusals count even if all of them concern one domain. The queue may contain no other domain."""
 MAX_REMEMBERED: Final = 1024
 """How many refused emails a worker remembers per provider."""
 
@@ -54,7 +54,7 @@ class Refusals:
         """Adds a refusal.
 
         Args:
-            email: The refused email; None if the provider has not seen it.
+            email: The refused email; None if the provider has not seen the email.
             by_recipient: The refusal concerns the recipients: emails to the same recipients count once. It also shows
                 that the provider is reachable.
         """
@@ -93,7 +93,9 @@ class SuspectEmails:
         self._records: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
 
     def note(self, email: OutgoingEmail, successes: int) -> bool | None:
-        """Adds a refusal. Returns whether other emails succeeded since the email's first refusal; None for the first.
+        """Adds a refusal. Returns whether other emails have succeeded since the email's first refusal.
+
+        Returns None if this is the email's first refusal.
 
         Args:
             successes: The provider's total number of successes.

@@ -1,7 +1,7 @@
-"""How many attempts a worker makes at one provider at the same time. If more emails wait, their lanes take turns.
+"""Limits how many attempts a worker makes at one provider at a time. If more emails wait, their lanes take turns.
 
-An adapter's pool serves in order of arrival. Without this gate, a slow provider would make an urgent email wait for all
-emails of other lanes that arrived before.
+An adapter's connection pool serves emails in the order of arrival. Without this limit, an urgent email would wait at a
+slow provider for all emails of other lanes that arrived before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dispatcher.domain.turns import Turns
 
 
 class Gate:
-    """The slots of one provider's connections in one worker."""
+    """The slots of one provider in one worker. Each attempt needs a slot."""
 
     def __init__(self, slots: int, weights: LaneWeights) -> None:
         self._free = slots
@@ -36,7 +36,7 @@ class Gate:
             raise
 
     def release(self) -> None:
-        """Gives the slot to the next email."""
+        """Returns a slot. If emails wait, the next email gets the slot."""
         while lanes := [lane for lane, line in self._waiting.items() if line]:
             lane = self._turns.next(lanes)
             slot = self._waiting[lane].popleft()

@@ -1,7 +1,8 @@
 """A token bucket: a provider's ceiling in emails per second, over all workers and hosts.
 
 The bucket is a row in PostgreSQL. One statement takes a worker's tokens for a tenth of a second, so the ceiling does
-not cost one statement per email. While PostgreSQL is unreachable, workers send nothing; they cannot lease, either.
+not cost one statement per email. While PostgreSQL is unreachable, workers get no tokens and send nothing. They could
+not lease emails in that time, either.
 
 If emails of several lanes wait, the lanes take turns by weight. So an urgent email gets one of the next tokens, however
 many bulk emails wait.
@@ -26,7 +27,8 @@ from dispatcher.telemetry.log import get_log
 
 CHUNK_SECONDS: Final = 0.1
 BURST_SECONDS: Final = 0.25
-"""The size of the bucket, in seconds. Workers that take tokens ten times a second lose no tokens."""
+"""The bucket holds the tokens of this many seconds. If workers take tokens ten times per second, the bucket does not
+overflow."""
 _SHORTEST_WAIT_SECONDS: Final = 0.02
 
 
@@ -38,7 +40,7 @@ class _Request(NamedTuple):
 
 
 class RateLimit:
-    """One worker's tokens of a provider's rate limit. Within a lane, they are granted in the order of the requests."""
+    """One worker's tokens of a provider's rate limit. Within a lane, requests get tokens in order of arrival."""
 
     def __init__(self, store: ProviderStore, provider: str, ceiling: float, weights: LaneWeights | None = None) -> None:
         """
@@ -66,8 +68,8 @@ class RateLimit:
         """Waits for a token. Returns True when one email may be sent, or False if `is_wanted` returns False first.
 
         Args:
-            is_wanted: Whether the provider may still be tried. Without this check, 256 waiting emails would need 256
-                tokens to find out that the provider's breaker has opened.
+            is_wanted: Returns whether the provider may still be tried. Without this check, 256 waiting emails would use
+                256 tokens, only to find out that the provider's breaker has opened.
         """
         if self._granting is None and self._tokens >= 1 and is_wanted():
             self._tokens -= 1
@@ -111,7 +113,7 @@ class RateLimit:
     def slow_down(self) -> None:
         """Halves the rate for all hosts at the next refill. The rate recovers by itself.
 
-        If it were halved immediately, the rate would recover before the provider's pause is over.
+        An immediate change would be useless: the rate would recover before the provider's pause is over.
         """
         self._tokens = 0
         self._is_throttled = True

@@ -53,7 +53,7 @@ class Route:
     """One provider, with its breaker and rate limit.
 
     Attributes:
-        limit: None if the operator set no ceiling.
+        limit: The provider's rate limit; None if the operator set no ceiling.
         gate: Limits the attempts at the same time; None for no limit.
         is_paused: Whether an operator paused the provider (see `domain.controls`).
         name: The provider's name.
@@ -103,15 +103,15 @@ class Route:
 
         Args:
             trial: The attempt's number from `breaker.begin`.
-            is_already_counted: Another email of the same bulk call has reported the provider's failure, which counts
-                once. A missing answer still counts for each email, to limit how many emails become held.
+            is_already_counted: Another email of the same bulk call has already reported the provider's failure, which
+                counts once. But a missing answer counts for each email, to limit how many emails become held.
         """
         match outcome:
             case Accepted():
                 self.breaker.succeed(trial)
             case Uncertain():
-                # The provider did not answer. If the breaker ignored this, a provider that never answers would cause
-                # the whole queue to become held.
+                # The provider did not answer. If the breaker ignored missing answers, and the provider never answers,
+                # every email of the queue would become held.
                 self.breaker.time_out(trial, outcome.reason)
             case Deferred() if outcome.concern is not Concern.EMAIL:
                 return self._note_refusal(outcome, trial, email, is_already_counted=is_already_counted)
@@ -157,7 +157,7 @@ class Routes:
     """The routes of one worker, in the operator's order.
 
     Attributes:
-        weights: The lanes' shares of the worker and of the rate limits.
+        weights: The lanes' weights, by which the lanes share the worker and the rate limits.
     """
 
     def __init__(
@@ -170,7 +170,8 @@ class Routes:
         """
         Args:
             weights: The lanes' weights, as in the routes' rate limits.
-            jitter: From 0 to 1; spreads emails that wait for one provider.
+            jitter: Returns a random number from 0 to 1, so that emails that wait for one provider are not all due at
+                the same time.
         """
         self._routes = tuple(routes)
         self.weights = weights or LaneWeights()
@@ -197,7 +198,8 @@ class Routes:
         return max(route.capabilities.copies for route in self._routes)
 
     def key_seconds(self, name: str) -> float | None:
-        """How long this provider remembers an idempotency key; None without keys, or if it is not configured."""
+        """For how many seconds a provider remembers an idempotency key. None if the provider has no such keys, or is
+        not configured."""
         return next((one.capabilities.idempotency_key_seconds for one in self._routes if one.name == name), None)
 
     def others(self, name: str) -> frozenset[str]:
@@ -205,7 +207,7 @@ class Routes:
         return frozenset(route.name for route in self._routes if route.name != name)
 
     def capability_gap(self, email: OutgoingEmail) -> CapabilityGap | None:
-        """Why no provider could ever send the email; None if one could."""
+        """Why no configured provider can ever send the email; None if at least one provider can."""
         return capability_gap(email, {route.name: route.capabilities for route in self._routes})
 
     def serve(self, channel: str) -> bool:
@@ -225,10 +227,14 @@ class Routes:
         ]
 
     def delay_seconds(self, able: Sequence[Route]) -> float:
-        """How many seconds until an email is due again. Call this if no route that could send it may be tried now.
+        """How many seconds until an email is due again. For an email whose possible routes may not be tried now.
 
-        Returns 0 if `able` contains all routes, because then nothing is leased until a route may be tried. Otherwise,
-        the worker keeps leasing for other routes: without a delay, it would lease and release this email repeatedly.
+        Returns 0 if `able` contains all routes, because then the worker leases no email until a route may be tried.
+        Otherwise, the worker keeps leasing emails for other routes. Without a delay, it would lease and release this
+        email repeatedly.
+
+        Args:
+            able: The routes that could send the email.
         """
         if len(able) == len(self._routes):
             return 0.0
@@ -265,7 +271,7 @@ class Routes:
         return min(waits, default=None)
 
     def pause(self, providers: Collection[str]) -> bool:
-        """Pauses these providers until the next call, and no others. Returns whether this changed anything."""
+        """Pauses exactly these providers, and resumes all others. Returns whether this changed anything."""
         changed = [route for route in self._routes if route.is_paused != (route.name in providers)]
         for route in changed:
             route.is_paused = not route.is_paused

@@ -17,8 +17,8 @@ Address = IPv4Address | IPv6Address
 _SPECIAL: Final = tuple(
     map(ip_network, ("192.0.0.0/24", "::/96", "::ffff:0:0:0/96", "64:ff9b::/96", "64:ff9b:1::/48", "fec0::/10"))
 )
-"""Networks that are not public, although `is_global` treats them, at least in part, as public: protocol assignments,
-IPv4-compatible and IPv4-translated addresses, NAT64, site-local addresses."""
+"""Networks that are not public, although Python's `is_global` is true for some of their addresses: protocol
+assignments, IPv4-compatible and IPv4-translated addresses, NAT64, site-local addresses."""
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """Resolves a host name and a port to addresses; raises OSError if the name has no address."""
@@ -46,7 +46,7 @@ async def addresses_of(host: str, port: int, *, private_setting: str | None, res
     """The addresses that a webhook may connect to, in the resolver's order.
 
     Args:
-        private_setting: The setting that would allow addresses that are not public; None if it is on.
+        private_setting: The name of the setting that allows addresses that are not public; None if the setting is on.
 
     Raises:
         NoAnswer: The name has no address, or an address is not public and not allowed.

@@ -31,21 +31,22 @@ from dispatcher.transport.tls import Tls, client_context
 CONNECT_SECONDS: Final = 10.0
 """The limit for DNS, TCP and TLS together; the call's own deadline may be earlier."""
 IDLE_SECONDS: Final = 20.0
-"""Connections that were idle for this long are closed. Servers close them after 60 s or more, without notice. A request
-that crosses the server's close on the network has been sent, and its outcome is unknown."""
+"""Connections that were idle for this long are closed. Servers close idle connections after 60 s or more, without
+notice. If we send a request just before the server's close reaches us, the outcome of the request is unknown."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
 """If a body is larger, all its octets except the last are sent before `mark_on_wire`."""
 RESPONSE_SHARE: Final = 0.25
+"""The share of a call's time that is reserved for the response; at most MAX_RESPONSE_SECONDS."""
 MAX_RESPONSE_SECONDS: Final = 1.0
-"""A share of a call's time is reserved for the response: RESPONSE_SHARE, and at most this many seconds. A request that
-could only be sent within the reserved time is not sent, because its response would probably come after the deadline."""
+"""The longest time that is reserved for a response. No request is sent within the reserved time, because its response
+would probably arrive after the deadline."""
 FALLBACK_SECONDS: Final = 0.25
 """The delay before the next address of a host is tried in parallel (RFC 8305, section 5)."""
 _MAX_HEADS: Final = 64
 
 Headers = Mapping[str, str] | Callable[[], Mapping[str, str]]
-"""A request's headers; or a function that returns them once a connection is free, because a signature contains the
-time."""
+"""A request's headers, or a function that returns them. The function is called when a connection is free, because some
+headers contain a signature of the current time."""
 
 
 class _Target(NamedTuple):
@@ -157,7 +158,7 @@ class HttpTransport:
             raise NoFreeConnection from None
 
     def _idle_connection(self) -> HttpConnection | None:
-        """The most recently used idle connection, the least likely to have been closed; None if there is none."""
+        """The most recently used idle connection, which the server has least likely closed; None if there is none."""
         while self._idle:
             connection = self._idle.pop()
             if connection.is_reusable:

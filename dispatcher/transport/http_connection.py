@@ -34,7 +34,7 @@ class HttpConnection(asyncio.Protocol):
         status: The response's status; None until it arrives.
         headers: The response's headers, by lower-case name; for a repeated header, the last value.
         body: At most the first `MAX_RESPONSE_OCTETS` of the response's body.
-        fault: Why no complete response will arrive, as a clause; None while one may arrive.
+        fault: A clause that says why no complete response will arrive; None while a response may arrive.
     """
 
     def __init__(self, on_end: Callable[[HttpConnection], None]) -> None:
@@ -73,7 +73,8 @@ class HttpConnection(asyncio.Protocol):
 
     @property
     def is_usable_when_new(self) -> bool:
-        """As `is_reusable`, but for a new connection: unread TLS input does not mean that the server has closed it."""
+        """Whether a request may be written to a new connection. Unlike `is_reusable`, allows unread input: TLS sends
+        some after the handshake."""
         return self.can_write and not any(events & ~select.POLLIN for _, events in self._socket.poll(0))
 
     @property
@@ -171,7 +172,7 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The system has taken everything."""
+        """The system has taken all octets from asyncio's buffer."""
         self._is_paused = False
         self._resume_pieces()
 
@@ -181,7 +182,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header."""
+        """Stores one header of the response."""
         if not self.is_busy:
             return
         self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
@@ -197,7 +198,7 @@ class HttpConnection(asyncio.Protocol):
             self.headers = {}
 
     def on_body(self, part: bytes) -> None:
-        """A part of the body."""
+        """Stores a part of the response's body."""
         if not self.is_busy:
             return
         self.body += part[: MAX_RESPONSE_OCTETS - len(self.body)]
@@ -206,7 +207,7 @@ class HttpConnection(asyncio.Protocol):
             self.abort()
 
     def on_message_complete(self) -> None:
-        """The response is complete."""
+        """Ends the request, because its response is complete."""
         if self.status is None or not self.is_busy:
             return
         assert self._transport is not None

@@ -106,7 +106,7 @@ def number(text: str) -> float | None:
 
 
 def message_name(text: object) -> str | None:
-    """The provider's id of an accepted email; None if the value cannot be one."""
+    """The provider's id of an accepted email; None if the value cannot be an id."""
     if not isinstance(text, str) or not 0 < len(text) <= MAX_NAME_CHARACTERS:
         return None
     return text if text.isascii() and text.isprintable() else None

@@ -46,12 +46,12 @@ from dispatcher.transport.mime_headers import (
 LARGE_OCTETS: Final = 64 * 1024
 """From this size, texts are rendered in a thread: rendering takes some milliseconds, and a thread costs 0.1 ms."""
 MAX_LINE_OCTETS: Final = 998
-"""RFC 5322, section 2.1.1, without the line end."""
+"""The longest line, without its line end (RFC 5322, section 2.1.1)."""
 
 _POLICY: Final = compat32.clone(linesep="\r\n")
 _CONTROLS: Final = bytes(set(range(32)) - set(b"\t\r\n")) + b"\x7f"
 _FILENAME_CHARACTERS: Final = 60
-"""With the parameter's name, this keeps the line below 78 characters."""
+"""The longest file name that is written on one line. With the parameter's name, the line stays below 78 characters."""
 _FILENAME_SECTION: Final = re.compile(r"(?:%..|[^%]){1,20}")
 """Sections of up to 20 characters or escapes; no escape is split."""
 _QUOTED_PRINTABLE: Final = Charset("utf-8")
@@ -81,7 +81,8 @@ class RenderedEmail:
 
 
 async def rendered(email: OutgoingEmail) -> RenderedEmail:
-    """As `render`, but large texts are rendered in a thread. Attachments are encoded when they are written."""
+    """Renders an email like `render`, but in a thread if the texts are large. Attachments are encoded only when they
+    are written to a connection."""
     octets = len(email.text or "") + len(email.html or "")
     return render(email) if octets < LARGE_OCTETS else await asyncio.to_thread(render, email)
 
@@ -90,7 +91,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
     """Renders the message and its envelope.
 
     Raises:
-        UnrenderableEmail: Enqueue should have refused the email. The text has the field's name, never its value.
+        UnrenderableEmail: Enqueue should have refused the email. The error names the field, and never quotes its value.
     """
     if email.template_id is not None:
         raise UnrenderableEmail(
@@ -115,7 +116,7 @@ def render(email: OutgoingEmail) -> RenderedEmail:
 
 
 def _once(addresses: Iterable[Address]) -> tuple[str, ...]:
-    """Each mailbox once, as first written. Only the domain is case-insensitive (RFC 5321, section 2.4)."""
+    """Each address once, as it is first written. The domain is compared without case (RFC 5321, section 2.4)."""
     specs: dict[tuple[str, str], str] = {}
     for address in addresses:
         specs.setdefault((address.local, ascii_domain(address.domain).lower()), ascii_spec(address))

@@ -24,7 +24,8 @@ from dispatcher.domain.text import header_fault
 from dispatcher.errors import DispatcherError
 
 LINE_CHARACTERS: Final = 76
-"""We fold at the limit for a line with an encoded word (RFC 2047, section 2); RFC 5322 recommends 78."""
+"""Longer lines are folded. This is the limit for a line with an encoded word (RFC 2047, section 2). RFC 5322 recommends
+at most 78 for other lines."""
 MAX_WORD_CHARACTERS: Final = 900
 """A longer word cannot be folded below RFC 5322's limit of 998 octets, so it is written as encoded words."""
 _UTF_8: Final = Charset("utf-8")
@@ -92,7 +93,7 @@ def checked_type(content_type: str) -> str:
 
 
 def addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address]:
-    """Parses a field's addresses; raises UnrenderableEmail with the reason if a header cannot contain one."""
+    """Parses a field's addresses. If a header cannot contain one of them, raises UnrenderableEmail with the reason."""
     found = []
     for text in texts:
         try:
@@ -147,12 +148,12 @@ def ascii_domain(domain: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A quoted-string (RFC 5322, section 3.2.4)."""
+    """The text as a quoted-string of RFC 5322 (section 3.2.4), with its quotes."""
     return f'"{quote(text)}"'
 
 
 def _is_plain_text(text: str) -> bool:
-    """Whether folding and unfolding return the same text, and no reader would decode it."""
+    """Whether a header can contain the text unencoded: folding does not change it, and no reader decodes it."""
     fits = len(text) <= MAX_WORD_CHARACTERS or max(map(len, text.split(" "))) <= MAX_WORD_CHARACTERS
     return fits and text.isascii() and text == text.strip(" ") and "=?" not in text
 

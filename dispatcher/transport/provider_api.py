@@ -1,4 +1,4 @@
-"""The HTTP API of a provider: its responses, and otherwise an outcome or a fault that names the provider."""
+"""Calls a provider's HTTP API. If no response arrives, the result is an outcome, or a fault that names the provider."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dispatcher.transport.http import HttpTransport
 from dispatcher.transport.http_response import HttpResponse, NoResponse, RequestNotSent
 
 CHECK_SECONDS: Final = 15.0
-"""The limit for `check`."""
+"""The time limit of `ProviderApi.check`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Posts JSON to a URL that an operator or an application has chosen, signed according to Standard Webhooks.
 
-Alerts and webhooks use it. It follows no redirect, uses no proxy, and connects only to addresses that it has checked
-(see `destination`). It does not read the body of a response, and at most 16 KiB of its headers.
+Alerts and webhooks use this module. It follows no redirect, uses no proxy, and connects only to addresses that it has
+checked (see `destination`). It reads at most 16 KiB of a response's headers, and does not parse the response's body.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class SignedPoster:
         """Opens no connection yet.
 
         Args:
-            private_setting: The setting that would allow addresses that are not public; None if it is on. Only then,
-                the URL may be an http URL of the loopback.
+            private_setting: The name of the setting that allows addresses that are not public; None if the setting is
+                on. If it is on, the URL may also be an http URL of a loopback address.
             total_seconds: The longest time for a post, including the time to connect.
         """
         self._url = urlsplit(url)
@@ -91,11 +91,11 @@ class SignedPoster:
         self._total_seconds = total_seconds
 
     async def post(self, message_id: str, secrets: list[str], body: bytes) -> PostAnswer:
-        """Posts a body, and returns the answer, whatever its status.
+        """Posts a body, and returns the receiver's answer, whatever its status.
 
         Args:
-            message_id: The `webhook-id`, the same for each attempt.
-            secrets: One signature is made with each.
+            message_id: The value of the header `webhook-id`. Use the same id for each attempt.
+            secrets: The signing secrets. The request gets one signature for each secret.
 
         Raises:
             NoAnswer: The receiver was not reached, or sent no valid answer in time.

@@ -220,7 +220,7 @@ async def _login(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpRe
 
 
 async def _cram_md5(protocol: SmtpProtocol, user: bytes, password: bytes) -> SmtpReply:
-    """RFC 2195."""
+    """Logs in with AUTH CRAM-MD5 (RFC 2195); returns the last reply."""
     reply = await _command(protocol, "AUTH CRAM-MD5")
     if reply.code != _GO_ON:
         return reply
@@ -271,7 +271,7 @@ def _tls_failure(error: ssl.SSLError) -> Exception:
 
 
 def _refused_to_open(reply: SmtpReply) -> NotConnected:
-    """The failure for a reply that does not open the connection. No email is at fault, whatever the code."""
+    """The failure for a reply that does not open the connection. Whatever its code, the email is not the cause."""
     judged = refusal(reply, SmtpPhase.CONNECTING)
     if isinstance(judged, Deferred):
         return NotConnected(judged)

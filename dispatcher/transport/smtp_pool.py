@@ -28,7 +28,7 @@ class ConnectionPool:
             finally:
                 pool.release_slot()
 
-    Idle connections are reused last in, first out, so connections that are not needed time out and are dropped.
+    The connection that became idle last is reused first. So connections that are not needed time out and are closed.
     """
 
     def __init__(
@@ -89,7 +89,8 @@ class ConnectionPool:
         return connection
 
     def put_back(self, connection: SmtpConnection) -> None:
-        """Keeps a connection for the next email; closes it if it is broken, out of step, or at its limit of emails."""
+        """Keeps a connection for the next email. Closes the connection if it is broken, has an unread or missing reply,
+        or has sent its limit of emails."""
         if not connection.protocol.is_sound:
             connection.protocol.abort()
         elif connection.emails >= self._emails_per_connection:

@@ -1,8 +1,8 @@
-"""The SMTP protocol on one connection, from the greeting on. It detects a server that is out of step.
+"""The SMTP protocol on one connection, from the greeting on. Detects surplus replies: replies without a command.
 
-A reply counts only if its command was sent first. After one surplus reply, every later reply would answer the wrong
-command, and a surplus `250` before the final dot would count as acceptance of the email. So callers `check` before
-every write, and call `read_available` before each step that they cannot undo.
+A reply counts only if its command was sent first. After one surplus reply, every later reply would count for the wrong
+command, and a surplus `250` before the final dot would count as acceptance of the email. So callers call `check` before
+every write, and `read_available` before each step that they cannot undo.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LINE: Final = re.compile(rb"([2-5][0-9][0-9])(?:([ -])(.*))?", re.DOTALL)
 
 
 class SmtpConnectionLost(Exception):
-    """The connection closed, or its replies can no longer be trusted. The text never contains the server's words."""
+    """The connection closed, or its replies can no longer be trusted. The error never contains the server's text."""
 
 
 class InvalidReply(SmtpConnectionLost):

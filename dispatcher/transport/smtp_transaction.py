@@ -29,14 +29,15 @@ from dispatcher.transport.smtp_replies import SmtpPhase, SmtpReply, acceptance, 
 START_INPUT: Final = 354
 """The only reply after which the client sends the body."""
 LARGE_BODY_OCTETS: Final = 64 * 1024
-"""A socket takes this many octets in one write, so waiting for a smaller body would cost more than it gains."""
+"""A body up to this size is sent together with its final dot, because a socket takes this many octets in one write."""
 REUSED_REPLY_SECONDS: Final = 10.0
 """The time limit for the first reply on a reused connection, after which we open a new connection; at most half of the
 remaining time."""
 REPLY_SHARE: Final = 0.25
+"""The share of a transaction's time that is reserved for the last reply; at most MAX_REPLY_SECONDS."""
 MAX_REPLY_SECONDS: Final = 5.0
-"""A share of a transaction's time is reserved for the last reply: REPLY_SHARE, and at most this many seconds, because
-servers scan an email before they reply. The final dot is not sent within the reserved time."""
+"""The longest time that is reserved for the last reply, because servers scan an email before they reply. The final dot
+is not sent within the reserved time."""
 
 
 class SmtpTransaction:
@@ -102,7 +103,8 @@ class SmtpTransaction:
     async def _envelope(
         self, email: RenderedEmail, connection: SmtpConnection, *, reused: bool
     ) -> list[tuple[int, SmtpReply]] | Outcome:
-        """The refused recipients, once the server waits for the body; an outcome if the server refuses the email."""
+        """Sends MAIL, RCPT and DATA. Returns the refused recipients when the server waits for the body, or the outcome
+        if the server refuses the email."""
         self.phase = SmtpPhase.MAIL
         timeout_seconds = min(REUSED_REPLY_SECONDS, (self._call.deadline - self._loop.time()) / 2) if reused else None
         commands = CommandSequence(
@@ -259,7 +261,8 @@ class CommandSequence:
 
 
 def _outcome_of(reply: SmtpReply, phase: SmtpPhase, protocol: SmtpProtocol) -> Outcome:
-    """The outcome for an unexpected reply. If it is no refusal, the server is out of step: closes the connection."""
+    """The outcome for an unexpected reply. If the reply is not a refusal, the server's replies no longer match our
+    commands, so this function closes the connection."""
     if reply.code < 400:
         protocol.abort()
     return refusal(reply, phase)

@@ -1,7 +1,7 @@
 """A TLS layer for asyncio protocols, on `ssl.SSLObject`, and the certificates that our clients trust.
 
-asyncio's own TLS would take a fifth of a request's CPU. It raises an exception for each response, because it reads
-until no input is left, and it has layers for streams. Here a request is one TLS record, and so is its response.
+asyncio's own TLS would take a fifth of a request's CPU: it has layers for streams, and it reads until no input is left,
+which raises an exception for each response. Here a request usually is one TLS record, and its response, too.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Tls(asyncio.Protocol, asyncio.Transport):
             self._above.pause_writing()
 
     def resume_writing(self) -> None:
-        """The system has taken everything."""
+        """The system has taken all octets from the buffer."""
         if self._is_established:
             self._above.resume_writing()
 
@@ -178,6 +178,6 @@ class Tls(asyncio.Protocol, asyncio.Transport):
         self._below.abort()
 
     def _flush(self) -> None:
-        """Sends TLS's own messages."""
+        """Sends the octets that OpenSSL has produced, such as handshake messages and alerts."""
         if self._outgoing.pending:
             self._below.write(self._outgoing.read())

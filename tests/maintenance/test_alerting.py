@@ -314,7 +314,7 @@ async def test_a_reminder_is_sent_of_a_pause_without_an_end_that_lasts(tables_ur
             await accepts(channel, "paused raised", "paused resolved")
 
     assert summary(channel.accepted[0]) == (
-        "a pause without an end is still in force: Tenant acme is paused by ann: maintenance"
+        "a pause without an end time is still in force: Tenant acme is paused by ann: maintenance"
     )
 
 

@@ -3,8 +3,8 @@
 request    the request body for one email
 responses  the outcome for each response
 
-Resend has idempotency keys: `Idempotency-Key` is the email's id, so Resend accepts an email once however often we send
-it. So an email whose outcome is unknown is tried again at Resend; see `domain.capabilities.Capabilities`.
+Resend has idempotency keys. We set `Idempotency-Key` to the email's id, so Resend accepts the email once, however often
+we send it. So an uncertain email is tried again at Resend; see `domain.capabilities.Capabilities`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.provider_api import ProviderApi
 
 KEY_SECONDS: Final = 23 * 3600.0
-"""Resend remembers a key for 24 hours. The last hour is left out, because no two clocks agree, and the last request
-must arrive before the key expires."""
+"""Resend remembers a key for 24 hours. We do not use the last hour, because clocks differ, and the last request must
+arrive before the key expires."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class ResendProvider:
     settings = ResendSettings
 
     def __init__(self, own: ResendSettings, *, connections: int = 256, ca_file: Path | None = None) -> None:
-        """Create the adapter without connecting.
+        """Creates the adapter without connecting.
 
         Args:
             connections: The maximum number of concurrent requests.
@@ -103,7 +103,7 @@ class ResendProvider:
         return outcome_of(result) if isinstance(result, HttpResponse) else result
 
     async def check(self) -> str:
-        """Check the API key for `dispatcher doctor`. Sends no email.
+        """Checks the API key for `dispatcher doctor`. Sends no email.
 
         Raises:
             ProviderFault: Resend cannot be reached, or refuses the key.
@@ -116,7 +116,7 @@ class ResendProvider:
         return "Resend accepts the API key; emails are delivered."
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Closes the connections."""
         await self._api.transport.close()
 
 

@@ -1,7 +1,7 @@
 """The body of Resend's `POST /emails`: https://resend.com/docs/api-reference/emails/send-email
 
-Two attempts for the same email must have the same body, or Resend refuses the second (409). So the body depends on
-nothing but the email.
+Two attempts for the same email must have the same body, or Resend refuses the second attempt (409). So the body depends
+only on the email.
 
 This module rejects what Resend would certainly refuse, and rewrites what Resend would misread:
 
@@ -38,7 +38,7 @@ from dispatcher.transport.mime_headers import (
 
 MAX_RECIPIENTS: Final = 50
 MAX_OCTETS: Final = 40 * 1024 * 1024
-"""Including attachments in Base64."""
+"""Resend's limit for an email, including its attachments in Base64."""
 MAX_TAGS: Final = 10
 MAX_TAG_CHARACTERS: Final = 256
 
@@ -53,8 +53,8 @@ def body_of(email: OutgoingEmail) -> bytes | Body:
     """The request body. A body with attachments is in parts, so the attachments are not copied in memory.
 
     Raises:
-        UnrenderableEmail: Resend would refuse the email, or enqueue should have refused it. The text has the field's
-            name, never its value.
+        UnrenderableEmail: Resend would refuse the email, or enqueue should have refused it. The error names the field,
+            and never quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email), option=orjson.OPT_SORT_KEYS)
@@ -112,7 +112,7 @@ def _mailbox(field: str, address: Address) -> str:
 
 
 def _add_content(document: Document, email: OutgoingEmail) -> None:
-    """Add the subject and the bodies, or the template, which replaces the bodies."""
+    """Adds the subject and the bodies, or the template, which replaces the bodies."""
     if email.subject:
         document["subject"] = checked_text("subject", email.subject)
     if email.template_id is not None:
@@ -135,7 +135,7 @@ def _tags(tags: Iterable[str]) -> list[Document]:
 
 
 def _described(file: OutgoingAttachment) -> Document:
-    """An attachment without its content."""
+    """The fields of an attachment except its content."""
     content_type = checked_type(file.content_type)
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:

@@ -47,8 +47,8 @@ def outcome_of(response: HttpResponse) -> Outcome:
     if status < 400 or status in _GATEWAYS:
         return Uncertain(_summary(response), code)
     if status == 409:
-        # Another request for this email is in progress, or arrived before with another body. Resend may have accepted
-        # that request.
+        # Another request with this email's key is in progress, or arrived before with a different body. Resend may have
+        # accepted the other request.
         return Uncertain(_summary(response), code)
     if status == 408 or status >= 500:
         return Deferred(Reason.SERVER_ERROR, _summary(response), code, response.retry_after)
@@ -86,7 +86,7 @@ def _throttled_for(response: HttpResponse) -> float | None:
 
 
 def _name(response: HttpResponse) -> str:
-    """Resend's name of the error, such as `validation_error`; empty without one."""
+    """Resend's name of the error, such as `validation_error`; empty if the response has none."""
     name = response.document.get("name")
     return name if isinstance(name, str) and name.isidentifier() and name.isascii() and len(name) <= 64 else ""
 

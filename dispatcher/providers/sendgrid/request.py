@@ -70,8 +70,8 @@ def body_of(email: OutgoingEmail, *, sandbox: bool = False) -> bytes | Body:
         sandbox: SendGrid validates the email and does not deliver it.
 
     Raises:
-        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The text has the field's
-            name, never its value.
+        UnrenderableEmail: SendGrid would refuse the email, or enqueue should have refused it. The error names the
+            field, and never quotes its value.
     """
     try:
         body = orjson.dumps(document_of(email, sandbox=sandbox))
@@ -119,8 +119,8 @@ def _addresses(field: str, texts: Iterable[str], reason: Reason) -> list[Address
 def personalizations_of(email: OutgoingEmail) -> tuple[list[Document], set[str]]:
     """The personalizations, and the email's addresses in lower case.
 
-    One personalization for all recipients; if all recipients are bcc, one for each. SendGrid ignores case when it
-    searches for repeated addresses.
+    There is one personalization for all recipients. If all recipients are bcc, there is one for each recipient.
+    SendGrid ignores case when it searches for repeated addresses.
 
     Raises:
         UnrenderableEmail: See `body_of`.
@@ -228,7 +228,7 @@ def _categories(tags: Iterable[str]) -> list[str]:
 
 
 def _described(file: OutgoingAttachment) -> Document:
-    """An attachment without its content."""
+    """The fields of an attachment except its content."""
     content_type = checked_type(file.content_type)
     filename = checked_text("an attachment's filename", file.filename)
     if not file.content:
@@ -246,8 +246,8 @@ class Personalized(NamedTuple):
     """The parts of a bulk call that one email adds.
 
     Attributes:
-        common: The request's fields outside the personalizations, as JSON with its braces.
-        personalizations: As JSON; several if the email has only bcc recipients.
+        common: The request's fields outside the personalizations: a JSON object.
+        personalizations: The email's personalizations, each as JSON; several only if all recipients are bcc.
     """
 
     common: bytes
@@ -255,7 +255,8 @@ class Personalized(NamedTuple):
 
 
 def bulk_entry_of(email: OutgoingEmail, *, sandbox: bool) -> BulkEntry | None:
-    """The email as an entry of a bulk call; None if it has no template, has a body or files, or cannot be rendered."""
+    """The email as an entry of a bulk call. None if the email has no template, has a body or attachments, or cannot be
+    rendered."""
     if email.template_id is None or email.attachments or email.text or email.html:
         return None
     try:

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from dispatcher.providers.ses.signing import Signer
 
 CHECK_SECONDS: Final = 15.0
-"""The limit for `check`: credentials and SES's response together."""
+"""The time limit of `SesProvider.check`, for the credentials and SES's response together."""
 
 _REACH: Final = "Check the network and AWS_REGION."
 _CONSOLE: Final = "See the SES console."

@@ -67,8 +67,8 @@ class _Prepared(Exception):
 
 @functools.cache
 def read_models() -> Any:
-    """botocore's loader with all files that a client reads: 10 MB, which all workers share if the files are read before
-    the fork."""
+    """botocore's loader, which has read all files that a client needs. They take 10 MB of memory. If the parent calls
+    this before the fork, all workers share this memory."""
     loader = botocore.session.Session().get_component("data_loader")
     # A different release of botocore may have fewer files, and does not need the missing files.
     with suppress(DataNotFoundError):

@@ -48,7 +48,7 @@ from dispatcher.transport.mime_headers import (
 MAX_RECIPIENTS: Final = 50
 """To, Cc and Bcc together: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 MAX_OCTETS: Final = 40 * 1024 * 1024
-"""The limit for an encoded email, on the same page."""
+"""SES's limit for an encoded email: https://docs.aws.amazon.com/ses/latest/dg/quotas.html"""
 LIMITS: Final = BulkLimits(emails=50, recipients=MAX_RECIPIENTS, octets=8 * 1024 * 1024)
 """SES's limits, except for octets. The limit for octets is ours."""
 MAX_DATA_CHARACTERS: Final = 262_144
@@ -107,8 +107,8 @@ def request_for(email: OutgoingEmail, configuration_set: str | None) -> SesReque
     """The parameters of SendEmail.
 
     Raises:
-        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it. The text contains the field's
-            name and never its value.
+        UnrenderableEmail: SES would refuse the email, or enqueue should have refused it. The error names the field, and
+            never quotes its value.
     """
     if recipients_of(email) > MAX_RECIPIENTS:
         raise UnrenderableEmail(Reason.REJECTED_RECIPIENT, f"SES accepts at most {MAX_RECIPIENTS} recipients per email")

@@ -145,7 +145,7 @@ def outcome_of(response: HttpResponse, *, has_template: bool) -> Outcome:
         has_template: The email uses a template, which may not exist in SES.
 
     Raises:
-        ProviderFault: The account or the settings are at fault; SES took nothing.
+        ProviderFault: The account or the settings are at fault, and SES accepted no email.
     """
     if response.status >= 300:
         return refusal_of(response, has_template=has_template)
@@ -160,7 +160,7 @@ def bulk_outcomes_of(response: HttpResponse, count: int) -> list[Outcome | Provi
     """The outcomes for a SendBulkEmail with this many emails; uncertain if the response does not cover every email.
 
     Raises:
-        ProviderFault: The account or the settings are at fault; SES took nothing.
+        ProviderFault: The account or the settings are at fault, and SES accepted no email.
     """
     if response.status >= 300:
         return _bulk_refusal(refusal_of(response, has_template=True), count)
@@ -234,7 +234,7 @@ def unsent_outcome(error: RequestNotSent) -> Deferred:
 
 
 def credentials_fault(error: Exception) -> ProviderFault:
-    """The fault if no AWS credentials were found: they are missing or incomplete, or their server refused to answer."""
+    """The fault if botocore found no AWS credentials: they are missing or incomplete, or a server refused them."""
     return ProviderFault(
         NAME, f"no AWS credentials to sign requests with ({type(error).__name__}).", remedy=_CREDENTIALS.remedy
     )

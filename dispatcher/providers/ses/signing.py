@@ -141,7 +141,7 @@ class Signer:
         """
         self.credentials = credentials
         self._botocore = SigV4Auth(credentials, service, region)
-        self._place = f"{region}/{service}/aws4_request"
+        self._scope_after_day = f"{region}/{service}/aws4_request"
         self._headers = dict(headers)
         if credentials.token:
             self._headers["X-Amz-Security-Token"] = credentials.token
@@ -194,7 +194,7 @@ class Signer:
         day = timestamp[:8]
         if day != self._day:
             self._day, self._key = day, self._key_of(day)
-        scope = f"{day}/{self._place}"
+        scope = f"{day}/{self._scope_after_day}"
         request = sha256(f"{form.before}{timestamp}{form.after}{digest}".encode()).hexdigest()
         to_sign = f"AWS4-HMAC-SHA256\n{timestamp}\n{scope}\n{request}"
         signature = hmac.digest(self._key, to_sign.encode(), "sha256").hex()
@@ -205,6 +205,6 @@ class Signer:
 
     def _key_of(self, day: str) -> bytes:
         key = f"AWS4{self.credentials.secret_key}".encode()
-        for part in (day, *self._place.split("/")):
+        for part in (day, *self._scope_after_day.split("/")):
             key = hmac.digest(key, part.encode(), "sha256")
         return key

@@ -6,7 +6,8 @@ statuses   the event for each status of a message
 polling    reads the status of a message, because status callbacks are easily lost
 
 Twilio has no idempotency keys: if the answer to a request is lost, the outcome is unknown, and the SMS is held or sent
-again by its policy. The URL for status callbacks names the SMS, so a callback also proves that Twilio accepted it.
+again by its policy. The URL for status callbacks contains the SMS's id, so a callback proves that Twilio accepted the
+SMS.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from dispatcher.transport.mime_headers import UnrenderableEmail
 from dispatcher.transport.provider_api import ProviderApi
 
 POLL_SECONDS: Final = 15.0
-"""The limit for `find_event`."""
+"""The time limit of `TwilioProvider.find_event`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class TwilioSettings(ProviderSettings):
     sender: str = setting(
         values.sms_sender,
         None,
-        "The sender of SMS that name none: a number, a name, or the SID of a Messaging Service.",
+        "The default sender of SMS: a number, a name, or the SID of a Messaging Service.",
         empty="",
     )
     callback_url: str | None = setting(

@@ -1,7 +1,7 @@
 """Reads what became of an SMS from Twilio's messages: https://www.twilio.com/docs/messaging/api/message-resource
 
-By its SID if it is known, else from the list of messages to its number. A message of the list counts only if no other
-message can be the SMS.
+If Twilio's id of the SMS (the SID) is known, this module reads that message. Otherwise it searches Twilio's list of
+messages to the recipient's number. A message of the list counts only if no other message can be the SMS.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dispatcher.providers.twilio.statuses import SID, event_of
 from dispatcher.transport.http_response import HttpResponse
 
 PAGE_SIZE: Final = 50
-"""Messages per request. If the number has more, the list is not complete, and proves nothing."""
+"""Messages per request. If Twilio has more messages to the number, the list is not complete, and proves nothing."""
 
 Message = Mapping[str, Any]
 
@@ -41,14 +41,14 @@ def document_of(response: HttpResponse) -> Message | None:
     """The document of a response; None if there is no such message.
 
     Raises:
-        PollRefused: The response is not an answer.
+        PollRefused: Twilio refuses the request or fails.
     """
     if response.status == 200:
         return response.document
     if response.status == 404:
         return None
     code = code_of(response)
-    # The message of the response is left out: it may have a phone number.
+    # The error does not quote the message of the response, because the message may contain a phone number.
     raise PollRefused(
         f"Twilio answers {code}.", retry_after=response.retry_after, is_about_all=400 <= response.status < 500
     )

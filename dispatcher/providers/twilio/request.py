@@ -13,19 +13,19 @@ from dispatcher.transport.mime_headers import UnrenderableEmail
 
 MAX_CHARACTERS: Final = 1600
 MAX_VALIDITY_SECONDS: Final = 36_000
-"""Twilio's default and longest `ValidityPeriod`: after this time it discards an SMS that still waits."""
+"""Twilio's default and longest `ValidityPeriod`. After this time, Twilio discards an SMS that is still in its queue."""
 
 
 def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None, expires_in: float | None) -> bytes:
     """The request's form.
 
     Args:
-        default_sender: The sender of an SMS that names none; empty: there is none.
-        callback_url: Where Twilio reports what becomes of the SMS. The SMS's id is added to it.
+        default_sender: The sender of an SMS without a sender of its own; empty: there is no default.
+        callback_url: The URL to which Twilio posts the SMS's status, without the SMS's id; None: Twilio posts nothing.
         expires_in: In how many seconds the SMS expires; None: never.
 
     Raises:
-        UnrenderableEmail: Twilio would refuse the SMS. The text has the field's name, never its value.
+        UnrenderableEmail: Twilio would refuse the SMS. The error names the field, and never quotes its value.
     """
     text, sender = email.text or "", email.sender or default_sender
     if not text or len(text) > MAX_CHARACTERS or body_fault(text):
@@ -38,7 +38,7 @@ def form_of(email: OutgoingEmail, default_sender: str, callback_url: str | None,
         )
     form = {"To": email.to[0], "MessagingServiceSid" if sender.startswith("MG") else "From": sender, "Body": text}
     if expires_in is not None:
-        # Twilio starts when it accepts the SMS. So a fraction of a second is cut.
+        # Rounded down, because the period begins only when Twilio accepts the SMS.
         form["ValidityPeriod"] = str(max(1, min(math.floor(expires_in), MAX_VALIDITY_SECONDS)))
     if callback_url is not None:
         form["StatusCallback"] = f"{callback_url}?email_id={email.email_id}"

@@ -84,7 +84,7 @@ def outcome_of(response: HttpResponse) -> Outcome:
         raise fault_of(response)
     if status == 413:
         return Rejected(Reason.TOO_LARGE, _summary(response), code)
-    if error:  # a code about this SMS that the table does not have
+    if error:  # Any other error code of Twilio concerns this SMS.
         return Rejected(Reason.REFUSED, _summary(response), code)
     raise fault_of(response)
 
@@ -98,18 +98,18 @@ def fault_of(response: HttpResponse) -> ProviderFault:
 
 
 def _error(response: HttpResponse) -> int:
-    """Twilio's number of the error; 0 without one."""
+    """Twilio's error code; 0 if the response has none."""
     found = response.document.get("code")
     return found if isinstance(found, int) and not isinstance(found, bool) and 10_000 <= found <= 99_999 else 0
 
 
 def code_of(response: HttpResponse) -> str:
-    """The status, and Twilio's number of the error if there is one."""
+    """The status, and Twilio's error code if there is one: `400 21211`."""
     return f"{response.status} {_error(response) or ''}".rstrip()
 
 
 def _summary(response: HttpResponse) -> str:
-    """The response in one scrubbed line: status, Twilio's number of the error, and its message or a description."""
+    """The response in one scrubbed line: status, Twilio's error code, and its message or a description of the body."""
     message = response.document.get("message")
     if isinstance(message, str) and message and response.status >= 400:
         return scrub(f"{code_of(response)}: {message}")

@@ -44,11 +44,12 @@ def event_of(
     code: str | None = None,
     detail: str | None = None,
 ) -> ProviderEvent | None:
-    """The event for a status; None if the status is no event.
+    """The event for a status; None if no event corresponds to the status.
 
     Args:
-        now: Twilio gives no time of a status.
-        code: Twilio's number of the error.
+        now: The time of the event, because Twilio does not report when the status changed.
+        sid: Twilio's id of the message.
+        code: Twilio's error code.
     """
     kind = EventKind.UNSUBSCRIBED if code == OPTED_OUT else KINDS.get(status)
     if kind is None:
@@ -63,7 +64,7 @@ def event_of(
         bounce=_bounce(code) if kind is EventKind.BOUNCED else None,
         code=code[:20] if code else None,
         detail=detail,
-        # A replayed SMS has another SID, and its events are not those of the first.
+        # A replayed SMS has a new SID. Its events must not count as repetitions of the first SMS's events.
         distinction=sid,
     )
 
