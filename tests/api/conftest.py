@@ -13,6 +13,12 @@ from tests.api.running_api import UNREACHABLE_AMQP_URL, Api, running, settings_o
 
 
 @pytest.fixture
+def database_url(tables_url: str) -> str:
+    """A migrated, empty database. Modules whose tests change the schema replace this fixture by `own_database_url`."""
+    return tables_url
+
+
+@pytest.fixture
 def settings(servers: Servers, database_url: str, topology_names: Topology) -> Settings:
     """Settings for an API with a separate database, and with an AMQP URL at which no RabbitMQ runs."""
     return settings_of(database_url, UNREACHABLE_AMQP_URL, topology_names)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -182,3 +182,13 @@ def make_key(connection: psycopg.Connection, **columns: Any) -> str:
     }
     insert_key(connection, values | columns)
     return key.text()
+
+
+@contextmanager
+def missing_table(connection: psycopg.Connection, table: str) -> Iterator[None]:
+    """Hides a table during the block."""
+    connection.execute(f"alter table {table} rename to gone".encode())
+    try:
+        yield
+    finally:
+        connection.execute(f"alter table gone rename to {table}".encode())

@@ -17,7 +17,7 @@ from dispatcher.broker.topology import Topology, depths
 from dispatcher.config import Settings
 from dispatcher.dev.servers import Servers
 from tests.acceptance.rabbit import Rabbit
-from tests.api.running_api import EMAIL, Api, running, settings_of
+from tests.api.running_api import EMAIL, Api, missing_table, running, settings_of
 from tests.waiting import until, until_answer
 
 
@@ -297,12 +297,12 @@ def due(connection: psycopg.Connection) -> int:
     return int(count)
 
 
-async def test_after_a_database_error_requests_succeed_again(settings: Settings, database_url: str) -> None:
+async def test_after_a_database_error_requests_succeed_again(
+    settings: Settings, connection: psycopg.Connection
+) -> None:
     async with running(settings) as api:
-        with psycopg.connect(database_url, autocommit=True) as administration:
-            administration.execute("alter table email_idempotency rename to gone")
+        with missing_table(connection, "email_idempotency"):
             broken = await api.post("k-1")
-            administration.execute("alter table gone rename to email_idempotency")
 
         assert broken.code == "internal-error"
         assert (await api.post("k-2")).status == 202

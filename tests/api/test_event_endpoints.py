@@ -24,6 +24,12 @@ SENDGRID = "/v1/events/sendgrid"
 SES = "/v1/events/ses"
 
 
+@pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because one test refuses connections to the database."""
+    return own_database_url
+
+
 @pytest.fixture(scope="module")
 def key() -> SendGridKey:
     """The key of SendGrid's event webhook."""

@@ -24,6 +24,12 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because the examples create a table."""
+    return own_database_url
+
+
+@pytest.fixture
 def orders(connection: psycopg.Connection) -> psycopg.Connection:
     """A connection to a database with an application's table `orders`."""
     connection.execute("create table orders (number integer primary key, customer text)")

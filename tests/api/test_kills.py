@@ -22,6 +22,12 @@ from tests.supervisor.program import Program, eventually
 CLIENTS = 64
 
 
+@pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because killed processes leave sessions."""
+    return own_database_url
+
+
 class Clients:
     """Concurrent clients that post emails as fast as they can until the API is killed.
 

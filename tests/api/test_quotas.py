@@ -21,6 +21,12 @@ from tests.api.running_api import EMAIL, make_key, running
 TODAY, TOMORROW = date(2030, 6, 1), date(2030, 6, 2)
 
 
+@pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because these tests replace PostgreSQL's clock."""
+    return own_database_url
+
+
 @dataclass
 class Clocks:
     """A settable clock for PostgreSQL's sessions of `database_url`, and a settable monotonic clock of this host.

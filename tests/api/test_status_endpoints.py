@@ -7,7 +7,7 @@ import asyncio
 import psycopg
 import pytest
 
-from tests.api.running_api import EMAIL, Api, make_key
+from tests.api.running_api import EMAIL, Api, make_key, missing_table
 from tests.waiting import until
 
 
@@ -181,9 +181,8 @@ async def test_an_unexpected_error_is_logged_once_and_is_a_problem(
     api: Api, connection: psycopg.Connection, capsys: pytest.CaptureFixture[str]
 ) -> None:
     email_id = (await api.post()).json["id"]
-    connection.execute("alter table email_event rename to gone")
-
-    answer = await api.get(f"/v1/emails/{email_id}")
+    with missing_table(connection, "email_event"):
+        answer = await api.get(f"/v1/emails/{email_id}")
 
     assert (answer.status, answer.code) == (500, "internal-error")
     assert "".join(capsys.readouterr()).count("error.unexpected") == 1

@@ -16,6 +16,12 @@ from tests.cli.commandline import CommandLine, settings_for
 
 
 @pytest.fixture
+def database_url(tables_url: str) -> str:
+    """A migrated, empty database. Modules whose tests change the schema replace this fixture by `own_database_url`."""
+    return tables_url
+
+
+@pytest.fixture
 def bare(tmp_path: Path) -> CommandLine:
     """`dispatcher` without servers and providers."""
     return CommandLine(tmp_path, {"DISPATCHER_RUN_DIR": str(tmp_path / "run"), "DISPATCHER_METRICS_ADDRESS": "off"})

@@ -31,6 +31,12 @@ WRONG_LOGIN = re.compile(r"//[^@]*@")
 LEDGERS: Final = "in-flight ledgers"
 
 
+@pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because `doctor` reports that the emptied database commits asynchronously."""
+    return own_database_url
+
+
 def _findings(commandline: CommandLine, *, code: int) -> dict[str, dict[str, Any]]:
     ended = commandline.without_process("doctor", "--json")
     assert ended.code == code, ended

@@ -10,6 +10,12 @@ from tests.cli.commandline import CommandLine
 
 
 @pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because pruning drops partitions."""
+    return own_database_url
+
+
+@pytest.fixture
 def prepared(prepared: CommandLine) -> CommandLine:
     return prepared.without_process
 

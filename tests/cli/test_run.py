@@ -27,6 +27,12 @@ from tests.waiting import wait_until
 
 
 @pytest.fixture
+def database_url(own_database_url: str) -> str:
+    """A database that only one test uses, because one test copies the database."""
+    return own_database_url
+
+
+@pytest.fixture
 def silent_address() -> Iterator[str]:
     """The address of a server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:

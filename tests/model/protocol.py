@@ -63,6 +63,7 @@ ALL_FAULTS: Final = frozenset(Fault) - {
 
 
 UNSENT: Final = frozenset({Status.PENDING, Status.WAITING})
+_NEW_WORKER: Final = Worker()._asdict()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def changes(state: State, rules: Rules) -> Iterator[Change]:
 
 def _all_changes(state: State, rules: Rules) -> Iterator[Change]:
     yield from _relay(state, rules)
-    yield from _servers(state)
+    yield from _servers(state, rules)
     yield from _events(state)
     yield from _time(state, rules)
     # The next states of faults that may not occur are costly to compute, and would be discarded.
@@ -241,7 +242,7 @@ def _closed(state: State, status: Status, **fields: Any) -> State:
 
 def _recovery_is_final(state: State) -> State:
     """An earlier recovery becomes final: no later record undoes the recovery."""
-    workers = tuple(worker._replace(recovered=False) for worker in state.workers)
+    workers = tuple(worker._replace(recovered=False) if worker.recovered else worker for worker in state.workers)
     return _row_is(state, recovered_from=NOBODY)._replace(workers=workers, marking=state.marking)
 
 
@@ -493,14 +494,14 @@ def _messages(state: State) -> int:
     return state.messages + sum(worker.has_message for worker in state.workers)
 
 
-def _servers(state: State) -> Iterator[Change]:
+def _servers(state: State, rules: Rules) -> Iterator[Change]:
     row = state.row
     if row.status is Status.SENDING and not row.expired:
         yield Change("the lease expires", _row_is(state, expired=True))
     if state.messages and _messages(state) < MAX_MESSAGES:
         after = state._replace(messages=state.messages + 1)
         yield Change("RabbitMQ duplicates the message", after, fault=Fault.COPY)
-    if (state.messages or any(w.has_message for w in state.workers)) and not state.purged:
+    if Fault.PURGE in rules.faults and _messages(state) and not state.purged:
         workers = tuple(w._replace(has_message=False) for w in state.workers)
         after = state._replace(messages=0, purged=True, workers=workers)
         yield Change("RabbitMQ loses its messages", after, fault=Fault.PURGE)
@@ -925,7 +926,7 @@ def _goes_wrong(state: State, i: int, rules: Rules) -> Iterator[Change]:
     if Fault.DEATH in rules.faults:
         yield Change(f"worker {i} dies", _worker_is(back, i, step=Step.DEAD, has_message=False), fault=Fault.DEATH)
     if Fault.HOST in rules.faults:
-        gone = _settlement_is(_worker_is(back, i, **Worker()._asdict()), i, LiveSettlement())
+        gone = _settlement_is(_worker_is(back, i, **_NEW_WORKER), i, LiveSettlement())
         if state.row.owner == i:
             gone = _row_is(gone, owner=GONE)
         if state.row.recovered_from == i:

@@ -8,6 +8,7 @@ expired. For a settlement, it stores whether the lease is unchanged.
 from __future__ import annotations
 
 from enum import IntEnum, auto
+from functools import cache
 from typing import Final, NamedTuple
 
 from dispatcher.domain.status import Status
@@ -228,7 +229,9 @@ def tidy(state: State) -> State:
     return state._replace(workers=workers, settlements=settlements)
 
 
+@cache
 def _relevant(worker: Worker, *, is_sending: bool) -> Worker:
+    """The worker without values that can no longer have an effect. Millions of states have only hundreds of workers."""
     step = worker.step
     if step is Step.DEAD:
         if worker.attempted is not Answer.NONE or worker.slot is Answer.NONE:

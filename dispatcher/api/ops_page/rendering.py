@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -28,6 +29,13 @@ _REFRESH: Final = Markup(
     'hx-swap="outerMorph" hx-select-oob="#paused-band:outerMorph" hx-sync="this:drop"'
 )
 _UNITS: Final = ((86_400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+@cache
+def rendering(path: str) -> Rendering:
+    """The templates for pages below a path. All APIs of a process share them, because each template is compiled at its
+    first use, which takes tens of milliseconds."""
+    return Rendering(path)
 
 
 class Rendering:

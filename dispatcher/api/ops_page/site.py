@@ -18,7 +18,7 @@ from dispatcher.api.ops_page.forms import Form, KeptForm, read_form
 from dispatcher.api.ops_page.navigation import entries
 from dispatcher.api.ops_page.origins import is_cross_site, is_for_loopback, is_secure
 from dispatcher.api.ops_page.page_errors import PageError, page_error_of
-from dispatcher.api.ops_page.rendering import Rendering
+from dispatcher.api.ops_page.rendering import rendering
 from dispatcher.api.ops_page.sessions import Sessions, csrf_token
 from dispatcher.api.ops_page.visitor import Visitor, require_operate
 from dispatcher.config import Settings
@@ -74,9 +74,9 @@ class Site:
         self.pauses = current_pauses()
         self.resources = AsyncExitStack()
         self._pool = pool
-        self._rendering = Rendering(self.path)
         self._slots = asyncio.Semaphore(CONCURRENT_PAGES)
         self._parts: dict[tuple[str, str, str | None], tuple[object, Sequence[Pause], str]] = {}
+        self._rendering = rendering(self.path)
 
     def session(self) -> AbstractAsyncContextManager[AsyncSession]:
         """A database session whose statements time out after two seconds. Database errors become error pages."""
