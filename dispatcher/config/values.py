@@ -405,7 +405,7 @@ def path_of(text: str) -> Path:
     """An absolute path; `~` is expanded.
 
     Raises:
-        ValueError: the path begins with the home of an unknown user.
+        ValueError: The path begins with the home of an unknown user.
     """
     try:
         return Path(text).expanduser().absolute()
@@ -450,7 +450,7 @@ def api_listener(text: str) -> Listener:
 
 def header_names(text: str) -> tuple[str, ...]:
     """Complete header names. Patterns are refused, because the operator should allow each header separately."""
-    from dispatcher.domain.header_names import is_reserved  # few commands look at emails
+    from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_reserved(name)]:
