@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # This timeout is a last resort. RabbitMQ may block publishers for any time, and meanwhile its heartbeats show that
-    # it is not dead.
+    # This timeout is a last resort. RabbitMQ may block publishers for hours, and its heartbeats show meanwhile that
+    # RabbitMQ is not dead.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""

@@ -1,4 +1,4 @@
-"""The body of a dead letter. It lets an operator understand the failure and replay the email; it contains nothing
+"""The body of a dead letter. With it, an operator can understand the failure and replay the email. It contains nothing
 private.
 
 Only dead letters of failed and held emails have such a body. If a message cannot be decoded, RabbitMQ moves it to the

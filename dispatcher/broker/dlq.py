@@ -73,8 +73,8 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the messages that are on the queue now. When the block ends, returns all messages that `remove` did not
-        select to the queue.
+        """Reads the messages that are on the queue now. When the block ends, removes the messages that were passed to
+        `remove`, and returns all other messages to the queue.
 
         Raises:
             TopologyError: The queue does not exist.

@@ -21,9 +21,9 @@ CHECKS_PER_HEARTBEAT: Final = 10
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
     """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
 
-    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. So a process that was stopped
-    for a while does not drop its connection: it makes no checks meanwhile, and then reads the data that arrived before
-    it makes the next check.
+    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
+    while makes no checks. When the process continues, it reads the data that has arrived before it makes the next
+    check, so it does not drop its connection.
     """
 
     def __init__(self, connection: AsyncioConnection, timeout: int) -> None:

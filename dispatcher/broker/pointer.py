@@ -34,8 +34,8 @@ _HEX: Final = "[0-9A-Fa-f]"
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Enqueue refuses all unprintable characters. This module refuses only control characters: the application's Python may
-# have a newer Unicode version than this process, in which more characters are printable.
+# Enqueue refuses all unprintable characters. This module refuses only control characters, because the application's
+# Python may have a newer Unicode version, with more printable characters.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 
