@@ -38,7 +38,10 @@ def topics(text: str) -> tuple[str, ...]:
     """ARNs of SNS topics."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
-        raise ValueError("must have ARNs of SNS topics, such as arn:aws:sns:eu-west-1:123456789012:ses-events")
+        raise ValueError(
+            "must be a comma-separated list of ARNs of SNS topics, such as "
+            "arn:aws:sns:eu-west-1:123456789012:ses-events"
+        )
     return found
 
 

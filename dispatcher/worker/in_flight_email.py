@@ -106,7 +106,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
-    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request: the content was deleted, say
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made: no content, for example
     (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
