@@ -36,7 +36,7 @@ NEXT_NODE_SECONDS: Final = 2.0
 """If a node does not answer within this time, the next node is tried at the same time. The first connection that opens
 is used."""
 ANSWER_SECONDS: Final = 30.0
-"""Timeout of a call on a channel. Declaring a quorum queue takes a vote of the cluster."""
+"""Timeout of a call on a channel. It is long, because the cluster's nodes vote when a quorum queue is declared."""
 CLOSE_SECONDS: Final = 5.0
 TRUSTED_SECONDS: Final = 0.2
 """A count of 0 is trusted only if it arrives within this time: RabbitMQ also reports 0 for a quorum queue that did not
@@ -47,8 +47,8 @@ _DEFAULTS: Final = {
     "stack_timeout": CONNECT_SECONDS,
     "connection_attempts": 1,
     "heartbeat": 10,
-    # This timeout is only a last resort: an alarm has no time limit, and heartbeats distinguish a dead RabbitMQ from a
-    # blocked RabbitMQ.
+    # This timeout is a last resort. RabbitMQ may block publishers for hours, and its heartbeats show meanwhile that
+    # RabbitMQ is not dead.
     "blocked_connection_timeout": 600.0,
 }
 """Defaults that the query of a URL may override, such as `?heartbeat=10`."""
@@ -116,7 +116,7 @@ async def open_connection(amqp_url: str, *, name: str, ca_file: Path | None = No
 
 
 async def _first_opened(nodes: list[pika.URLParameters]) -> Connection:
-    """The first connection that opens. A node that does not answer delays the next try only briefly."""
+    """Tries one node after the other, and returns the first connection that opens."""
     tries: set[asyncio.Task[Connection]] = set()
     faults: list[BrokerUnavailable] = []
     try:
@@ -151,10 +151,8 @@ async def _opened(node: pika.URLParameters) -> Connection:
 
 
 def _summary(faults: Sequence[BrokerUnavailable]) -> BrokerUnavailable:
-    """Combines the errors of all nodes. If any node refused the login, the result is BrokerRefused.
-
-    Waiting does not help after a refused login.
-    """
+    """Combines the errors of all nodes. If any node refused the login, the result is BrokerRefused, because waiting
+    does not help then."""
     words = " ".join(fault.message for fault in faults)
     refusal = next((fault for fault in faults if isinstance(fault, BrokerRefused)), None)
     return BrokerRefused(words, remedy=refusal.remedy) if refusal else BrokerUnavailable(words)
@@ -164,7 +162,7 @@ class Connection:
     """A connection, open until `lost` is done.
 
     Attributes:
-        lost: Resolves to the reason, as a phrase, when either side has closed the connection.
+        lost: A future. When the connection has ended, its result is the reason, as a phrase.
     """
 
     def __init__(self, node: pika.URLParameters) -> None:
@@ -218,7 +216,7 @@ class Connection:
         """Opens a channel.
 
         Raises:
-            BrokerUnavailable: the connection is lost.
+            BrokerUnavailable: The connection is lost.
         """
         if not self._pika.is_open:
             cause = self.lost.result() if self.lost.done() else "we are closing the connection"
@@ -231,7 +229,8 @@ class Connection:
     async def close(self, within_seconds: float = CLOSE_SECONDS) -> None:
         """Closes the connection and its channels. Idempotent.
 
-        When this returns, everything written before has reached RabbitMQ, unless RabbitMQ did not answer in time.
+        When this method returns, everything written before has reached RabbitMQ, unless RabbitMQ did not answer within
+        `within_seconds`.
         """
         if self._pika.is_open:
             self._pika.close()
@@ -262,7 +261,7 @@ class Channel:
 
     Attributes:
         raw: Pika's channel.
-        closed: Resolves to the error when either side has closed the channel.
+        closed: A future. When the channel has ended, its result is the error.
     """
 
     def __init__(self, raw: Any) -> None:
@@ -309,10 +308,13 @@ class Channel:
                 return answer
 
     def ack(self, tags: Sequence[tuple[int, bool]]) -> None:
-        """Acks deliveries in one write: by tag, with True to include all earlier deliveries.
+        """Acks deliveries in one write.
+
+        Args:
+            tags: Pairs of a delivery tag and whether the ack includes all earlier deliveries.
 
         Raises:
-            AMQPError: the channel is closing or closed.
+            AMQPError: The channel is closing or closed.
         """
         if not self.raw.is_open:
             raise exceptions.ChannelWrongStateError
@@ -322,7 +324,7 @@ class Channel:
         """Writes the frames of messages at the end of the event loop's current round, with other pending writes.
 
         Raises:
-            AMQPError: the channel is closing or closed.
+            AMQPError: The channel is closing or closed.
         """
         if not self.raw.is_open:
             raise exceptions.ChannelWrongStateError
@@ -330,7 +332,7 @@ class Channel:
 
     @property
     def most_body_octets(self) -> int:
-        """The longest body that fits into one frame."""
+        """The length of the longest body that fits into one frame, in octets."""
         return int(self.raw.connection.most_body_octets)
 
     async def close(self) -> None:
@@ -340,11 +342,18 @@ class Channel:
         await first_of(self.closed, seconds=ANSWER_SECONDS)
 
     def fault(self, error: BaseException) -> BrokerUnavailable:
-        """Why the channel is closed. Call this after pika raised an exception when the channel was used."""
+        """Translates an exception that pika raised when the channel was used.
+
+        If the channel is closed, returns the error that closed it, which says more than pika's exception.
+        """
         return self.closed.result() if self.closed.done() else channel_fault(error)
 
     async def wait(self, answer: asyncio.Future[Any], what: str) -> Any:
-        """Waits for an answer from RabbitMQ. Raises the same errors as `call`, even if the channel closes first."""
+        """Waits for an answer from RabbitMQ, and returns the answer. Raises the same errors as `call`.
+
+        Args:
+            what: The name of the call, for the error message.
+        """
         await first_of(answer, self.closed, seconds=ANSWER_SECONDS)
         if answer.done():
             return answer.result()
@@ -359,6 +368,6 @@ async def first_of(*futures: asyncio.Future[Any], seconds: float | None = None) 
 
 
 def resolve(future: asyncio.Future[T], value: T) -> None:
-    """Sets the result of a future, unless it is already done."""
+    """Sets the result of a future, unless the future is already done."""
     if not future.done():
         future.set_result(value)

@@ -1,15 +1,18 @@
 """Consumes the lanes' queues over one connection and one channel. Reconnects until it is stopped.
 
-Each lane has a consumer and a prefetch window of its own on the channel, so no lane's messages delay another lane's.
+Each lane has a consumer and a prefetch window of its own on the channel. So the messages of one lane never delay the
+messages of another lane.
 If a lane's queue does not exist, the other lanes are consumed, and this module looks for the queue once per second.
 RabbitMQ 3.10 does not always report that a queue was deleted, so this module also checks the queues that it consumes.
 
-A message that points to several emails is split into several deliveries, its parts. Each part is acked, rejected or
-requeued separately; until then, the part is open. When no part is open, the whole message is acked or returned.
+A message that points to several emails is split into parts: one delivery for each email. The worker acks, rejects or
+requeues each part separately; until then, the part is open. When no part is open, this module acks, rejects or
+requeues the whole message.
 
 A delivery belongs to the channel that delivered it. If the channel is lost, RabbitMQ redelivers the channel's unacked
-messages to other consumers, so the channel's deliveries become void. This module sends no ack or reject for a void
-delivery, and none twice: RabbitMQ would close the channel with error 406 and redeliver the whole window.
+messages to other consumers, so the channel's deliveries become void. This module never acks or rejects a void delivery,
+and never acks or rejects a delivery twice. Otherwise, RabbitMQ would close the channel with error 406, and redeliver
+all unacked messages.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class Delivery(NamedTuple):
 
     Attributes:
         tag: RabbitMQ's number for the delivery on its channel, from 1.
-        generation: Identifies the channel of the delivery.
+        generation: A number that identifies the channel of the delivery.
         redelivered: Whether RabbitMQ has delivered the message before.
         part: The index of the delivery's email in the message, from 0.
         lane: The lane whose queue contained the message.
@@ -67,7 +70,7 @@ class Delivery(NamedTuple):
 class Consumer:
     """Consumes the queues of all lanes.
 
-    Start `run` as a task. Call all other methods from the same event loop; those that are not coroutines do not wait.
+    Start `run` as a task. Call all other methods from the same event loop. Methods that are not coroutines never block.
 
     Attributes:
         acked_count: The number of messages acked so far.
@@ -89,7 +92,7 @@ class Consumer:
         """Creates a consumer. Does not connect yet.
 
         Args:
-            queues: The queue of each lane, by lane.
+            queues: The name of each lane's queue, by lane.
             prefetch: The most unacked deliveries of each lane that RabbitMQ sends us.
             on_attempt: Called whenever consuming starts, and whenever RabbitMQ cannot be reached.
             on_refused: Called (instead of `on_attempt`) whenever RabbitMQ refuses the login. The consumer keeps trying.
@@ -131,7 +134,7 @@ class Consumer:
 
     @property
     def outstanding(self) -> int:
-        """The number of messages that are not yet acked or returned."""
+        """The number of delivered messages that are not yet acked, rejected or requeued."""
         return len(self._outstanding)
 
     async def run(self, on_delivery: Callable[[Delivery], None], on_lost: Callable[[], None]) -> None:
@@ -140,7 +143,7 @@ class Consumer:
         After `cancel`, returns when the connection is closed or lost.
 
         Args:
-            on_delivery: Called in the loop with each delivery. Must be fast and must not raise.
+            on_delivery: Called in the event loop with each delivery. Must be fast and must not raise.
             on_lost: Called when the connection or channel has ended, and no current delivery can be acked any longer.
                 Not called on `close`.
         """
@@ -183,7 +186,7 @@ class Consumer:
             del self._outstanding[tag]
         acks = [(prefix[-1], True)] if prefix else []
         acks += [(tag, False) for tag in sorted(done.difference(prefix))]
-        # If the channel is closing, RabbitMQ redelivers the messages, and `run` will detect it soon.
+        # If the channel is closing, RabbitMQ redelivers the messages, and `run` soon opens a new channel.
         if acks and self._session is not None:
             with suppress(exceptions.AMQPError):
                 self._session.channel.ack(acks)
@@ -270,7 +273,10 @@ class Consumer:
                 await self._consume_lanes(self._session)
 
     async def close(self) -> None:
-        """Stops and closes the connection. Earlier acks have reached RabbitMQ, which redelivers all other messages."""
+        """Stops consuming, and closes the connection. Idempotent.
+
+        When this method returns, earlier acks have reached RabbitMQ. RabbitMQ redelivers all other messages.
+        """
         self._stopping.set()
         self._closing = True
         if self._session is not None:
@@ -325,7 +331,7 @@ class Consumer:
         return session.reason
 
     def _receiver(self, lane: str) -> Callable[[Any, Any, Any, bytes], None]:
-        """The function that pika calls for each delivery of a lane. Kept short for speed."""
+        """The function that pika calls for each delivery of a lane. It is short, because it runs for every email."""
         generation = self._generation
         outstanding = self._outstanding
         on_delivery = self._on_delivery
@@ -422,7 +428,7 @@ class _Session:
         if self._given_up or tag in self._lanes:
             return
         await find(self.connection, queue)  # on another channel, which RabbitMQ closes if the queue does not exist
-        # RabbitMQ applies this to each consumer that is started afterwards.
+        # RabbitMQ applies a prefetch count to each consumer that starts afterwards.
         await self.channel.call(self.channel.raw.basic_qos, prefetch_count=prefetch)
         consumer = {"queue": queue, "on_message_callback": receive, "consumer_tag": tag}
         self._lanes[tag] = lane
@@ -456,6 +462,9 @@ class _Session:
         self._changed.clear()
 
     def _on_cancelled(self, cancel: Any) -> None:
-        """The queue was deleted, or its node is down. Deliveries so far may still be acked."""
+        """RabbitMQ has cancelled a consumer: its queue was deleted, or the queue's node is down.
+
+        Deliveries so far may still be acked.
+        """
         self._lanes.pop(cancel.method.consumer_tag, None)
         self._changed.set()

@@ -1,9 +1,9 @@
-"""How many more emails may be published to a queue, so that the queue stays shallow.
+"""Decides how many more emails a publisher may publish to a queue, so that the queue stays shallow.
 
 A queue keeps its order, so no later decision can move an email that is on it. A publisher with a backlog therefore
-keeps only a fraction of a second of work on the queue. It asks RabbitMQ for the number of ready messages while it
-publishes, and learns from two counts how fast workers take messages. Messages in a worker's prefetch window are not
-ready, so the window is a reserve that keeps workers busy between two batches.
+keeps only a fraction of a second of work on the queue. While it publishes, it asks RabbitMQ for the number of ready
+messages, and calculates from the last two counts how fast workers take messages. RabbitMQ does not count the messages
+in a worker's prefetch window as ready. These messages keep the worker busy between two batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 from dispatcher.errors import BrokerUnavailable, TopologyError
 
 TARGET_SECONDS: Final = 0.25
-"""How much work the queue holds, by the rate at which workers take messages."""
+"""The target depth of the queue is the number of emails that the workers take in this time."""
 COUNT_SECONDS: Final = 0.1
 """The shortest time between two counts. A shorter time would make the rate inexact."""
 ANSWER_SECONDS: Final = 0.003
@@ -26,16 +26,18 @@ LONGEST_COUNT_SECONDS: Final = 0.25
 LEAST_EMAILS: Final = 100
 """The smallest target, for workers that are slow."""
 EMPTY_EMAILS: Final = 1000
-"""The smallest target while the queue is empty: workers take everything, so the rate is unknown. A publisher that uses
-all of it is at a higher target 0.1 s later."""
+"""The smallest target while the queue is empty. Workers then take every message at once, so nobody knows how many more
+they could take. If the publisher uses all of this target, the next count, 0.1 s later, raises the target."""
 LEAST_SHARE: Final = 4
-"""Less than a quarter of the target is not published: an email costs more in a small batch."""
+"""A credit of at most a quarter (1 / LEAST_SHARE) of the target counts as 0, because small batches cost more per
+email."""
 DECAY: Final = 0.7
-"""How much of the former rate remains if a count shows a lower rate: a short pause of the workers changes little."""
+"""If a count shows a lower rate, the new rate is at least this fraction of the old rate. So a short pause of the
+workers changes the rate only a little."""
 
 
 class QueueCredit:
-    """The credit of one publisher at one queue. For one event loop."""
+    """The credit of one publisher at one queue: how many more emails it may publish. Use it in one event loop."""
 
     def __init__(self, count_ready: Callable[[], Awaitable[int]]) -> None:
         """
@@ -56,9 +58,10 @@ class QueueCredit:
 
     @property
     def emails(self) -> int:
-        """How many emails may be published now. 0 before the first count, and while less than a share is left.
+        """How many emails may be published now. 0 before the first count, and while at most a quarter of the target is
+        left.
 
-        If half of the credit is used, the next count begins in the background as soon as it may.
+        If half of the target or less is left, starts the next count in the background.
 
         Raises:
             BrokerUnavailable: RabbitMQ did not answer the last count.
@@ -77,20 +80,20 @@ class QueueCredit:
         return max(0.0, self._counted_at + self._interval - time.monotonic()) + ANSWER_SECONDS
 
     def take(self, emails: int) -> None:
-        """Takes credit. A negative number gives unused credit back."""
+        """Reduces the credit by this many emails. A negative number gives unused credit back."""
         self._published += emails
 
     def note_messages(self, messages: int) -> None:
-        """Notes in how many messages emails are published, to convert later counts of messages to emails."""
+        """Notes how many messages contain the published emails. Later counts of messages are converted to emails."""
         self._messages += messages
 
     async def counted(self) -> None:
-        """Returns when no count is running."""
+        """Waits until no count is running."""
         if self._count is not None:
             await asyncio.wait([self._count])
 
     async def close(self) -> None:
-        """Ends a running count. Idempotent."""
+        """Cancels a running count. Idempotent."""
         if self._count is not None:
             self._count.cancel()
             await asyncio.gather(self._count, return_exceptions=True)
@@ -107,7 +110,7 @@ class QueueCredit:
         try:
             found = await self._count_ready()
         except TopologyError:
-            found = 0  # the publisher reports that messages are unroutable
+            found = 0  # the queue is missing, which the publisher reports when it publishes the next message
         except BrokerUnavailable as fault:
             self._fault = fault
             self._counted_at = time.monotonic()
@@ -121,6 +124,6 @@ class QueueCredit:
             self._interval = COUNT_SECONDS if taken else min(2 * self._interval, LONGEST_COUNT_SECONDS)
             self._target = max(LEAST_EMAILS if ready else EMPTY_EMAILS, round(self._rate * TARGET_SECONDS))
         self._ready = ready
-        self._published -= published  # what was published during the count may not be counted
+        self._published -= published  # the count may not include emails that were published while it was running
         self._messages -= messages
         self._counted_at = began_at

@@ -1,4 +1,5 @@
-"""The body of a dead letter: enough for an operator to understand the failure and replay the email. Nothing private.
+"""The body of a dead letter. With it, an operator can understand the failure and replay the email. It contains nothing
+private.
 
 Only dead letters of failed and held emails have such a body. If a message cannot be decoded, RabbitMQ moves it to the
 DLQ with its original body.
@@ -23,7 +24,7 @@ MAX_ERROR_CHARACTERS: Final = 4000
 has the full text."""
 
 MAX_ATTEMPT_COUNT: Final = 2**31 - 1
-"""The maximum of the database column."""
+"""The largest value of the database column."""
 
 
 def encode(dead_letter: DeadLetter) -> bytes:

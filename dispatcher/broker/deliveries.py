@@ -16,7 +16,8 @@ from pika import data, exceptions, spec
 UNREADABLE: Final = (
     exceptions.AMQPError, ValueError, ArithmeticError, LookupError, OSError, RecursionError, struct.error,
 )  # fmt: skip
-"""The exceptions that pika raises for header values of other clients, such as a timestamp in milliseconds."""
+"""The exceptions that pika raises if it cannot decode a header that another client wrote, such as a timestamp in
+milliseconds."""
 
 _DELIVER: Final = struct.pack(">L", spec.Basic.Deliver.INDEX)
 _FRAME: Final = struct.Struct(">BHL")
@@ -36,7 +37,7 @@ _READ: Final = (
 
 
 class DeliveryFrame(NamedTuple):
-    """A delivery, with the parts of its method, properties and body that `consumer` reads.
+    """A delivery, with all fields of its method and properties that `consumer` reads.
 
     Attributes:
         end: The offset of the next frame.

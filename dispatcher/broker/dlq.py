@@ -9,9 +9,10 @@ and closes its channel. RabbitMQ then returns the unacked messages to the head o
 many messages would not preserve the order: a quorum queue returns them in any order.) Each scan adds one to the
 `x-delivery-count` of every message; the limit of both queues is a million.
 
-A concurrent scan would see an empty queue, so callers take turns (`ops.dead_letters`). A scan must read all messages: a
-quorum queue puts returned messages behind messages that were returned before, so a scan of only the first messages
-would move them to the end. If a process dies during a scan, no message is lost, because RabbitMQ closes the channel.
+A concurrent scan would find an empty queue, so only one caller scans at a time (`ops.dead_letters`). A scan must read
+all messages: a quorum queue puts returned messages behind messages that were returned before, so a scan of only the
+first messages would move them to the end. If a process dies during a scan, no message is lost: RabbitMQ closes the
+channel and returns its messages to the queue.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ from typing import Any, Final, NamedTuple
 from dispatcher.broker.connection import Channel, Connection, first_of
 
 WINDOW: Final = 50_000
-"""Messages per channel; AMQP's prefetch has 16 bits. A deeper queue needs several channels."""
+"""The most messages that a scan reads over one channel, because AMQP's prefetch count has 16 bits. A scan of a deeper
+queue uses several channels."""
 BATCH: Final = 500
 _SILENCE_SECONDS: Final = 5.0
-"""If no message arrives for this time, another consumer has the remaining messages."""
+"""If no message arrives for this time, the scan ends, because another consumer must have the remaining messages."""
 _REQUEUE_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.001
 _PAUSE_SECONDS: Final = 0.005
@@ -71,7 +73,8 @@ class DeadLetterQueue:
 
     @asynccontextmanager
     async def scan(self) -> AsyncIterator[DlqScan]:
-        """Reads the messages that are on the queue now. Messages that are not removed return when the block ends.
+        """Reads the messages that are on the queue now. When the block ends, removes the messages that were passed to
+        `remove`, and returns all other messages to the queue.
 
         Raises:
             TopologyError: The queue does not exist.
@@ -141,7 +144,7 @@ class DlqScan:
                 return
 
     def remove(self, messages: Iterable[DlqMessage]) -> None:
-        """Removes these messages from the queue when the block ends. If it ends with an exception, removes none.
+        """Removes these messages from the queue when the block ends. If the block ends with an exception, removes none.
 
         A busy RabbitMQ may drop acks to a quorum queue when the channel closes, and redeliver the messages. To be sure,
         scan again until nothing is left to remove (`ops.dead_letters.remove`).
@@ -204,7 +207,7 @@ class _ScanWindow:
         if self.channel.closed.done():
             return 0
         if self.removed:
-            # Cancel the consumer first: each ack would make room for another delivery.
+            # Cancel the consumer first. Otherwise, RabbitMQ would deliver another message after each ack.
             await self.channel.call(self.channel.raw.basic_cancel, consumer_tag=self._tag)
             await self._ack()
         await self.channel.close()
@@ -225,7 +228,10 @@ class _ScanWindow:
 
 
 async def _wait_until_returned(expected: int, depth_now: Callable[[], Awaitable[int]]) -> None:
-    """Waits until this many messages are on the queue. RabbitMQ returns a closed channel's messages with a delay."""
+    """Waits until this many messages are on the queue, or until `_REQUEUE_SECONDS` have passed.
+
+    RabbitMQ returns the messages of a closed channel with a delay.
+    """
     with suppress(TimeoutError):
         async with asyncio.timeout(_REQUEUE_SECONDS):
             while await depth_now() < expected:  # noqa: ASYNC110 - RabbitMQ does not signal their return

@@ -1,6 +1,6 @@
-"""Translates each exception of pika into one clear sentence, without the password.
+"""Translates each exception of pika into one clear sentence that never contains the password.
 
-pika nests its exceptions, and leaves most messages empty.
+pika nests its exceptions, and most of their messages are empty.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ChannelClosed(BrokerUnavailable):
 
 
 def channel_fault(error: BaseException) -> BrokerUnavailable:
-    """The error for a closed channel."""
+    """Translates the exception with which pika closed a channel."""
     if isinstance(error, exceptions.ChannelClosed):
         return ChannelClosed(error.reply_code, error.reply_text)
     return BrokerUnavailable(f"The connection to RabbitMQ is lost: {reason(error)}.")
@@ -67,7 +67,7 @@ REMEDIES: Final = {
     _REFUSED_VHOST: "Correct the virtual host at the end of DISPATCHER_AMQP_URL (write / as %2F), or grant access: "
     "`dispatcher topology users` prints the commands.",
 }
-"""How to fix a refused login, by reason. Waiting does not help in these cases; restarting RabbitMQ does not, either."""
+"""How to fix a refused login, by reason. Neither waiting nor a restart of RabbitMQ helps in these cases."""
 
 _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], str], ...]] = (
     (
@@ -76,8 +76,8 @@ _REASONS: Final[tuple[tuple[type[BaseException] | tuple[type[BaseException], ...
     ),
     (exceptions.ProbableAccessDeniedError, _REFUSED_VHOST),
     (exceptions.IncompatibleProtocolError, "the server does not speak AMQP 0-9-1"),
-    (exceptions.AMQPHeartbeatTimeout, "it stopped sending heartbeats"),
-    (exceptions.ConnectionBlockedTimeout, "it blocked publishers for too long (memory or disk alarm)"),
+    (exceptions.AMQPHeartbeatTimeout, "the server stopped sending heartbeats"),
+    (exceptions.ConnectionBlockedTimeout, "the server blocked publishers for too long (memory or disk alarm)"),
     (exceptions.ConnectionClosedByClient, "we closed the connection"),
     (exceptions.ConnectionOpenAborted, "it did not answer in time"),
     (connection_workflow.AMQPConnectorStackTimeout, "it did not answer in time"),

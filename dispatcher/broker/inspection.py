@@ -1,4 +1,6 @@
-"""Checks RabbitMQ's report about our exchange and queues for faults that AMQP does not show, above all lost messages.
+"""Checks RabbitMQ's report about our exchange and queues for faults that AMQP does not show.
+
+Most of these faults would lose messages.
 
 A queue's arguments, bindings and policies decide whether dead letters arrive and stay. A policy has the same effect as
 an argument: `effective_policy_definition` combines user policies and operator policies.
@@ -16,7 +18,7 @@ from dispatcher.domain.text import printable
 from dispatcher.errors import BrokerUnavailable, TopologyError
 
 _INIT: Final = "Run `dispatcher init`."
-_REMOVE: Final = "Remove it, because messages would be lost silently."
+_REMOVE: Final = "Remove this argument or policy, because it loses messages silently."
 _LENGTHS: Final = ("max-length", "max-length-bytes")
 _TIMES: Final = {"message-ttl": "drops old messages", "expires": "is deleted when it is unused"}
 CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
@@ -24,8 +26,8 @@ CONSUMER_TIMEOUT_SECONDS: Final = 1800.0
 MAX_NAMED_NODES: Final = 9
 MAX_SHOWN_CHARACTERS: Final = 100
 _REFUSING: Final = ("reject-publish", "reject-publish-dlx")
-"""A full queue that rejects publishes loses nothing: the email of a rejected message stays due, and a message that
-cannot be dead-lettered stays on the send queue."""
+"""The values of `overflow` with which a full queue rejects new messages. This loses nothing: the email of a rejected
+message stays due, and a message that cannot be dead-lettered stays on the send queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class _QueueReport:
         return _mapping(self.fields.get("effective_policy_definition"))
 
     def sources(self, key: str) -> Iterator[str]:
-        """Where the key is set: in an argument, a policy, or both."""
+        """A phrase about each argument and policy that sets the key, with its value."""
         if f"x-{key}" in self.arguments:
             yield f"its argument x-{key} is {_shown(self.arguments[f'x-{key}'])}"
         if key in self.policy:
@@ -126,7 +128,7 @@ def _exchange_faults(management: Management, topology: Topology) -> Iterator[Top
     if fields is None:
         yield TopologyError(f"{subject} does not exist.", remedy=_INIT)
     elif fields.get("type") != "direct" or not fields.get("durable") or fields.get("auto_delete"):
-        remedy = "Delete it and run `dispatcher init`, or set a different name in DISPATCHER_EXCHANGE."
+        remedy = "Delete the exchange and run `dispatcher init`, or set a different name in DISPATCHER_EXCHANGE."
         yield TopologyError(f"{subject} must be direct, durable and not auto-delete.", remedy=remedy)
 
 
@@ -136,8 +138,8 @@ def _queue_faults(management: Management, topology: Topology, name: str) -> Iter
         yield TopologyError(f"The queue {name} does not exist.", remedy=_INIT)
         return
     if not fields.get("durable") or fields.get("auto_delete") or fields.get("exclusive"):
-        words = f"The queue {name} is deleted by a restart or when its users disconnect."
-        yield TopologyError(words, remedy="Delete it and run `dispatcher init`.")
+        words = f"The queue {name} must be durable, and neither auto-delete nor exclusive, so that RabbitMQ keeps it."
+        yield TopologyError(words, remedy="Delete the queue and run `dispatcher init`.")
     bindings = [(one.get("source"), one.get("routing_key")) for one in management.bindings(name)]
     if (topology.exchange, name) not in bindings:
         words = f"The queue {name} is not bound to the exchange {topology.exchange} with its own name."
@@ -165,7 +167,7 @@ def _dead_lettering_faults(queue: _QueueReport, topology: Topology) -> Iterator[
     for key, wanted in ours.items():
         if (found := queue.effective(key)) != wanted:
             words = f"rejected messages do not reach the DLQ: {key} is {_shown(found or 'not set')}, must be {wanted}"
-            remedy = "Delete it when it is empty and run `dispatcher init`."
+            remedy = "Delete the queue when it is empty, and run `dispatcher init`."
             yield TopologyError(f"The queue {queue.name}: {words}.", remedy=remedy)
 
 

@@ -1,7 +1,7 @@
-"""A client for RabbitMQ's HTTP API: its version, queue depths, and reports about exchange and queues.
+"""A client for RabbitMQ's HTTP API. Reads the version, the depths of queues, and reports about exchange and queues.
 
-Counts are up to 5 seconds old. A reply without a count is an error, and never means zero. All calls block; call them
-from a thread if an event loop runs.
+Counts are up to 5 seconds old. A reply without a count is an error, and never means zero. All calls block: if an event
+loop is running, call them from a thread.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Management:
         Args:
             url: `http://user:password@host:15672`, or several URLs, comma-separated. The user needs the monitoring tag.
             ca_file: Certificates to trust instead of the system's, for https://.
-            timeout_seconds: The longest that a node's complete answer may take, even if it keeps sending bytes.
+            timeout_seconds: The longest time for a node's complete answer, even if the node keeps sending bytes.
 
         Raises:
             ConfigurationError: A URL or the certificates are invalid.
@@ -79,8 +79,8 @@ class Management:
         self.longest_seconds = timeout_seconds * len(self._nodes)
 
     @property
-    def _place(self) -> str:
-        return self._nodes[0].place
+    def _label(self) -> str:
+        return self._nodes[0].label
 
     def version(self) -> str:
         """RabbitMQ's version. Also shows whether the API answers.
@@ -110,19 +110,22 @@ class Management:
         names = ("messages", "messages_ready", "messages_unacknowledged", "consumers")
         figures = [figure for name in names if is_count(figure := fields.get(name))]
         if len(figures) != len(names):
-            raise CountsUnavailable(f'{self._place} reports no message counts for queue "{queue}".')
+            raise CountsUnavailable(f'{self._label} reports no message counts for queue "{queue}".')
         return QueueDepth(*figures)
 
     def queue(self, name: str) -> Mapping[str, Any] | None:
-        """The report about a queue; None if the queue does not exist. Raises as `depth` does."""
+        """The report about a queue; None if the queue does not exist. Raises BrokerUnavailable, as `depth` does."""
         return self._found(f"queues/{self._vhost}/{quote(name, safe='')}")
 
     def exchange(self, name: str) -> Mapping[str, Any] | None:
-        """The report about an exchange; None if the exchange does not exist. Raises as `depth` does."""
+        """The report about an exchange; None if the exchange does not exist.
+
+        Raises BrokerUnavailable, as `depth` does.
+        """
         return self._found(f"exchanges/{self._vhost}/{quote(name, safe='')}")
 
     def bindings(self, queue: str) -> list[Mapping[str, Any]]:
-        """The bindings to a queue. Raises as `depth` does."""
+        """The bindings to a queue. Raises BrokerUnavailable, as `depth` does."""
         status, value = self._request(f"queues/{self._vhost}/{quote(queue, safe='')}/bindings")
         if status != HTTPStatus.OK or not isinstance(value, list):
             raise self._refusal(status)
@@ -160,7 +163,7 @@ class Management:
         }
         is_refused = status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
         return BrokerUnavailable(
-            f"{self._place} {words.get(status, f'answers {status}')}.", remedy=_REFUSED if is_refused else None
+            f"{self._label} {words.get(status, f'answers {status}')}.", remedy=_REFUSED if is_refused else None
         )
 
 
@@ -180,12 +183,13 @@ class _Node:
         self._headers = {"Authorization": _basic(parts.username or "guest", parts.password or "guest")}
         self._timeout_seconds = timeout_seconds
         self._tls = _tls(ca_file) if parts.scheme == "https" else None
-        self.place = f"RabbitMQ's management API at {self._host}:{self._port}"
+        self.label = f"RabbitMQ's management API at {self._host}:{self._port}"
 
     def get(self, path: str) -> tuple[int, Any]:
         """The status and the JSON of a reply; None for a reply without JSON."""
         connection = self._connection()
-        # The connection's own timeout applies to each read, so a server that sends single bytes could delay us forever.
+        # The connection's own timeout applies to each single read. A server that sends one byte at a time could delay
+        # us forever.
         is_late = threading.Event()
         cut = threading.Timer(self._timeout_seconds, _cut, [connection, is_late])
         cut.start()
@@ -199,10 +203,10 @@ class _Node:
         except (OSError, HTTPException) as error:
             if is_late.is_set():
                 raise self._timeout() from error
-            if not isinstance(error, OSError):  # its text would repeat what an unknown server sent
-                raise BrokerUnavailable(f"{self.place} does not speak HTTP.") from None
+            if not isinstance(error, OSError):  # the error's text may repeat bytes that an unknown server sent
+                raise BrokerUnavailable(f"{self.label} does not speak HTTP.") from None
             words = error.strerror or str(error) or type(error).__name__
-            raise BrokerUnavailable(f"{self.place} cannot be reached: {words.lower()}.") from error
+            raise BrokerUnavailable(f"{self.label} cannot be reached: {words.lower()}.") from error
         finally:
             cut.cancel()
             # Wait until the timer's thread has ended: the caller may fork, and no thread may run then.
@@ -214,7 +218,7 @@ class _Node:
         return answer
 
     def _timeout(self) -> BrokerUnavailable:
-        return BrokerUnavailable(f"{self.place} did not answer within {self._timeout_seconds:g} s.")
+        return BrokerUnavailable(f"{self.label} did not answer within {self._timeout_seconds:g} s.")
 
     def _connection(self) -> HTTPConnection:
         if self._tls is None:
@@ -237,7 +241,7 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 def _cut(connection: HTTPConnection, is_late: threading.Event) -> None:
-    """Shuts down the socket. A read in another thread then returns immediately."""
+    """Shuts down the socket, so that a read in another thread returns immediately."""
     is_late.set()
     with suppress(OSError, AttributeError):  # not connected yet, or already closed
         connection.sock.shutdown(socket.SHUT_RDWR)

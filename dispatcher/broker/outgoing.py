@@ -1,4 +1,4 @@
-"""A message to publish: its body, the properties that tools and traces need, and its encoding.
+"""A message to publish: its body, the properties that tools and traces need, and its encoding as AMQP frames.
 
 pika needs a dozen calls and objects to write a message. This module writes it in one step, as frames (AMQP 0-9-1,
 section 4.2.3): the method, which is the same for all messages to a queue, a header with the properties, and the body.
@@ -20,7 +20,7 @@ from dispatcher.domain.dead_letter import DeadLetter
 from dispatcher.domain.values import value
 
 _MAX_SHORT_STRING_OCTETS: Final = 255
-"""AMQP 0-9-1, section 4.2.5.3."""
+"""The limit of AMQP 0-9-1 for a short string, such as a correlation id (section 4.2.5.3)."""
 _PERSISTENT: Final = b"\x02"
 _MANDATORY: Final = b"\x01"
 _FRAME: Final = struct.Struct(">BHL")
@@ -46,7 +46,8 @@ class Outgoing:
     Attributes:
         queue: The queue's name, which is also the routing key.
         message_id: The email's id; for a bundle, the id of its first email.
-        correlation_id: None for a bundle, or if it exceeds AMQP's 255 octets. The email's row always has it.
+        correlation_id: None for a bundle, and for an email whose correlation id is longer than 255 octets (AMQP's
+            limit) or missing. The email's row contains the full id.
         traceparent: The W3C trace context for the header `traceparent`; None for a bundle.
     """
 
@@ -115,8 +116,11 @@ class Outgoing:
 
 
 def _bundle_size(count: int, most: int) -> int:
-    """The size of the bundles: as few bundles as possible, of equal size. With at most 16 emails per bundle, 18 emails
-    become 9 and 9, and not 16 and 2, so that no worker is idle."""
+    """The number of emails per bundle, so that there are as few bundles as possible, of equal size.
+
+    With at most 16 emails per bundle, 18 emails become two bundles of 9, and not 16 and 2. So two workers finish at the
+    same time.
+    """
     bundles = math.ceil(count / most)
     return math.ceil(count / bundles) if bundles else most
 

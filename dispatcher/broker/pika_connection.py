@@ -1,5 +1,6 @@
-"""Extends pika's connection. It detects a silent RabbitMQ in time, writes frames in one piece, reads deliveries without
-copying, and survives messages whose properties pika cannot parse."""
+"""Extends pika's connection. The extended connection detects a silent RabbitMQ in time, writes many frames in one
+piece, reads deliveries without copying the rest of the buffer, and survives messages whose properties pika cannot
+parse."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ CHECKS_PER_HEARTBEAT: Final = 10
 class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py.typed
     """Pika's heartbeats, but a silent connection ends after the timeout. pika itself may take more than twice as long.
 
-    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds: while our process is stopped,
-    there are no checks, and data that arrived in that time is read before the next check.
+    RabbitMQ sends a heartbeat twice per timeout. This class counts checks, not seconds. A process that is stopped for a
+    while makes no checks. When the process continues, it reads the data that has arrived before it makes the next
+    check, so it does not drop its connection.
     """
 
     def __init__(self, connection: AsyncioConnection, timeout: int) -> None:
@@ -39,14 +41,17 @@ class _Heartbeats(HeartbeatChecker):  # type: ignore[misc]  # pika 1.4 has no py
 
 
 class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has no py.typed
-    """Pika's connection with our extensions. They depend on pika's internals, so each has its own test."""
+    """Pika's connection with our extensions. The extensions depend on pika's internals, so each has its own test."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._frames: list[bytes] = []
         super().__init__(*arguments, **named)
 
     def abort(self) -> None:
-        """Drops the connection immediately. Pika's `close` would wait for an answer: a blocked RabbitMQ sends none."""
+        """Drops the connection immediately. Idempotent.
+
+        Pika's `close` would wait for an answer, and a RabbitMQ that blocks publishers sends none.
+        """
         if self.is_closed:
             return
         if self._opened:
@@ -89,7 +94,7 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
         self._frame_buffer += data_in
         while self._frame_buffer:
             self._take_deliveries()
-            if is_incomplete_delivery(self._frame_buffer):  # pika must read all of its frames, or none
+            if is_incomplete_delivery(self._frame_buffer):  # pika must not read only some of a delivery's frames
                 return
             consumed, value = self._read_frame()
             if not value:
@@ -108,15 +113,15 @@ class PikaConnection(AsyncioConnection):  # type: ignore[misc]  # pika 1.4 has n
             at = delivery.end
             self.frames_received += 3
             consume(channel, delivery, delivery, delivery.body)
-            if self._frame_buffer is not buffer:  # `consume` has lost the connection
+            if self._frame_buffer is not buffer:  # the connection was lost during `consume`
                 return
         self._trim_frame_buffer(at)
 
     def _read_frame(self) -> Any:
         """The next frame, with empty properties if pika cannot parse them.
 
-        Otherwise, such a message would close the connection, RabbitMQ would redeliver the message, and the queue would
-        be stuck.
+        Otherwise, pika would close the connection because of such a message, RabbitMQ would redeliver the message, and
+        this would repeat forever.
         """
         try:
             return super()._read_frame()

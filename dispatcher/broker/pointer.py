@@ -26,7 +26,7 @@ from dispatcher.errors import InvalidPointer
 VERSION: Final = 1
 BUNDLE_VERSION: Final = 2
 MAX_BODY_OCTETS: Final = 64 * 1024
-"""Larger than any pointer, bundle or dead letter of ours. A larger body is refused without parsing."""
+"""The longest body that is parsed. Our own pointers, bundles and dead letters are shorter."""
 TRACEPARENT: Final = "traceparent"
 
 _HEX: Final = "[0-9A-Fa-f]"
@@ -34,8 +34,8 @@ _HEX: Final = "[0-9A-Fa-f]"
 _UUID: Final = re.compile(f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}")
 
 
-# Only control characters are checked here. Enqueue refuses more characters, such as unprintable characters, but the
-# application's Python may have a newer Unicode version than this process.
+# Enqueue refuses all unprintable characters. This module refuses only control characters, because the application's
+# Python may have a newer Unicode version, with more printable characters.
 _CONTROLS: Final = re.compile("[\\x00-\\x1f\\x7f]")
 
 
@@ -43,8 +43,9 @@ class Pointer(NamedTuple):
     """A pointer to one email. A tuple for speed: thousands are created per second.
 
     Attributes:
-        correlation_id: For the message's property; None if the email has none, and after `decode`.
-        traceparent: The W3C trace context for the message's header; None if the email has none, and after `decode`.
+        correlation_id: For the message's property. None if the email has none, and in pointers that `decode` returns.
+        traceparent: The W3C trace context, for the message's header. None if the email has none, and in pointers that
+            `decode` returns.
     """
 
     email_id: UUID
@@ -59,7 +60,7 @@ def encode(pointer: Pointer) -> bytes:
 
 
 def encode_bundle(pointers: Sequence[Pointer]) -> bytes:
-    """The body of a bundle, at most `config.MAX_BUNDLE_EMAILS` emails."""
+    """The body of a bundle of at most `config.MAX_BUNDLE_EMAILS` emails."""
     emails = [{"email_id": pointer.email_id, "message_key": pointer.message_key} for pointer in pointers]
     return orjson.dumps({"v": BUNDLE_VERSION, "emails": emails})
 
@@ -70,7 +71,7 @@ def id_text(email_id: UUID) -> str:
 
 
 def decode(body: bytes) -> list[Pointer]:
-    """The pointers in a message body, without the values of properties and headers.
+    """The pointers in a message body. They lack correlation ids and trace contexts, which the body does not contain.
 
     Raises:
         InvalidPointer: The body, or any pointer in a bundle, is invalid. The error quotes nothing from the message.

@@ -22,9 +22,11 @@ from dispatcher.errors import BrokerUnavailable
 
 BATCH_SECONDS: Final = 15.0
 REFUSED_SECONDS: Final = 1.0
-"""If a queue refuses every message on a channel for this time, the publisher opens a new connection. A leader election
-takes less time. A channel that first publishes during an election keeps using the old leader, and refuses every message
-until that leader's node is up again (seen with RabbitMQ 3.10.8; rabbitmq-server#9241)."""
+"""If a queue refuses every message of a channel for this time, the publisher opens a new connection.
+
+A leader election takes less time. If a channel publishes its first message during an election, RabbitMQ keeps sending
+the channel's messages to the old leader, and refuses them until that leader's node is up again (seen with RabbitMQ
+3.10.8; rabbitmq-server#9241)."""
 WINDOW: Final = 1000
 """The most unconfirmed messages. A larger window is not faster. Limits our memory while RabbitMQ blocks publishers."""
 
@@ -173,7 +175,8 @@ class _Batch:
     """One call of `publish`.
 
     Attributes:
-        done: Resolves when every message is answered (None), or when no more answers can arrive (the error).
+        done: A future. Its result is None when RabbitMQ has answered every message, or the error when no more answers
+            can arrive.
     """
 
     published: PublishResults
@@ -237,7 +240,8 @@ class _Stream:
             self._unanswered[self._written] = batch, index, (message.queue, message.message_id)
 
     async def count_ready(self, queue: str) -> int:
-        """See `Publisher.count_ready`. RabbitMQ closes the channel of a missing queue, so each queue has a channel."""
+        """See `Publisher.count_ready`. Uses one channel per queue, because RabbitMQ closes the channel of a missing
+        queue."""
         channel = self._counting.get(queue)
         if channel is None or channel.closed.done():
             channel = self._counting[queue] = await self.connection.open_channel()

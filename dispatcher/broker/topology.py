@@ -2,9 +2,9 @@
 
     exchange (direct, durable) ──queue's name──▶ send queue ──rejected──▶ exchange ──dlq's name──▶ DLQ
 
-Each lane has a send queue. One exchange serves all queues, each bound with its own name. Only `init` declares them. If
-an existing queue has different arguments, RabbitMQ closes the channel on a declaration, and an operator must decide
-what to do.
+Each lane has a send queue. One exchange serves all queues, and each queue is bound to it with its own name. Only `init`
+declares exchange and queues. If an existing queue has different arguments, RabbitMQ refuses the declaration and closes
+the channel, and an operator must decide what to do.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from dispatcher.domain.controls import DEFAULT_LANES, send_queue
 from dispatcher.errors import TopologyError
 
 DELIVERY_LIMIT: Final = 1_000_000
-"""High, because PostgreSQL counts the attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole
-prefetch window of harmless emails after 20 workers died."""
+"""How many times RabbitMQ redelivers a message before it dead-letters the message. High, because PostgreSQL counts the
+attempts. With RabbitMQ 4's default of 20, RabbitMQ would dead-letter a whole prefetch window of harmless emails after
+20 workers died."""
 _INIT: Final = "Run `dispatcher init`."
 # An example: inequivalent arg 'x-queue-type' for queue 'q' in vhost '/': received the value 'quorum' of type 'longstr'
 # but current is none
@@ -53,8 +54,8 @@ class Topology:
     """The exchange and queues that must exist on RabbitMQ.
 
     Attributes:
-        queue: The send queue of the normal lane; begins the names of the other lanes' send queues.
-        dlq: The queue of dead letters.
+        queue: The name of the normal lane's send queue. The names of the other lanes' send queues begin with this name.
+        dlq: The name of the queue of dead letters.
         queue_type: `quorum` or `classic`, for all queues.
         lanes: The lanes, most urgent first.
     """
@@ -81,7 +82,7 @@ class Topology:
         return self.dlq, *self.send_queues.values()
 
     def variable(self, queue: str) -> str:
-        """The setting that contains this queue's name."""
+        """The name of the setting that determines this queue's name."""
         return "DISPATCHER_DLQ" if queue == self.dlq else "DISPATCHER_QUEUE"
 
     def arguments(self, queue: str) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Topology:
 
 
 async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> list[str]:
-    """Creates the missing exchange and queues. Returns a line per object. Idempotent.
+    """Creates the exchange and the queues that are missing. Returns one line of text about each. Idempotent.
 
     Raises:
         TopologyError: An object exists with different arguments, or the user may not declare it.
@@ -123,7 +124,7 @@ async def declare(amqp_url: str, topology: Topology, *, ca_file: Path | None = N
 
 
 async def verify(amqp_url: str, topology: Topology, *, ca_file: Path | None = None) -> None:
-    """Checks that everything exists as `declare` creates it. Creates nothing.
+    """Checks that the exchange and the queues exist as `declare` creates them. Creates nothing.
 
     If the user may not configure the queues, RabbitMQ does not compare the queues' arguments, and only their existence
     is checked. AMQP cannot query bindings: if a binding is missing, RabbitMQ returns published messages.
@@ -203,7 +204,7 @@ async def _find_queues(connection: Connection, topology: Topology) -> dict[str, 
 
 
 async def find(connection: Connection, queue: str) -> FoundQueue:
-    """The current counts of a queue, asked on a new channel.
+    """The current counts of a queue. Uses a new channel, because RabbitMQ closes the channel if the queue is missing.
 
     Raises:
         TopologyError: The queue does not exist.

@@ -1,8 +1,8 @@
 """The minimal permissions of each RabbitMQ user, as the three expressions of a RabbitMQ permission.
 
 The expressions match the exchanges and queues that a user may configure (create, delete), write (publish, bind) and
-read (consume, bind from). `^$` matches nothing. None of these users may write to the default exchange, `amq.default`,
-because a user who may do so can publish to any queue.
+read (consume, bind from). `^$` matches nothing. None of these users may write to the default exchange, `amq.default`:
+a user with this permission can publish to any queue.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING: Final = "^$"
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """A kind of user and its permissions.
+    """A user of RabbitMQ and its permissions.
 
     Attributes:
         role: `producer`, `worker`, `operator` or `probe`.
@@ -35,7 +35,7 @@ class User:
 
 
 def users_of(topology: Topology) -> list[User]:
-    """The users of this topology, each with no more permissions than it uses."""
+    """The users of this topology, each with only the permissions that it needs."""
     send_queues = topology.send_queues.values()
     everything = _exactly(topology.exchange, *send_queues, topology.dlq)
     exchange = _exactly(topology.exchange)

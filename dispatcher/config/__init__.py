@@ -7,8 +7,8 @@ plugins    the providers, built in or from installed packages, and the settings 
 rules      checks that involve several settings
 
 Each setting is one field, which declares its variable (by default `DISPATCHER_` and the field's name in capitals), its
-default, parser and help. `dispatcher config` prints all settings. A secret may also be read from a file: set the
-variable with `_FILE` appended to the file's path.
+default, parser and help. `dispatcher config` prints all settings. A secret may also be read from a file: append `_FILE`
+to the variable's name, and set that variable to the file's path.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def load(environ: Mapping[str, str], *, needs: Collection[str] = ()) -> Settings
         needs: Fields of `Settings` that must be set, because the command needs them.
 
     Raises:
-        ConfigurationError: lists every mistake, with its variable and the remedy.
+        ConfigurationError: Lists every mistake, with its variable and the remedy.
     """
     settings, _, mistakes = examine(environ, needs=needs)
     if mistakes:

@@ -1,4 +1,4 @@
-"""Parsers of the settings about providers' events: each takes the text of a setting and returns its value.
+"""Parsers of the settings about providers' events. Each takes the text of a setting and returns the setting's value.
 
 A parser raises ValueError with a text that follows the setting's name, as in `values`.
 """
@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from dispatcher.config.values import LOOPBACKS, mailbox, url
 
 _P256_PREFIX: Final = bytes.fromhex("3059301306072a8648ce3d020106082a8648ce3d030107034200")
-"""What the DER form of every P-256 public key begins with; the point follows."""
+"""The first bytes of every P-256 public key in DER form. The key's point on the curve follows."""
 _P256_POINT_OCTETS: Final = 65
 _TOPIC: Final = re.compile(r"arn:(?:aws|aws-cn|aws-us-gov):sns:[a-z0-9-]+:\d{12}:[A-Za-z0-9_.-]{1,256}", re.ASCII)
 
@@ -38,7 +38,10 @@ def topics(text: str) -> tuple[str, ...]:
     """ARNs of SNS topics."""
     found = tuple(part.strip() for part in text.split(",") if part.strip())
     if not found or not all(_TOPIC.fullmatch(each) for each in found):
-        raise ValueError("must have ARNs of SNS topics, such as arn:aws:sns:eu-west-1:123456789012:ses-events")
+        raise ValueError(
+            "must be a comma-separated list of ARNs of SNS topics, such as "
+            "arn:aws:sns:eu-west-1:123456789012:ses-events"
+        )
     return found
 
 
@@ -52,7 +55,7 @@ def queue_url(text: str) -> str:
 
 
 def bounce_mailbox(text: str) -> str:
-    """An address to whose local part a token can be added."""
+    """An address whose local part, the part before the @, is short enough for an additional token."""
     from dispatcher.domain.bounce_address import MAX_MAILBOX_OCTETS  # loaded late, because few commands need it
 
     found = mailbox(text)

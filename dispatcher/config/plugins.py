@@ -53,7 +53,7 @@ def provider_class(name: str) -> Any:
     """The class of a provider. It is typed Any because a package's class may not follow `contract.ProviderClass`.
 
     Raises:
-        ValueError: the provider is unknown, cannot be loaded, or does not follow the contract. The text continues a
+        ValueError: The provider is unknown, cannot be loaded, or does not follow the contract. The text continues a
             sentence that begins with `DISPATCHER_PROVIDERS`, and includes the remedy.
     """
     if name in BUILT_IN:

@@ -7,7 +7,7 @@ from typing import Final
 from dispatcher.config.settings import Settings
 
 LONG_WAIT_SECONDS: Final = 600.0
-"""A wait before a retry causes no warning if it is not longer than this."""
+"""Waits before a retry of up to this length cause no warning."""
 
 
 def suspicious_settings(settings: Settings) -> tuple[str, ...]:

@@ -28,14 +28,16 @@ def setting(
     """Declares a field of `Settings`, or of a provider's settings.
 
     Args:
-        parse: Converts the variable's text to the value; raises ValueError with a sentence for the operator.
+        parse: Converts the variable's text to the value. If the text is invalid, raises ValueError with a text that
+            continues a sentence that begins with the variable's name.
         default: The text to parse if the variable is unset; None if the value is then `empty`.
         about: One sentence for `dispatcher config` and the documentation.
         variable: The variable's name, if it differs from the prefix and the field's name in capitals.
-        secret: The value is never shown. It may be read from a file: the variable with `_FILE` appended has the path.
-        is_secret_path: The value is a URL whose path is secret.
+        secret: Whether the value must never be shown. The value may then be read from a file, whose path is in the
+            variable with `_FILE` appended to its name.
+        is_secret_path: Whether the value is a URL whose path is secret.
         empty: The value if the variable is unset and there is no default.
-        needed: What to set the variable to, if the provider requires this setting; None if it does not.
+        needed: If the provider requires this setting: a phrase that says what to set the variable to. Otherwise None.
     """
     metadata = {
         "parse": parse,

@@ -20,7 +20,8 @@ LOG_LEVELS: Final = ("debug", "info", "warning", "error")
 LOG_FORMATS: Final = ("auto", "json", "text")
 QUEUE_TYPES: Final = ("quorum", "classic")
 MAX_BUNDLE_EMAILS: Final = 50
-"""With the longest message keys, the message of such a bundle stays below `broker.pointer.MAX_BODY_OCTETS`."""
+"""The most emails per bundle. Even with the longest message keys, the message of such a bundle is shorter than
+`broker.pointer.MAX_BODY_OCTETS`."""
 
 P = TypeVar("P", bound="ProviderSettings")
 
@@ -37,7 +38,7 @@ _PROGRAM_EXTENSIONS: Final = (
     "pyo,pyw,pyz,pyzw,reg,scf,scr,sct,search-ms,settingcontent-ms,shb,shs,sys,theme,tmp,udl,url,vb,vbe,vbp,vbs,vhd,"
     "vhdx,vps,vsmacros,vss,vst,vsw,vxd,webpnp,website,ws,wsb,wsc,wsf,wsh,xbap,xll,xnk"
 )
-"""Extensions that Gmail, Outlook or Amazon SES refuse, and OneNote's extensions: its files can contain programs."""
+"""Extensions that Gmail, Outlook or Amazon SES refuse; and OneNote's, because OneNote files can contain programs."""
 _MIB: Final = 1024 * 1024
 
 
@@ -48,8 +49,8 @@ class ProviderSettings:
     max_per_second: float | None = setting(
         values.rate,
         None,
-        "The most emails per second, all workers and hosts together; unset: no limit. While the provider throttles us, "
-        "the rate is halved.",
+        "The most emails per second for this provider, all workers and hosts together; unset: no limit. If a limit is "
+        "set and the provider throttles us, the rate is halved, and recovers by itself.",
     )
 
     def max_connections(self, settings: Settings, /) -> int:
@@ -57,7 +58,7 @@ class ProviderSettings:
         return settings.prefetch
 
     def mistakes(self, _settings: Settings, /) -> list[str]:
-        """Settings of this provider that contradict each other or the general settings; one sentence each."""
+        """A sentence for each contradiction between settings of this provider, or with the general settings."""
         return []
 
 
@@ -96,7 +97,9 @@ class Settings:
     )
     exchange: str = setting(values.queue_name, "email.dispatcher", "The exchange to which the dispatcher publishes.")
     queue: str = setting(
-        values.queue_name, "email.dispatcher.send", "The queue of messages that point to the emails to send."
+        values.queue_name,
+        "email.dispatcher.send",
+        "The send queue of the lane `normal`. Its messages point to the emails to send.",
     )
     dlq: str = setting(values.queue_name, "email.dispatcher.dlq", "The queue of dead letters.")
     queue_type: str = setting(
@@ -105,15 +108,15 @@ class Settings:
     lanes: tuple[str, ...] = setting(
         values.lane_names,
         ",".join(DEFAULT_LANES),
-        "The lanes, most urgent first, comma-separated; `normal` is always one of them. Each lane has its own send "
-        "queue: DISPATCHER_QUEUE for `normal`, and DISPATCHER_QUEUE.LANE for the others. Use the same value on all "
+        "The lanes, most urgent first, comma-separated; `normal` must be one of them. Each lane has its own send "
+        "queue: DISPATCHER_QUEUE for `normal`, and DISPATCHER_QUEUE.LANE for any other lane. Use the same value on all "
         "hosts, and run `init` after a change.",
     )
     providers: tuple[str, ...] = setting(
         values.provider_names,
         None,
-        f"Providers to send emails with, comma-separated, in order of preference: {', '.join(EMAIL_PROVIDERS)}, or one "
-        "from an installed package. No default.",
+        f"Providers to send emails with, comma-separated, in order of preference: {', '.join(EMAIL_PROVIDERS)}, or a "
+        "provider from an installed package. No default.",
         empty=(),
     )
     sms_providers: tuple[str, ...] = setting(
@@ -126,14 +129,16 @@ class Settings:
     sms_max_segments: int = setting(
         values.whole(1, 24),
         "10",
-        "The most segments of an SMS. Networks transmit an SMS in segments, and providers charge for each.",
+        "The most segments of an SMS. Networks transmit an SMS in segments, and providers charge for each segment.",
     )
-    workers: int = setting(values.worker_count, "auto", "Worker processes on this host; auto: one per core.")
+    workers: int = setting(
+        values.worker_count, "auto", "The number of worker processes on this host; auto: one per core."
+    )
     prefetch: int = setting(
         values.whole(1, 5000),
         "256",
         "The most emails that a worker sends at the same time. The worker prefetches 25 % more messages, to hide the "
-        "broker's round trip.",
+        "round trip to RabbitMQ.",
     )
     bundle_emails: int = setting(
         values.whole(1, MAX_BUNDLE_EMAILS),
@@ -150,7 +155,7 @@ class Settings:
     allowed_provider_headers: tuple[str, ...] = setting(
         values.header_names,
         None,
-        "Headers that emails may set although a provider obeys these headers, such as X-MC-Tags: whole names, "
+        "Headers that control a provider, such as X-MC-Tags, and that emails may nevertheless set: whole names, "
         "comma-separated. Use the same value on all hosts.",
         empty=(),
     )
@@ -167,7 +172,10 @@ class Settings:
         values.seconds(0.1, 600), "30", "Time limit for one attempt, including the time to connect."
     )
     max_attempts: int = setting(
-        values.whole(1, 100), "5", "The most attempts for one email. If the last attempt is deferred, the email fails."
+        values.whole(1, 100),
+        "5",
+        "The most attempts for one email. If the last attempt is deferred, the email fails, unless it waits for a "
+        "redelivery (DISPATCHER_REDELIVER_FOR).",
     )
     retry_base_seconds: float = setting(
         values.seconds(0.01, 600), "1", "Longest wait before the first retry; the limit doubles with each retry."
@@ -176,8 +184,9 @@ class Settings:
     redeliver_for: float = setting(
         values.off_or_duration(60, 1_209_600),
         "off",
-        "For how long after an email was due it is tried again, minutes to hours apart, if it was deferred and its "
-        "attempts are used up, such as 4h or 86400 (seconds); off: the email fails. Use the same value on all hosts.",
+        "How long a deferred email is tried again after its attempts are used up, minutes to hours apart, such as 4h "
+        "or 86400 (seconds). The time counts from when the email was due. off: the email fails. Use the same value on "
+        "all hosts.",
     )
     on_uncertain: OnUncertain = setting(
         lambda text: OnUncertain(values.choice(*OnUncertain)(text)),
@@ -187,7 +196,7 @@ class Settings:
         "another host's value applies.",
     )
     drain_seconds: float = setting(
-        values.seconds(0, 3600), "45", "How long a stopping worker waits for the provider's answers."
+        values.seconds(0, 3600), "45", "How long a stopping worker waits for the answers of providers."
     )
     hang_seconds: float = setting(
         values.off_or_seconds(5, 3600),
@@ -197,7 +206,7 @@ class Settings:
     recycle_emails: int = setting(
         values.whole(0, 1_000_000_000),
         "0",
-        "Emails after which a worker is replaced by a new one, approximately; 0: never.",
+        "The parent replaces a worker after about this many emails; 0: never.",
     )
     host_name: str = setting(
         values.host_name,
@@ -210,12 +219,14 @@ class Settings:
         "Folder for this host's in-flight ledgers; auto: /var/lib/email-dispatcher for root, else email-dispatcher "
         "in $XDG_STATE_HOME or ~/.local/state.",
     )
-    http_connections: int = setting(values.whole(1, 5000), "256", "HTTP connections that a worker opens to a provider.")
+    http_connections: int = setting(
+        values.whole(1, 5000), "256", "The most HTTP connections that a worker opens to a provider."
+    )
     ca_file: Path | None = setting(
         values.certificates,
         None,
-        "PEM file of certificates to trust. They replace the system's certificates; for HTTP, the system's are "
-        "trusted, too.",
+        "PEM file of certificates to trust, instead of the system's certificates. For HTTP, the system's certificates "
+        "are trusted, too.",
     )
     metrics: bool = setting(values.switch, "on", "Whether the processes write metrics.")
     metrics_dir: Path | None = setting(
@@ -230,7 +241,7 @@ class Settings:
         "Where the monitor serves /metrics, /healthz and /readyz, without authentication; or off.",
     )
     ready_pending_seconds: float = setting(
-        values.seconds(1, 604_800), "300", "Age of the oldest pending email at which /readyz fails."
+        values.seconds(1, 604_800), "300", "/readyz fails if the oldest pending email is older than this."
     )
     dlq_probe_seconds: float = setting(
         values.seconds(0.1, 3600), "60", "How often the monitor reads the depth of the DLQ."
@@ -246,12 +257,13 @@ class Settings:
     alert_webhook_secret: str = setting(
         values.webhook_secret,
         None,
-        "Key that signs the webhook's alerts: whsec_ and base64; the receiver needs it, too.",
+        "Key that signs the alerts to DISPATCHER_ALERT_WEBHOOK_URL: whsec_ and base64. The receiver needs this key, "
+        "too.",
         secret=True,
         empty="",
     )
     alert_webhook_allow_private: bool = setting(
-        values.switch, "off", "Whether the webhook's host may have a private address."
+        values.switch, "off", "Whether the host in DISPATCHER_ALERT_WEBHOOK_URL may have a private address."
     )
     alert_smtp_url: values.SmtpServer | None = setting(
         values.smtp_url, None, "SMTP server for alerts only, in the format of DISPATCHER_SMTP_URL.", secret=True
@@ -263,8 +275,8 @@ class Settings:
     alert_after_seconds: float = setting(
         values.seconds(1, 86_400),
         "300",
-        "How long emails must be due without one being sent, a provider unusable, or a host silent, before an alert is "
-        "raised.",
+        "An alert is raised if for this long no due email is sent, a provider cannot be used, or a host does not "
+        "report.",
     )
     alert_reminder_seconds: float = setting(
         values.seconds(1, 604_800), "3600", "How often an alert is repeated until it is resolved."
@@ -279,8 +291,8 @@ class Settings:
     api_metrics_address: values.Listener = setting(
         values.listener,
         "off",
-        "Address at which `dispatcher api` serves /metrics. Needed only on hosts where `dispatcher run` does not run: "
-        "its monitor serves the API's metrics, too.",
+        "Address at which `dispatcher api` serves /metrics. Needed only on hosts without `dispatcher run`: the monitor "
+        "of `dispatcher run` serves the API's metrics, too.",
     )
     api_insert_batch_emails: int = setting(
         values.whole(1, 500), "256", "The most emails that one statement inserts; 1: one statement per request."
@@ -288,7 +300,8 @@ class Settings:
     api_max_concurrent_requests: int = setting(
         values.whole(1, 100_000),
         "1000",
-        "The most requests that a process serves at the same time. One key may have half; further requests get 503.",
+        "The most requests that a process serves at the same time. The requests of one key may use half of them; "
+        "further requests get 503.",
     )
     api_head_seconds: float = setting(
         values.seconds(0.1, 600),
@@ -299,23 +312,31 @@ class Settings:
     api_request_seconds: float = setting(
         values.seconds(0.1, 3600), "30", "How long a client may take to send a whole request."
     )
-    api_max_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest request body.")
+    api_max_body_bytes: int = setting(values.whole(1024, 2**30), str(40 * _MIB), "The largest request body, in bytes.")
     api_memory_bytes: int = setting(
         values.whole(1024, 2**33),
         str(128 * _MIB),
-        "Memory that a process may use for all request bodies and for parsing them. One key may use half; further "
-        "requests get 503.",
+        "Bytes of memory that a process may use for all request bodies and for parsing them. The requests of one key "
+        "may use half of them; further requests get 503.",
     )
     api_max_recipients: int = setting(values.whole(1, 1000), "50", "The most recipients of an email from the API.")
     api_max_attachments: int = setting(values.whole(0, 100), "20", "The most attachments of an email from the API.")
     api_max_attachment_bytes: int = setting(
-        values.whole(0, 25 * _MIB), str(25 * _MIB), "Total size of an email's attachments from the API, decoded."
+        values.whole(0, 25 * _MIB),
+        str(25 * _MIB),
+        "The largest total size of the attachments of an email from the API, decoded, in bytes.",
     )
     api_denied_extensions: tuple[str, ...] = setting(
-        values.names("A-Za-z0-9_.-"), _PROGRAM_EXTENSIONS, "File extensions that the API refuses.", empty=()
+        values.names("A-Za-z0-9_.-"),
+        _PROGRAM_EXTENSIONS,
+        "File extensions of attachments that the API refuses, comma-separated.",
+        empty=(),
     )
     api_allowed_headers: tuple[str, ...] = setting(
-        values.names("A-Za-z0-9*-"), _ALLOWED_HEADERS, "Headers that an email from the API may set.", empty=()
+        values.names("A-Za-z0-9*-"),
+        _ALLOWED_HEADERS,
+        "Headers that an email from the API may set, comma-separated. X-* stands for all headers that begin with X-.",
+        empty=(),
     )
     ops: bool = setting(
         values.switch, "off", "Whether `dispatcher api` serves the operators' page at /ops; see docs/ops-page.md."
@@ -323,8 +344,8 @@ class Settings:
     ops_url: str | None = setting(
         values.url("https", "http"),
         None,
-        "The operators' page as browsers reach it through a proxy, such as https://ops.example.com/mail/ops; unset: "
-        "/ops at the API's address.",
+        "URL at which browsers reach the operators' page through a proxy, such as https://ops.example.com/mail/ops; "
+        "unset: /ops at the API's address.",
     )
     ops_idle_seconds: float = setting(
         values.seconds(60, 30 * 86_400), "3600", "An unused sign-in to the operators' page ends after this time."
@@ -338,16 +359,29 @@ class Settings:
         "The OpenID Connect issuer with which people sign in to the operators' page, such as "
         "https://id.example.com/realms/ops; unset: they sign in with API keys only. See docs/ops-page.md.",
     )
-    ops_oidc_client_id: str = setting(str, None, "The page's client id at the issuer.", empty="")
-    ops_oidc_client_secret: str = setting(str, None, "The page's client secret at the issuer.", secret=True, empty="")
+    ops_oidc_client_id: str = setting(
+        str, None, "The client id of the operators' page at the OpenID Connect issuer.", empty=""
+    )
+    ops_oidc_client_secret: str = setting(
+        str, None, "The client secret of the operators' page at the OpenID Connect issuer.", secret=True, empty=""
+    )
     ops_oidc_claim: str = setting(
-        str, "groups", "The claim of the ID token that decides what a visitor may do: a text or a list of texts."
+        str,
+        "groups",
+        "The claim of the ID token that decides what a visitor of the operators' page may do: a text or a list of "
+        "texts.",
     )
     ops_oidc_operate: tuple[str, ...] = setting(
-        values.texts, None, "Values of this claim that allow everything, comma-separated.", empty=()
+        values.texts,
+        None,
+        "Values of DISPATCHER_OPS_OIDC_CLAIM that allow a visitor everything, comma-separated.",
+        empty=(),
     )
     ops_oidc_read: tuple[str, ...] = setting(
-        values.texts, None, "Values of this claim that allow reading, comma-separated.", empty=()
+        values.texts,
+        None,
+        "Values of DISPATCHER_OPS_OIDC_CLAIM that allow a visitor to read, comma-separated.",
+        empty=(),
     )
     ops_oidc_tenant_claim: str | None = setting(
         str,
@@ -447,13 +481,14 @@ class Settings:
     unsubscribe_url: str | None = setting(
         values.url("https", "http"),
         None,
-        "The base URL of the HTTP API as recipients reach it, for the List-Unsubscribe header (RFC 8058); unset: no "
+        "The base URL at which recipients reach the HTTP API, for the List-Unsubscribe header (RFC 8058); unset: no "
         "such header.",
     )
     unsubscribe_senders: tuple[str, ...] = setting(
         values.names("A-Za-z0-9@._+-"),
         None,
-        "Domains and addresses of senders whose emails to one recipient get the List-Unsubscribe header.",
+        "Domains and addresses of senders, comma-separated. Their emails get the List-Unsubscribe header if they have "
+        "exactly one recipient.",
         empty=(),
     )
     log_level: str = setting(values.choice(*LOG_LEVELS), "info", "Lowest level to log: debug, info, warning or error.")
@@ -478,5 +513,5 @@ class Settings:
         return send_queue(self.queue, lane)
 
     def of(self, kind: type[P]) -> P:
-        """The settings of the provider with this settings class; the defaults if none were read."""
+        """The settings of the provider with this settings class; the defaults if no settings of it were read."""
         return next((found for found in self.own.values() if type(found) is kind), None) or kind()

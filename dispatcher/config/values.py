@@ -360,7 +360,7 @@ def provider_names(text: str) -> tuple[str, ...]:
     """The names in a comma-separated list. `config.plugins` checks whether the providers exist."""
     names = tuple(name.strip().lower() for name in text.split(",") if name.strip())
     if not names or len(set(names)) != len(names):
-        raise ValueError("must list each provider once")
+        raise ValueError("must list at least one provider, and each provider only once")
     return names
 
 
@@ -377,9 +377,12 @@ def rate(text: str) -> float:
 def lane_names(text: str) -> tuple[str, ...]:
     lanes = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     if not all(map(LANE.fullmatch, lanes)):
-        raise ValueError("must be names of lanes, comma-separated: lower-case letters, digits and _, at most 32")
+        raise ValueError(
+            "must be a comma-separated list of lanes; each is 1 to 32 lower-case letters, digits or _, and begins with "
+            "a letter"
+        )
     if NORMAL not in lanes:
-        raise ValueError(f"must contain {NORMAL}, the lane of emails that nothing assigns to another lane")
+        raise ValueError(f"must contain {NORMAL}, the lane of emails for which no other lane is set")
     return lanes
 
 
@@ -405,7 +408,7 @@ def path_of(text: str) -> Path:
     """An absolute path; `~` is expanded.
 
     Raises:
-        ValueError: the path begins with the home of an unknown user.
+        ValueError: The path begins with the home of an unknown user.
     """
     try:
         return Path(text).expanduser().absolute()
@@ -450,7 +453,7 @@ def api_listener(text: str) -> Listener:
 
 def header_names(text: str) -> tuple[str, ...]:
     """Complete header names. Patterns are refused, because the operator should allow each header separately."""
-    from dispatcher.domain.header_names import is_reserved  # few commands look at emails
+    from dispatcher.domain.header_names import is_reserved  # loaded late, because few commands need it
 
     found = names("A-Za-z0-9_.-")(text)
     if wrong := [name for name in found if is_reserved(name)]:

@@ -1,8 +1,8 @@
-"""A stage's inbox. The items that arrive while a batch is handled form the next batch.
+"""The inbox of a stage, such as lease or record. Items that arrive while a batch is handled form the next batch.
 
-After a batch, the queue waits for a moment, and more items join the next batch. A statement for ten emails costs about
-as much as a statement for one. In a batch of a hundred, an email costs half as much as in a batch of thirty. A
-single item on an idle queue is handled immediately.
+After a batch, the queue waits for a moment, so that more items join the next batch. A statement for ten emails costs
+about as much as a statement for one email. In a batch of a hundred emails, each email costs half as much as in a batch
+of thirty. If the queue is idle, a single item is handled immediately.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Final, Generic, TypeVar
 T = TypeVar("T")
 
 MAX_BATCH: Final = 512
-"""The most items per batch, and so the most ids per statement. Larger batches than some hundreds are not faster, and
-keep rows locked for longer."""
+"""The most items per batch, and so the most ids per statement. Batches of more than a few hundred items are not faster,
+and keep rows locked for longer."""
 LINGER_SECONDS: Final = 0.015
 BUSY_SHARE: Final = 4
-"""After a batch that was at least a quarter full, the next batch fills soon. So the queue waits for a full batch, even
-if other work waits (`is_urgent`)."""
+"""If the last batch was at least a quarter (1 / BUSY_SHARE) full, items arrive fast. Then the queue waits for a full
+batch, even if other work waits for the next batch (`is_urgent`)."""
 
 
 class BatchQueue(Generic[T]):
@@ -55,7 +55,7 @@ class BatchQueue(Generic[T]):
         self.add(item)
 
     def wake(self) -> None:
-        """Checks again how many items may be handled."""
+        """Makes `run` call its argument `room` again."""
         self._woken.set()
 
     def clear(self) -> None:
@@ -95,7 +95,7 @@ class BatchQueue(Generic[T]):
                 self._idle.set()
 
     async def _linger(self, full: int, seconds: float) -> None:
-        """Returns when a full batch is queued, or after `seconds`."""
+        """Waits until a full batch is queued, at most `seconds`."""
         if len(self._items) >= full:
             return
         self._filled = asyncio.Event()
@@ -107,7 +107,7 @@ class BatchQueue(Generic[T]):
             self._filled = None
 
     async def finish(self) -> None:
-        """Returns when all items are handled."""
+        """Waits until all items are handled."""
         await self._idle.wait()
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[T]:
@@ -115,7 +115,8 @@ class BatchQueue(Generic[T]):
 
 
 def take(items: deque[T], room: int, is_any_order: Callable[[], bool]) -> list[T]:
-    """Takes out the next batch. If items may be handled in any order, it starts at a random item."""
+    """Removes and returns the next batch, at most `room` items. If items may be handled in any order, the batch starts
+    at a random item."""
     room = min(room, MAX_BATCH)
     if 0 < room < len(items) and is_any_order():
         items.rotate(random.randrange(len(items)))  # noqa: S311

@@ -7,15 +7,15 @@ from pathlib import Path
 
 
 def steady_clock() -> float:
-    """CLOCK_BOOTTIME in seconds, the same for all processes of the host.
+    """Seconds since the host's last boot (CLOCK_BOOTTIME), the same for all processes of the host.
 
-    The clock also advances while the host is suspended, so a lease never looks younger than it is.
+    The clock also advances while the host is suspended. So a lease never looks younger than it is.
     """
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def boot_id() -> str:
-    """The kernel's id of the last boot. Empty if the kernel provides no id; then no ledger counts as complete."""
+    """The kernel's id of the last boot. Empty if the kernel provides no id; no ledger is then treated as complete."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -13,9 +13,9 @@ T = TypeVar("T")
 
 
 def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """The function's result, computed in a daemon thread of this name.
+    """Calls `work` in a daemon thread of this name. Returns a future of the result.
 
-    If the future is cancelled, the thread continues, and its result is dropped.
+    If the future is cancelled, the thread continues, and the result is dropped.
     """
     loop = asyncio.get_running_loop()
     found: asyncio.Future[T] = loop.create_future()
@@ -28,7 +28,7 @@ def in_daemon_thread(work: Callable[[], T], name: str) -> asyncio.Future[T]:
         finish: Callable[[], None]
         try:
             finish = functools.partial(found.set_result, work())
-        except Exception as error:  # noqa: BLE001 - passed on to the event loop
+        except Exception as error:  # noqa: BLE001 - becomes the future's exception
             finish = functools.partial(found.set_exception, error)
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, finish)

@@ -12,22 +12,23 @@ microseconds. The file survives the process, but not the host.
 
 An unlocked ledger belongs to a dead worker. The relay ends the worker's leases: it records the answers of *answered*
 slots, applies DISPATCHER_ON_UNCERTAIN to *on the wire* slots, and releases all other leases, because their emails were
-not sent. A ledger from before the host's last boot may lack the last writes, so it proves nothing about emails that it
-does not contain; `recovery.lost_host` recovers them. A ledger also contains the id of its database. If the host's
-settings later point to a different database, the relay neither processes nor deletes the ledger.
+not sent. A ledger from before the host's last boot may lack the worker's last writes. So an email that is missing from
+this ledger may still have been sent, and `recovery.lost_host` recovers its lease. A ledger also contains the id of its
+database. If the host's settings later point to a different database, the relay neither processes nor deletes the
+ledger.
 
 A locked ledger belongs to a live worker, which may be frozen (stopped, swapped out) while its leases expire. Before the
 relay releases such a lease, it must be certain that the email was not sent and will not be. Each side writes before it
 reads, so correctness does not depend on a clock:
 
-    worker   1 marks the slot *on the wire*   2 reads `voided_at`: a lease last confirmed before it is void; then the
-               worker clears the slot and sends nothing   3 sends the first byte
-    relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can see it   4 reads the slots
-               5 releases the leases that are in no slot, unless they were renewed since step 1
+    worker   1 marks the slot *on the wire*   2 reads `voided_at`. If the lease was last confirmed before that time, the
+               lease is void: the worker clears the slot and sends nothing   3 sends the first byte
+    relay    1 finds expired leases   2 writes `voided_at`   3 waits until the worker can read the new `voided_at`
+               4 reads the slots   5 releases the leases that are in no slot, unless they were renewed since step 1
 
-If the relay does not see the slot in its step 4, the worker's step 2 comes after the relay's step 2 and finds the lease
-void. A worker that continues between these steps loses its lease safely, in the worker's step 2 or by the lease token.
-If the worker was frozen after its step 2, the relay sees the slot.
+If the relay does not see the slot in its step 4, the worker's step 2 comes after the relay's step 2, and the worker
+finds its lease void. If the worker was frozen after its step 2, the relay sees the slot. A worker that continues at any
+other moment stops in its step 2, or fails the check of the lease token when it writes to PostgreSQL.
 
 Rendering an email can crash the worker, in native code or because memory runs out. The ledger therefore also lists the
 emails that are being rendered.
@@ -86,6 +87,7 @@ class Ledger:
 
         Args:
             folder: The run directory; created if it does not exist.
+            slot: Host and slot number of the worker, as in `email_hourly.slot`.
             slots: How many attempts may be in flight at the same time.
             boot: The boot id to write; None for the current boot id.
 
@@ -123,10 +125,14 @@ class Ledger:
         started_at: float,
         policy: OnUncertain,
     ) -> int:
-        """Marks an attempt as on the wire; returns its slot.
+        """Marks an attempt as on the wire. Returns the attempt's slot.
+
+        Args:
+            started_at: When the attempt started, in Unix seconds.
+            policy: What the relay does with the email if the worker dies before the answer arrives.
 
         Raises:
-            IndexError: All slots are taken; the email must not be sent.
+            IndexError: All slots are in use; the email must not be sent.
         """
         slot = self._free.popleft()
         at = HEADER_BYTES + slot * SLOT_BYTES
@@ -138,7 +144,11 @@ class Ledger:
         return slot
 
     def mark_answered(self, slot: int, outcome: Outcome, *, finished_at: float) -> None:
-        """Stores the answer of the attempt in this slot."""
+        """Stores the answer to the attempt in this slot.
+
+        Args:
+            finished_at: When the answer arrived, in Unix seconds.
+        """
         at = HEADER_BYTES + slot * SLOT_BYTES
         # The answer's checksum includes the attempt's checksum. The relay may read a slot while the worker reuses it
         # for the next email, and must not combine one email's answer with another email's attempt.
@@ -153,7 +163,10 @@ class Ledger:
 
     @property
     def voided_at(self) -> float:
-        """When the relay last voided leases (`steady_clock`). Read it after `mark_on_wire`, before the first byte."""
+        """When the relay last voided leases, by `steady_clock`.
+
+        Read this after `mark_on_wire` and before the first byte is sent.
+        """
         return float(VOIDED.unpack_from(self._map, VOIDED_AT)[0])
 
     @property
@@ -165,7 +178,10 @@ class Ledger:
             return False
 
     def begin_rendering(self, email_id: UUID, lease_token: int) -> int | None:
-        """Notes that this email is being rendered, in case the process dies. None if too many are being rendered."""
+        """Notes that this email is being rendered, in case the process dies meanwhile.
+
+        Returns the argument for `end_rendering`; None, without a note, if `RENDERINGS` emails are being rendered.
+        """
         try:
             index = self._renderings.pop()
         except IndexError:
@@ -181,10 +197,10 @@ class Ledger:
             self._renderings.append(index)
 
     def keep_file(self) -> None:
-        """Keeps the file when the worker exits. The relay then ends the worker's leases.
+        """Keeps the file when the worker exits, so that the relay ends the worker's leases.
 
-        Call this if the reply to a lease statement was lost: PostgreSQL may still commit the leases. The relay ends the
-        worker's sessions and releases the leases that are not in the ledger.
+        Call this if the reply to a lease statement was lost. PostgreSQL may still commit these leases, which the worker
+        does not know. The relay ends the worker's sessions, and then releases the leases that are not in the ledger.
         """
         self._is_file_kept = True
 
@@ -211,7 +227,7 @@ def _create(path: Path, header: bytes, slots: int) -> mmap.mmap:
         with open(descriptor, "wb", closefd=False) as file:
             file.write(whole.ljust(HEADER_BYTES, b"\0") + bytes(slots * SLOT_BYTES))
     except OSError:
-        unfinished.unlink(missing_ok=True)  # otherwise the next try has even less disk space
+        unfinished.unlink(missing_ok=True)  # free the disk space for the next try
         raise
     unfinished.rename(path)
     return mmap.mmap(descriptor, file_octets(slots))

@@ -18,11 +18,11 @@ SUFFIX: Final = ".ledger"
 FORMAT: Final = 4
 
 MAGIC: Final = b"EDLEDGER"
-# magic, format, octets per slot, slots, worker, slot's name, boot id, checksum
+# magic, format, octets per slot, number of slots, worker, the worker's host and slot number, boot id, checksum
 HEADER: Final = struct.Struct("<8sHHI64s64s36sI")
 HEADER_BYTES: Final = 512
 SLOT_BYTES: Final = 512
-# the file's inode number: a copy of the file, which is outdated and not locked, has a different one
+# the file's inode number. It exposes a copy of the file, which is outdated and not locked: a copy has another inode.
 INODE: Final = struct.Struct("<Q")
 INODE_AT: Final = 184
 # when the relay last voided leases (`steady_clock`)
@@ -55,11 +55,11 @@ POLICIES: Final = tuple(OnUncertain)
 
 
 class LedgerUnreadable(DispatcherError):
-    """A file in the run directory is not a ledger that this release can read. The caller must keep the file."""
+    """A file in the run directory is not a ledger that this release can read. Do not delete the file."""
 
 
 class InFlightAttempt(NamedTuple):
-    """One attempt in a ledger slot. A tuple, because thousands are created per second.
+    """One attempt in a ledger slot. A tuple, for speed: thousands are created per second.
 
     Attributes:
         started_at: Unix seconds.
@@ -102,7 +102,7 @@ def read_head(content: bytes) -> LedgerHeader:
         raise LedgerUnreadable("it is not an in-flight ledger")
     magic, version, slot_bytes, slots, worker, slot, boot, checksum = HEADER.unpack_from(content)
     if version != FORMAT or slot_bytes != SLOT_BYTES:
-        raise LedgerUnreadable(f"its format {version} is not the one that this release reads ({FORMAT})")
+        raise LedgerUnreadable(f"its format is {version}, and this release reads only format {FORMAT}")
     names = (worker.rstrip(b"\0"), slot.rstrip(b"\0"), boot.rstrip(b"\0"))
     if checksum != crc32(repr((magic, version, slot_bytes, slots, *names)).encode()):
         raise LedgerUnreadable("its header is damaged")

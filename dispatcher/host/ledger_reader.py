@@ -1,4 +1,4 @@
-"""How the relay reads the ledgers of dead and of live workers. See `ledger`."""
+"""Reads the ledgers of dead and live workers, for the relay. See `ledger`."""
 
 from __future__ import annotations
 
@@ -42,8 +42,9 @@ class DeadLedger:
         slot: The worker's slot, as in `email_hourly.slot`.
         database_id: The database of the leases; None if the worker never leased an email.
         attempts: Attempts that were on the wire or answered, and not yet recorded.
-        suspects: Emails that were being rendered.
-        is_complete: Whether no email outside `attempts` can be on the wire; False after the host has rebooted.
+        suspects: Emails that were being rendered when the worker died.
+        is_complete: Whether every email that was on the wire is in `attempts`. False after the host has rebooted,
+            because the ledger's last writes may be lost.
     """
 
     path: Path
@@ -57,11 +58,11 @@ class DeadLedger:
 
 @dataclass(frozen=True, slots=True)
 class LivingLedger:
-    """The ledger of a live worker, read by the relay while the worker writes.
+    """The ledger of a live worker, which may write to the ledger while the relay reads it.
 
     Attributes:
         worker: The worker's name, as in `email_log.locked_by`.
-        slot: The worker's slot.
+        slot: The worker's slot, as in `email_hourly.slot`.
         database_id: The database of the leases; None before the first lease.
     """
 
@@ -71,9 +72,9 @@ class LivingLedger:
     database_id: UUID | None
 
     def void_leases(self, at: float) -> None:
-        """Voids every lease that was confirmed so far. The worker no longer sends these emails.
+        """Voids every lease that was confirmed before `at`. The worker no longer sends these emails.
 
-        The worker sees the change after a moment, not immediately.
+        The worker can read this change after a moment, not immediately.
 
         Args:
             at: The current time (`steady_clock`). A lease that is confirmed after this time stays valid.
@@ -93,7 +94,7 @@ class LivingLedger:
     def attempts(self) -> tuple[InFlightAttempt, ...]:
         """Reads the attempts that are on the wire or answered.
 
-        May miss an attempt that begins during the call, unless its lease was voided before.
+        If an attempt begins during the call, the result may lack it. This cannot happen for a voided lease.
 
         Raises:
             LedgerUnreadable: The file can no longer be read.
@@ -106,7 +107,7 @@ class LivingLedger:
 
 @contextmanager
 def dead_ledger(path: Path) -> Iterator[DeadLedger | None]:
-    """Locks and reads the ledger of a dead worker; None if its worker is alive or the file was deleted.
+    """Locks and reads the ledger of a dead worker; None if the worker is alive or the file was deleted.
 
     Raises:
         LedgerUnreadable: The file is not a ledger, is newer than this release, is truncated, or cannot be read.

@@ -19,14 +19,14 @@ T = TypeVar("T")
 
 
 class StrayCancel(DispatcherError):
-    """A task was cancelled although nothing stopped the process: something that the task waited for was cancelled."""
+    """A task ended because something that it awaited was cancelled, although nobody cancelled the task itself."""
 
 
 def stop_event(context: ChildContext) -> asyncio.Event:
     """An event that is set when this process must drain: on SIGTERM, or when the parent exits.
 
-    Also starts the heartbeat, until the loop is closed. The heartbeat is a timer: a task could be cancelled, and a
-    thread would beat even if the loop hangs.
+    Also starts the heartbeat, which lasts until the loop is closed. The heartbeat is a timer of the loop. A task could
+    be cancelled, and a thread would continue while the loop hangs.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -43,7 +43,7 @@ def stop_event(context: ChildContext) -> asyncio.Event:
 
 
 def set_on_signals(stop: asyncio.Event, *numbers: signal.Signals) -> None:
-    """Makes these signals set the event. They no longer end the process, even after the loop is closed."""
+    """Makes these signals set the event. The signals no longer end the process, even after the loop is closed."""
     loop = asyncio.get_running_loop()
 
     def handle(_number: int, _frame: object) -> None:
@@ -61,13 +61,13 @@ def _beat(loop: asyncio.AbstractEventLoop, process_slot: ProcessSlot) -> None:
 
 
 async def raise_on_stray_cancel(work: Callable[P, Coroutine[Any, Any, T]], *given: P.args, **named: P.kwargs) -> T:
-    """Awaits `work(*given, **named)`; turns a cancellation that did not target this task into an exception.
+    """Awaits `work(*given, **named)`. Raises an exception if the work is cancelled, but this task is not.
 
     If a library cancels something that the work awaits, CancelledError ends the task as if the task had been cancelled.
     A task group would then continue without the task, and report no error.
 
     Raises:
-        StrayCancel: The work was cancelled from inside.
+        StrayCancel: Something that the work awaited was cancelled.
     """
     try:
         return await work(*given, **named)

@@ -2,7 +2,8 @@
 
     parent   creates the table before the first fork, gives each child a row, and reads what the children write
     child    writes into its row: that it is up, a heartbeat, a request for a replacement, since when it has waited for
-             a commit or for RabbitMQ's confirms, when RabbitMQ last served it, and why it failed to start
+             a commit or for RabbitMQ's confirms, when RabbitMQ last confirmed a message or the child last acked one,
+             and why it failed to start
     monitor  reads all rows: `unready` describes problems in sentences, `statuses` returns the figures
 
 A process is up when it has its resources (settings, files, providers), handles stop signals, and has tried to connect
@@ -23,7 +24,8 @@ from enum import IntEnum
 from typing import Final
 
 MAX_PROCESSES: Final = 1024
-"""More than twice the most workers of a host: during a replacement, the old and the new worker both have a row."""
+"""More than twice the largest number of workers per host: during a replacement, the old and the new worker each have a
+row."""
 
 
 class _Field(IntEnum):
@@ -32,7 +34,7 @@ class _Field(IntEnum):
     TAKEN, ROLE, NUMBER, PID, IS_ENDING, FAILED_BOOTS, STARTED, RESTARTS = range(8)
     IS_UP, BEATS, WANTS_SUCCESSOR = range(8, 11)
     AWAITS_COMMIT, AWAITS_CONFIRM, SERVED = range(11, 14)
-    """Times from `_now`. 0: never, or not waiting."""
+    """The times come from `_now`. 0 means never, or not waiting."""
 
 
 _FIELDS: Final = len(_Field)
@@ -51,16 +53,16 @@ class ProcessStatus:
     Attributes:
         role: `worker`, `relay` or `monitor`.
         number: The slot number within the role.
-        pid: None while the process waits to be started.
-        is_ending: The parent is stopping the process: to replace it, to remove it, or to stop everything.
+        pid: The process id; None while the process waits to be started.
+        is_ending: Whether the parent is stopping the process: to replace it, to remove it, or to stop everything.
         failed_boots: How many times in a row the process exited before it was up.
         reason: Why the last start failed; contains nothing private.
-        beats: Grows while the event loop runs.
+        beats: A counter that grows while the event loop runs.
         commit_wait_seconds: How long the process has waited for a commit; None if it is not waiting.
         confirm_wait_seconds: How long the process has waited for RabbitMQ's confirms; None if it is not waiting.
         served_seconds: Seconds since RabbitMQ last confirmed a message, or the process last acked one; None if never.
         age_seconds: Seconds since the process was forked; None while it waits to be started.
-        restarts: How many times the process ended by itself since it was added to the table.
+        restarts: How many times the process has ended without a stop by the parent, since it was added to the table.
     """
 
     role: str
@@ -87,7 +89,7 @@ class ProcessTable:
         self._reasons = memoryview(mmap.mmap(-1, MAX_PROCESSES * REASON_OCTETS))
 
     def take_slot(self, role: str, number: int) -> ProcessSlot:
-        """Takes a free row. For the parent."""
+        """Takes a free row, and clears it. Only the parent calls this."""
         at = next(at for at in range(0, MAX_PROCESSES * _FIELDS, _FIELDS) if not self._cells[at + _Field.TAKEN])
         for cell in range(_FIELDS):
             self._cells[at + cell] = 0
@@ -228,7 +230,7 @@ class ProcessSlot:
         self._cells[self._at + _Field.FAILED_BOOTS] = count
 
     def note_restart(self) -> None:
-        """Counts an end of the process that the parent did not cause."""
+        """Counts that the process has ended although the parent did not stop it."""
         self._cells[self._at + _Field.RESTARTS] += 1
 
     def free(self) -> None:
@@ -258,7 +260,7 @@ class ProcessSlot:
 
 @dataclass(frozen=True, slots=True)
 class ChildContext:
-    """What the parent passes to a forked child.
+    """The values that the parent passes to a forked child.
 
     Attributes:
         lifeline: A pipe whose write end the parent keeps open. EOF means that the parent has exited.

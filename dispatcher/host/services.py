@@ -1,4 +1,4 @@
-"""Runs periodic services. A service that fails is logged and retried, and does not delay the others."""
+"""Runs periodic services. A service that fails is logged and retried, and does not delay the other services."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dispatcher.telemetry.log import get_log
 
 FIRST_WAIT_SECONDS: Final = 1.0
 LONGEST_WAIT_SECONDS: Final = 60.0
-"""The longest wait before a failed task is started again. If a task ran for longer than this before it failed, the
-failure counts as the first."""
+"""The longest wait before a failed task is started again. If a task ran for longer than this time before it failed, the
+next wait is the shortest wait again."""
 END_SECONDS: Final = 2.0
 """The longest wait for cancelled tasks, so that an unresponsive server does not delay the exit."""
 
@@ -28,7 +28,7 @@ class Service(Protocol):
 
     @property
     def interval_seconds(self) -> float:
-        """The time from the end of one round, even a failed one, to the start of the next."""
+        """The time from the end of one round, even if it failed, to the start of the next round."""
         ...
 
     async def run_once(self) -> float | None:
@@ -37,7 +37,7 @@ class Service(Protocol):
 
 
 class Periodic:
-    """Runs a service at its interval: as a task (`run`), or from the caller's loop (`run_if_due`)."""
+    """Runs a service at its interval. Start `run` as a task, or call `run_if_due` in a loop."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -50,7 +50,10 @@ class Periodic:
         return max(0.0, self._due_at - time.monotonic())
 
     async def run_if_due(self) -> None:
-        """Runs a round if it is due. Raises the round's exception. The next round runs after the interval anyway."""
+        """Runs a round if it is due.
+
+        Raises the exception of a round that fails. The next round is then due after the interval, too.
+        """
         if time.monotonic() >= self._due_at:
             self._due_at = time.monotonic() + self.service.interval_seconds
             seconds = await self.service.run_once()
@@ -110,7 +113,7 @@ async def _run_task(task: Task, process: str, first_wait_seconds: float) -> None
             return
         if time.monotonic() - began_at > LONGEST_WAIT_SECONDS:
             backoff.reset()
-        # Wait at least half of the backoff, because very short waits would fill the log.
+        # Wait at least half of the backoff, because retries after very short waits would fill the log.
         await asyncio.sleep(backoff.next_wait(lambda: 0.5 + random.random() / 2))  # noqa: S311
 
 

@@ -1,8 +1,8 @@
-"""A small web server for status pages: asyncio for sockets, h11 for parsing.
+"""A small web server for status pages. It uses asyncio for sockets, and h11 to parse requests.
 
-Each connection occupies one of a few slots, for a few seconds at most, and serves one request without a body. Reading
-the request has a deadline. A request that is too large, too slow, or neither GET nor HEAD gets an error response.
-If all slots are taken, a new connection replaces the oldest connection that has not sent a whole request.
+The server has a few slots. Each connection occupies a slot for a few seconds at most, and serves one request without a
+body. A request that is too large, too slow, or neither GET nor HEAD gets an error response. If all slots are occupied,
+a new connection replaces the oldest connection that has not sent a whole request.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class WebServer:
         """
         Args:
             pages: Pages by path.
-            setting: The setting that contains the address. The remedy in error messages mentions this setting.
+            setting: The name of the setting that contains the address, for the remedy in error messages.
             shares_port: Set SO_REUSEPORT, so that other processes of the same user may serve the same pages.
-            request_seconds: The deadline for reading a request.
-            retry_seconds: The first wait before binding again. Later waits are longer.
+            request_seconds: How long a client may take to send its request.
+            retry_seconds: The first wait after the address could not be bound. Later waits are longer.
         """
         self.address: Listener | None = None
         self._listener = listener
@@ -99,7 +99,7 @@ class WebServer:
 
     async def _wait(self, backoff: Backoff, error: OSError | UnicodeError) -> None:
         seconds = backoff.next_wait(lambda: 1.0)
-        # Use the system's text alone, such as "address already in use": asyncio's message has its own text before it.
+        # Use only the system's text, such as "address already in use". asyncio puts a text of its own before it.
         words = getattr(error, "strerror", None) or str(error)
         self._log.error(
             "http.bind_failed",
@@ -199,7 +199,8 @@ async def _read(reader: asyncio.StreamReader) -> h11.Request | None:
 
 
 async def _linger(reader: asyncio.StreamReader) -> None:
-    """Waits until the client closes the connection. If the server closed first, a reset could destroy the response."""
+    """Waits until the client closes the connection. If the server closed first, a TCP reset could destroy the
+    response."""
     async with asyncio.timeout(LINGER_SECONDS):
         while await reader.read(_READ_OCTETS):
             pass

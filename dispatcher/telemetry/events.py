@@ -18,9 +18,9 @@ EVENTS: Final = MappingProxyType(
         # one email
         "email.attempted": "An attempt ended. Fields: email_id, attempt, provider, outcome, status, error_type, "
         "provider_code, duration_ms, correlation_id, trace_id.",
-        "email.lease_lost": "A worker has a result for an email, but had lost the email's lease. The attempt is "
-        "recorded, but the email does not change, with one exception: if recovery made the email held, the result is "
-        "evidence that may change the email's status. Fields: email_id, attempt, outcome.",
+        "email.lease_lost": "A worker has a result for an email, but no longer has the email's lease. The attempt is "
+        "recorded, and the email does not change. Exception: if recovery had made the email held, the result is "
+        "evidence, which may change the email's status. Fields: email_id, attempt, outcome.",
         "email.locked": "Another transaction holds locks on email rows. These emails wait; all other emails are sent. "
         "Fields: count, email_ids (the first few), lock_holders (sessions that may hold the locks: pid, application, "
         "state, age).",
@@ -32,18 +32,18 @@ EVENTS: Final = MappingProxyType(
         "because PostgreSQL lost commits. Fields: reason (lease_expired, worker_crashed, promotion), status.",
         "recipients.suppressed": "A worker did not send to suppressed recipients; one line per worker and hour at "
         "most. Field: count (recipients since the previous line of this event).",
-        "email.settled": "An event of the provider changed an email's status, because it proves what happened. Fields: "
-        "email_id, correlation_id, provider, previous_status, status.",
-        "email.cancelled": "An email will not be sent. Fields: email_id, correlation_id, previous_status, reason "
-        "(expired).",
-        "message.duplicated": "A worker acknowledged a message whose email was already finished, or was leased by "
-        "another worker. Field: status.",
+        "email.settled": "An event of the provider changed an email's status, because the event proves what happened "
+        "to the email. Fields: email_id, correlation_id, provider, previous_status, status.",
+        "email.cancelled": "The relay cancelled an email because the email has expired. It will not be sent. Fields: "
+        "email_id, correlation_id, previous_status, reason (expired).",
+        "message.duplicated": "A worker acknowledged a message without sending its email, because the email was "
+        "already finished, not due, or leased by another worker. Fields: email_id, status (of the email).",
         "message.returned": "A worker received a dead letter that an operator had moved to the send queue. Fields: "
         "email_id, verdict (replayed; refused: back to the DLQ; stale: about an earlier failure).",
         "message.rejected": "A worker rejected a message that points to no email, and RabbitMQ moved the message to "
         "the DLQ. Field: reason.",
         # servers
-        "broker.connected": "The process is connected to RabbitMQ. Field of a worker, which consumes messages: queues.",
+        "broker.connected": "The process is connected to RabbitMQ. Field, only of a worker: queues (that it consumes).",
         "broker.connection_lost": "RabbitMQ is unreachable. The process reconnects with growing waits. Fields: reason, "
         "retry_in_seconds.",
         "store.connection_lost": "PostgreSQL is unreachable. The process keeps unrecorded results and retries. Fields: "
@@ -54,21 +54,23 @@ EVENTS: Final = MappingProxyType(
         "store.promoted": "PostgreSQL runs on a new timeline: a standby was promoted, or a backup was restored. If "
         "commits may be lost (lossy is true), the emails that were leased or published before are uncertain. Fields: "
         "timeline, previous_timeline, lossy, leases and messages (how many are uncertain).",
-        "provider.paused": "The provider cannot be used for any email; emails for it wait. Fields: provider, state, "
-        "reason, seconds.",
-        "provider.resumed": "The provider can be used again. Field: provider.",
-        "broker.queue_missing": "The send queue of a lane does not exist. The worker consumes the others. It consumes "
-        "this lane as soon as its queue exists. Fields: queue, lane, remedy.",
-        "controls.changed": "A worker applied a change of the operators' pauses. Fields: paused and resumed (what, "
-        "separated by commas).",
-        "email.no_channel": "An SMS, or a message of another channel, reached a host without a provider for its "
-        "channel. It waits half a minute, and is then due for any host. Set DISPATCHER_SMS_PROVIDERS on all hosts. "
-        "One line per worker and half a minute at most. Fields: email_id and channel (of the last one), count (since "
-        "the previous line of this event).",
-        "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages. PostgreSQL could "
-        "not store that. The provider reports it again at the next message. Fields: email_id, reason.",
-        "provider.throttled": "The provider throttled a worker. The rate of all workers is halved. Fields: provider, "
-        "per_second.",
+        "provider.paused": "A worker sends no email through this provider for now, because the provider cannot be "
+        "reached, throttles, or refuses every email. Fields: provider, state (of the circuit breaker), reason, seconds "
+        "(until the next try).",
+        "provider.resumed": "A worker sends emails through this provider again. Field: provider.",
+        "broker.queue_missing": "The send queue of a lane does not exist. The worker consumes the queues of all other "
+        "lanes, and consumes this queue as soon as the queue exists. Fields: queue, lane, remedy.",
+        "controls.changed": "Operators paused or resumed something, and a worker applied the change. Fields: paused "
+        "and resumed (what the operators paused and resumed, separated by commas).",
+        "email.no_channel": "A worker leased an SMS, or a message of another channel, but its host has no provider for "
+        "this channel. The message is due again after half a minute, for any host. Set DISPATCHER_SMS_PROVIDERS on all "
+        "hosts. One line per worker and half a minute at most. Fields: email_id and channel (of the last such "
+        "message), count (of such messages since the previous line of this event).",
+        "recipients.opt_out_failed": "A provider reported that a recipient wants no more messages, but PostgreSQL "
+        "could not store this. The provider will report it again for the next message to this recipient. Fields: "
+        "email_id, reason.",
+        "provider.throttled": "A provider throttled a worker, so the rate of all workers for this provider was halved. "
+        "Fields: provider, per_second (the new rate).",
         # processes
         "startup.failed": "`dispatcher run` or `dispatcher api` cannot start and exits; one line per mistake. Fields: "
         "reason, remedy.",
@@ -102,17 +104,18 @@ EVENTS: Final = MappingProxyType(
         "that another transaction has locked), forged (without a valid token), unreadable.",
         "bounces.unavailable": "The monitor cannot use the Maildir of bounces, and retries. Fields: folder, reason, "
         "retry_in_seconds.",
-        "webhook.failing": "A webhook's receiver accepts no event. Its events wait, and it is tried again at least "
-        "every half hour. Fields: webhook (its number), reason.",
-        "webhook.recovered": "The receiver accepts events again. Field: webhook.",
-        "webhook.disabled": "A webhook's receiver accepted no event for about 27 hours, or answered 410. It gets no "
-        "further events until an operator enables it. Fields: webhook, reason.",
+        "webhook.failing": "A webhook's receiver accepts no event. The webhook's events wait, and the monitor tries "
+        "the receiver again at least every half hour. Fields: webhook (its number), reason.",
+        "webhook.recovered": "A webhook's receiver accepts events again. Field: webhook (its number).",
+        "webhook.disabled": "A webhook's receiver accepted no event for about 27 hours, or answered 410. The webhook "
+        "gets no further events until an operator enables it. Fields: webhook (its number), reason.",
         "webhook.event_given_up": "A receiver refused one event at every attempt, although it accepted other events. "
         "Fields: webhook, event_id, reason.",
-        "webhook.feed_restored": "The feed of events came from a dump of another server. Its events can be read again.",
+        "webhook.feed_restored": "The database was restored from a dump of another PostgreSQL server. The monitor has "
+        "adapted the feed, so that webhooks and applications get its events.",
         "monitor.stopped": "The monitor exits.",
         "relay.leading": "This relay publishes for the database; the relays of other hosts are on standby.",
-        "relay.handed_over": "This relay cannot reach RabbitMQ. From now on, another host's relay publishes.",
+        "relay.handed_over": "This relay cannot reach RabbitMQ, so from now on the relay of another host publishes.",
         "relay.stopped": "The relay exits.",
         "relay.published": "The relay published messages to the send queue. Field: count.",
         "relay.republished": "RabbitMQ lost messages, for example because the queue was purged. Their emails are due "
@@ -123,28 +126,28 @@ EVENTS: Final = MappingProxyType(
         "relay.unconfirmed": "RabbitMQ did not confirm messages: the queue has no quorum or is full, or the connection "
         "was lost. Their emails stay due. Fields: count, queue, retry_in_seconds.",
         "api.started": "The HTTP API listens. Field: listener.",
-        "api.anonymous_allowed": "The HTTP API requires no key on the loopback, until the first key is created. Field: "
-        "setting.",
+        "api.anonymous_allowed": "Until the first key is created, the HTTP API accepts requests without a key on the "
+        "loopback interface. Field: setting (that allows this).",
         "api.refused": "The HTTP API refused requests. Field: counts (by reason, since the previous line of this "
         "event).",
         "api.stopped": "The HTTP API exits.",
         "ops.sign_in_failed": "A sign-in to the operators' page with OpenID Connect failed. Field: reason.",
-        "events.skipped": "Some events in a provider's genuine request cannot be read, or have an unknown kind. They "
-        "are not stored; all other events are. Fields: provider, counts (by reason).",
-        "events.source_unavailable": "A server of the provider is needed to verify, confirm, receive or poll events, "
-        "and is unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (none if the provider "
-        "retries).",
+        "events.skipped": "A provider's genuine request contains events that cannot be read, or that have an unknown "
+        "kind. These events are not stored; all other events of the request are. Fields: provider, counts (by reason).",
+        "events.source_unavailable": "To verify, confirm, receive or poll events, the dispatcher calls a server of the "
+        "provider. The server is unavailable or refuses the call. Fields: provider, reason, retry_in_seconds (null if "
+        "the provider sends the events again by itself).",
         "events.subscription_confirmed": "The API confirmed the subscription of an allowed SNS topic. Field: topic.",
         "events.subscription_ended": "A subscription of an SNS topic to the API was deleted, so events stop. Field: "
         "topic.",
-        "config.restart_required": "The parent received SIGHUP, but these changed settings take effect only after a "
-        "restart. Field: variables.",
+        "config.restart_required": "The parent received SIGHUP. Some changed settings take effect only after a "
+        "restart. Field: variables (these settings).",
         "config.suspicious": "Settings are valid, but their combination is probably not intended. Field: reason.",
         "emails.pruned": "Data older than the retention settings was deleted. Fields: partitions, and counts by kind.",
         "emails.pruning_postponed": "Another transaction has locked data that is due for deletion; the deletion is "
         "retried. Fields: what (a table or a kind of data), reason, retry_in_seconds.",
-        "emails.pruning_failed": "Some old data could not be deleted; all other old data was. Fields: what (a table or "
-        "a kind of data), reason, retry_in_seconds.",
+        "emails.pruning_failed": "Some old data could not be deleted; all other old data was deleted. Fields: what (a "
+        "table or a kind of data), reason, retry_in_seconds.",
         "partition.created": "Partitions for the coming weeks were created. Field: names.",
         "ledger.settled": "The relay settled the in-flight ledger of a worker that died, or that was frozen until its "
         "leases expired. Fields: worker, reason (worker_died, worker_frozen), released, recorded, uncertain.",

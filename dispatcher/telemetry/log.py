@@ -19,7 +19,7 @@ _LEVELS: Final = {"debug": logging.DEBUG, "info": logging.INFO, "warning": loggi
 
 
 def get_log() -> FilteringBoundLogger:
-    """The logger; `log.info("noun.verb_past", field=…)` with a name from `telemetry.events`."""
+    """The logger. Call it with the name of an event from `telemetry.events`: `log.info("noun.verb_past", field=…)`."""
     log: FilteringBoundLogger = structlog.get_logger()
     return log
 

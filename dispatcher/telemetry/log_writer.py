@@ -1,8 +1,8 @@
 """Writes log lines to a file, a terminal, a socket, or a pipe whose reader may be slow, blocked or closed.
 
-Sending never waits long for the log. If the reader does not keep up, the writer waits at most `MAX_WAIT_MS`, and at
-most once per `WAIT_INTERVAL_SECONDS`. Then it drops lines and counts them. The next line that it can write has the
-count in the field `lines_dropped`.
+A process never waits long for its log. If the reader does not keep up, the writer waits at most `MAX_WAIT_MS`, and at
+most once per `WAIT_INTERVAL_SECONDS`. Then the writer drops lines and counts them. The next line that it can write has
+the count in the field `lines_dropped`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from structlog.typing import EventDict
 
 MAX_WAIT_MS: Final = 50
 WAIT_INTERVAL_SECONDS: Final = 1.0
-"""The shortest time between two waits. Without it, every line would wait for a slow reader."""
+"""The shortest time between two waits. Without this limit, every line would wait for a slow reader."""
 PIPE_BYTES: Final = 1024 * 1024
-"""The size of the pipe: room for a busy worker's lines of a few seconds. Linux allows this size for every user
-(pipe-max-size)."""
+"""The size of the pipe. It holds the lines that a busy worker logs in a few seconds. Linux allows this size for every
+user (pipe-max-size)."""
 
 Write = Callable[[bytes], int]
 """Writes as many bytes as the reader accepts without waiting, and returns their number; raises BlockingIOError if the
@@ -43,11 +43,11 @@ class LogWriter:
         self._descriptor = stream.fileno()
         self._write = _writer(self._descriptor)
         self._lost = 0
-        self._rest = b""  # of a line that was written in part
+        self._rest = b""  # the rest of a line that was written in part
         self._may_wait_at = 0.0
 
     def write(self, line: bytes, count: int = 1) -> None:
-        """Writes `count` lines, which are joined in `line`; or counts them as lost."""
+        """Writes `count` lines, which are joined in `line`. If the reader accepts nothing, counts the lines as lost."""
         if self._rest:
             self._rest = self._put(self._rest)
         if self._rest:

@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms, which count nothing until a process binds them to its files.
+"""Counters, gauges and histograms (meters). They count nothing until a process binds them to its files.
 
-An unbound meter costs one comparison. This module reads no file and loads no library, so any code may use a meter;
-`metric_files` decides which process counts, and where. A meter keeps one value per combination of labels: finding a
-value is a dictionary lookup, and changing it a write to a memory map.
+A call of an unbound meter costs one comparison. This module reads no file and loads no library, so any code may use a
+meter. `metric_files` decides which process counts, and in which files. A meter keeps one value per combination of label
+values. A dictionary lookup finds the value, and a write to a memory map changes it.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Meter:
     Attributes:
         kind: The Prometheus type. The names of the metric's files begin with it.
         labels: Label names. Their values come from closed vocabularies, never from an email.
-        known: Combinations of label values that have the value zero from the start. Without that, Prometheus would not
-            see the first event as an increase.
+        known: Combinations of label values that have the value zero from the start. Without a zero, Prometheus would
+            not see the first event as an increase.
         panel: The dashboard row that shows the metric. Processes do not count meters without a panel.
-        is_bound: Whether this process counts.
+        is_bound: Whether this process counts with the meter.
     """
 
     kind: ClassVar[str]
@@ -95,7 +95,7 @@ class Meter:
         return values
 
     def _numbers(self, labels: Labels) -> Iterator[tuple[str, Labels, Labels]]:
-        """Yields a sample's name, its label names and label values, for each value of the meter."""
+        """Yields the sample's name, label names and label values, for each value of the meter."""
         yield self.name, self.labels, labels
 
 
@@ -111,12 +111,12 @@ class Counter(Meter):
 
 
 class Gauge(Meter):
-    """A current amount: the sum of what the running processes have set. An exited process no longer counts."""
+    """A current amount: the sum of the values that the running processes have set."""
 
     kind = "gauge"
 
     def set(self, value: float, *labels: str) -> None:
-        """Sets the share of this process."""
+        """Sets this process's part of the sum."""
         if self.is_bound:
             (self._values.get(labels) or self._create(labels))[0].set(value)
 

@@ -77,7 +77,7 @@ def wipe(folder: Path) -> None:
 
 
 def begin(folder: Path, slot: str) -> None:
-    """Makes this process count in the files of its slot from now on. Call it after the fork.
+    """Makes this process count in the files of its slot from now on. Call this after the fork.
 
     Args:
         slot: `w0`, `w1`, …, `relay`, `monitor`, `parent` or `api`.
@@ -114,8 +114,8 @@ def read(path: Path) -> list[Metric]:
     """The metrics in a file, all with declared names and labels. Histogram buckets are not accumulated yet.
 
     Raises:
-        BadFile: the file is not valid.
-        FileNotFoundError: the file was deleted, as files of exited processes are.
+        BadFile: The file is not valid.
+        FileNotFoundError: The file was deleted, as files of exited processes are.
     """
     from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -244,7 +244,7 @@ def _prepare(path: Path, *, keep: bool) -> None:
             return
     fresh = path.with_suffix(".new")
     try:
-        # Written instead of allocated: some file systems allocate pages without reserving space for them.
+        # Write the pages instead of only allocating them: some file systems allocate pages without disk space.
         fresh.write_bytes(bytes(FIRST_OCTETS))
         fresh.chmod(0o600)
         # A scrape sees either the complete new file or the previous file.
@@ -256,7 +256,10 @@ def _prepare(path: Path, *, keep: bool) -> None:
 
 
 def _make_room(path: Path, octets: int) -> None:
-    """Doubles a file that has no room for these bytes. prometheus-client would extend it without writing the pages."""
+    """Doubles the size of a file if these bytes do not fit into the file.
+
+    prometheus-client would extend the file without writing the new pages.
+    """
     with suppress(FileNotFoundError), path.open("r+b") as file:  # if the file was deleted, no scrape reads it
         used = int.from_bytes(file.read(4), sys.byteorder)
         size = file.seek(0, os.SEEK_END)

@@ -26,16 +26,19 @@ EMAILS: Final = Counter(
 )
 ATTEMPTS: Final = Counter(
     "dispatcher_attempts_total",
-    "Recorded attempts; error_type is none if the provider accepted.",
+    "Recorded attempts; error_type is none if the provider accepted the email.",
     ("provider", "outcome", "error_type"),
     panel=Panel.SENDING,
 )
 RETRIES: Final = Counter(
-    "dispatcher_retries_total", "Attempts that a worker retries within the lease.", ("provider",), panel=Panel.SENDING
+    "dispatcher_retries_total",
+    "Attempts after which the worker tries the email again within the same lease.",
+    ("provider",),
+    panel=Panel.SENDING,
 )
 REDELIVERIES: Final = Counter(
     "dispatcher_redeliveries_total",
-    "Deferred emails that wait for a redelivery, after their attempts under a lease were used up.",
+    "Deferred emails that began to wait for a redelivery, because their attempts under a lease were used up.",
     ("provider",),
     panel=Panel.SENDING,
 )
@@ -75,12 +78,12 @@ SUPPRESSED_RECIPIENTS: Final = Counter(
 )
 LEASES_LOST: Final = Counter(
     "dispatcher_lost_leases_total",
-    "Results that a worker could not record because it had lost the email's lease.",
+    "Results that did not change their email, because the worker had lost the email's lease.",
     panel=Panel.TROUBLE,
 )
 RECOVERED: Final = Counter(
     "dispatcher_recovered_emails_total",
-    "Emails whose worker, host or message was lost, and which recovery made due again or held.",
+    "Emails that recovery made due again or held, because their worker, host, message or commit was lost.",
     ("reason",),
     (
         *(("worker_died",), ("worker_frozen",), ("lease_expired",), ("message_lost",), ("host_returned",)),
@@ -92,13 +95,15 @@ RECOVERED: Final = Counter(
 # Metrics of messages and batches.
 DUPLICATES: Final = Counter(
     "dispatcher_duplicate_deliveries_total",
-    "Messages whose email was already finished, or was leased by another worker.",
+    "Messages that workers acknowledged without sending the email, because the email was finished, not due, or leased "
+    "by another worker.",
     ("status",),
     panel=Panel.TROUBLE,
 )
 MESSAGES_REJECTED: Final = Counter(
     "dispatcher_rejected_messages_total",
-    "Messages that point to no email, which RabbitMQ moves to the DLQ.",
+    "Messages that workers rejected, because they point to no email, or PostgreSQL cannot lease the email. RabbitMQ "
+    "moves them to the DLQ.",
     panel=Panel.TROUBLE,
 )
 LEASE_SECONDS: Final = Histogram(
@@ -188,7 +193,7 @@ DELIVERY_SECONDS: Final = Histogram(
 # Metrics of the HTTP API.
 API_EMAILS: Final = Counter(
     "dispatcher_api_emails_total",
-    "Emails in requests to the HTTP API: newly accepted, or known from an earlier request with the same key.",
+    "Emails in requests to the HTTP API: newly accepted, or known from an earlier request with the same message key.",
     ("outcome",),
     (("accepted",), ("known",)),
     panel=Panel.API,
@@ -215,7 +220,7 @@ API_INSERT_EMAILS: Final = Histogram(
 # Metrics of webhooks.
 WEBHOOK_EVENTS: Final = Counter(
     "dispatcher_webhook_events_total",
-    "Events posted to webhooks, by the webhook's number; failed attempts are repeated.",
+    "Events posted to webhooks, by the webhook's number and the outcome. If a post fails, the event is posted again.",
     ("webhook", "outcome"),
     panel=Panel.API,
 )

@@ -1,7 +1,7 @@
-"""Creates OpenTelemetry spans for `tracing`. They wait in a bounded queue; a thread delivers them over OTLP/HTTP.
+"""Creates OpenTelemetry spans for `tracing`. Spans wait in a bounded queue; a thread delivers them over OTLP/HTTP.
 
 The SDK reads endpoint, headers, sampler, resource, queue size and batch size from its own variables (OTEL_…). A span
-has the email's id, and otherwise only data that log lines and metrics have, too.
+contains the email's id, and otherwise only data that log lines and metrics contain, too.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Spans:
 
 
 class _CountingExporter(SpanExporter):
-    """Counts spans that could not be delivered. It runs in a thread of its own, and only the main thread may log."""
+    """Counts the spans that could not be delivered. It does not log, because it runs in a thread of its own, and only
+    the main thread may log."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter

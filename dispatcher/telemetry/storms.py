@@ -28,7 +28,8 @@ class _Window:
 class StormLimit:
     """A structlog processor that lets `LINES_PER_WINDOW` lines of each event pass in `WINDOW_SECONDS`.
 
-    The event's first line after that has the number of dropped lines in the field `suppressed`.
+    Drops further lines. The event's next line after that time has the number of dropped lines in the field
+    `suppressed`.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +54,7 @@ class StormLimit:
 
 
 class CountedLine:
-    """One line of the log per period, with the count since the previous line."""
+    """Limits an event to one line per period. Each line has the count since the previous line."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = seconds

@@ -107,7 +107,7 @@ class Tracer:
             return EnqueueSpan(traceparent)
         try:
             return EnqueueSpan(traceparent, self._spans.begin_enqueue(traceparent))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - an error of tracing must not affect the enqueue
             self._give_up(error)
             return EnqueueSpan(traceparent)
 

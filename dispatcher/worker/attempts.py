@@ -2,7 +2,7 @@
 
 If a provider refuses for reasons of its own (credentials, throttling, an open breaker), no attempt is used. The next
 provider in order is then tried within the same attempt. The same happens if an adapter finds that its provider cannot
-send the email. An email that its provider may have accepted under an idempotency key is tried at this provider only.
+send the email. If a provider may have accepted the email under an idempotency key, only this provider is tried.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from dispatcher.worker.in_flight_email import EmailEvent, EmailState, InFlightEm
 NO_PROVIDER: Final = "none"
 """The provider of an attempt that made no request."""
 CHANNEL_SECONDS: Final = 30.0
-"""An SMS that reaches a host without a provider for SMS is due again after this time: another host may have one."""
+"""An SMS that reaches a host without a provider for SMS is due again after this time, because another host may have
+such a provider."""
 
 
 class NoRoute(Exception):
@@ -53,7 +54,7 @@ class NoRoute(Exception):
 
 
 class TryLater(Exception):
-    """The email was not sent, no attempt is used, and this worker tries again later. Caught inside the worker.
+    """The email was not sent, and this worker tries again later. No attempt is used. Caught inside the worker.
 
     Attributes:
         seconds: The wait before the next try.
@@ -114,7 +115,7 @@ class LedgerAttempt(Attempt):
         email.on(EmailEvent.MARK)
         # This second check decides. If the process was frozen before it wrote the slot, the relay has read a ledger
         # without this slot, and may have released the email to another worker (see `host.ledger`). The first check only
-        # saves writing slots for leases that have already ended.
+        # avoids writing a slot for a lease that has already ended.
         if not self._may_send():
             self.mark_not_sent()
             raise LeaseExpired
@@ -159,7 +160,7 @@ class LedgerAttempt(Attempt):
 
 
 class BulkAttempt(NamedTuple):
-    """An email's attempt in a bulk call, and the future that will hold its outcome."""
+    """An email's attempt in a bulk call, and a future of its outcome."""
 
     attempt: LedgerAttempt
     outcome: asyncio.Future[Outcome]
@@ -192,7 +193,7 @@ class Attempts:
         self._without_channel = CountedLine(CHANNEL_SECONDS)
 
     def begin(self, email: InFlightEmail) -> BulkAttempt | None:
-        """Adds the email to a bulk call; this needs no task. Returns None if `make` must send the email."""
+        """Begins an attempt in a bulk call, without a task. Returns None if `make` must send the email instead."""
         content = email.content
         if content is None or email.pin is not None:
             return None
@@ -210,7 +211,10 @@ class Attempts:
         return BulkAttempt(attempt, outcome)
 
     def accepted(self, email: InFlightEmail, bulk: BulkAttempt) -> Outcome | None:
-        """The outcome if the provider accepted the email, as it does nearly always. None if `make` must handle it."""
+        """The outcome of an ended bulk attempt, if the provider accepted the email, as it nearly always does.
+
+        None if `make` must handle any other outcome.
+        """
         attempt, done = bulk
         if done.cancelled() or done.exception() is not None or not isinstance(outcome := done.result(), Accepted):
             return None
@@ -263,11 +267,15 @@ class Attempts:
                 raise NoRoute
 
     def unreadable(self, email: InFlightEmail, why: str) -> Outcome:
-        """The outcome if PostgreSQL cannot read the content."""
+        """The outcome of an email whose content PostgreSQL cannot read.
+
+        Args:
+            why: PostgreSQL's error.
+        """
         return self._refused(email, Reason.CONTENT_UNREADABLE, why)
 
     def suppressed(self, email: InFlightEmail, reasons: Mapping[int, str]) -> Outcome:
-        """The outcome if every recipient is suppressed.
+        """The outcome of an email whose recipients are all suppressed.
 
         Args:
             reasons: Why each recipient is suppressed, by position.
@@ -291,10 +299,11 @@ class Attempts:
         return Deferred(Reason.INTERNAL_ERROR, f"Our adapter failed: {kind}.")
 
     def pin_of(self, email: InFlightEmail, outcome: Outcome) -> tuple[Pin, float] | None:
-        """The pin of an email whose outcome, or an earlier one, is unknown, if its provider has idempotency keys.
+        """The pin of an email, if the outcome of this attempt or of an earlier attempt is unknown.
 
         Returns:
-            The pin, and for how many more seconds the key lives; None if the email is not pinned.
+            The pin, and in how many seconds the idempotency key expires (negative if it has expired). None if no
+            outcome is unknown, or if the provider has no idempotency keys.
         """
         pin = email.pin
         if pin is None:
@@ -321,7 +330,10 @@ class Attempts:
         return Rejected(reason, why)
 
     def _unsendable(self, email: InFlightEmail) -> Outcome | None:
-        """The outcome of an email that no provider may get; otherwise None. Excludes all providers but a pinned one."""
+        """The outcome of an email that no provider may get; otherwise None.
+
+        If the email is pinned to a provider, excludes all other providers.
+        """
         if email.content is None:
             return self._refused(email, Reason.CONTENT_DELETED, "The email's content was deleted before it was sent.")
         if why := self._forbidden(email.content):
@@ -336,7 +348,8 @@ class Attempts:
     def _forbidden(self, content: OutgoingEmail) -> str | None:
         """Why no provider may get the email; None if a provider may.
 
-        Checks the headers and the length of an SMS a second time, because the enqueuing host may allow more.
+        Checks the headers and the length of an SMS a second time: the host that enqueued the email may allow more than
+        this host.
         """
         if content.channel == SMS_CHANNEL and (why := too_long(content.text or "", self._sms_segments)):
             return f"The text {why}."
@@ -380,7 +393,9 @@ class Attempts:
     async def _outcome(
         self, attempt: LedgerAttempt, content: OutgoingEmail, answer: Awaitable[Outcome]
     ) -> Outcome | None:
-        """Awaits the outcome and reports it to the route's breaker. Returns None if the provider is at fault.
+        """Awaits the outcome and reports it to the route's breaker.
+
+        Returns None if the provider is at fault, and not the email. Then the next provider may be tried.
 
         Raises:
             TryLater: It is unknown whether the email or the provider is at fault, and no other provider may be tried.
@@ -406,7 +421,7 @@ class Attempts:
         return None
 
     def _try_later_without_alternative(self, attempt: LedgerAttempt, content: OutgoingEmail, outcome: Outcome) -> None:
-        """Returns normally if another provider may be tried.
+        """Checks whether another provider may be tried now. If so, returns.
 
         Raises:
             TryLater: No other provider may be tried.
@@ -421,7 +436,8 @@ class Attempts:
         raise TryLater(min(max(breaker.single_email_wait_seconds(content), asked or 0.0), LONGEST_OPEN_SECONDS))
 
     async def _judged(self, email: InFlightEmail, content: OutgoingEmail, answer: Awaitable[Outcome]) -> Outcome:
-        """Awaits the adapter's outcome. Turns an unexpected exception into one: uncertain if sending had begun."""
+        """Awaits the adapter's outcome. Turns an unexpected exception into an outcome: uncertain if sending had begun,
+        otherwise deferred."""
         try:
             return without_echo(storable(await answer), content)
         except (LeaseExpired, _RouteClosed, NoFreeConnection):
@@ -433,7 +449,7 @@ class Attempts:
             if _must_end(email):
                 raise
             return self.failed(email, error)  # a library cancelled something inside the adapter
-        except Exception as error:  # noqa: BLE001 - an adapter's bug must cost one email's attempt, not the worker
+        except Exception as error:  # noqa: BLE001 - an adapter's bug may end one attempt, but not the worker
             return self.failed(email, error)
 
 
@@ -443,6 +459,6 @@ async def _take_token(route: Route, limit: RateLimit, lane: str) -> bool:
 
 
 def _must_end(email: InFlightEmail) -> bool:
-    """Whether the email was stopped, or its task cancelled."""
+    """Whether the email was stopped, or its task was cancelled."""
     task = asyncio.current_task()
     return email.state is EmailState.STOPPED or (task is not None and task.cancelling() > 0)

@@ -1,6 +1,7 @@
-"""Acts on breaker changes: logs them, publishes them to other hosts, and pauses consuming if no provider may be tried.
+"""Acts on changes of circuit breakers: logs them, and publishes them to other hosts.
 
-When a worker pauses, its messages go back to RabbitMQ, and hosts with a working provider receive them.
+If no provider may be tried, the worker stops consuming and returns its messages to RabbitMQ. RabbitMQ delivers them to
+hosts with a working provider.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from dispatcher.telemetry import metrics
 from dispatcher.telemetry.log import get_log
 
 KEEP_PREFETCHED_SECONDS: Final = 5.0
-"""During a shorter pause, the worker keeps its prefetched messages. Returning and fetching them again costs more."""
+"""If a provider may be tried again within this time, the worker keeps its prefetched messages. To return them and fetch
+them again would cost more."""
 RETRY_SECONDS: Final = 5.0
-"""The wait before the next try to publish a state after PostgreSQL failed."""
+"""If PostgreSQL fails, the wait before the next try to publish a breaker's state."""
 
 
 class BreakerListener:
@@ -63,7 +65,7 @@ class BreakerListener:
         """
         async with asyncio.TaskGroup() as group:
             group.create_task(raise_on_stray_cancel(self._control_consuming, routes, consumer, wake))
-            # A separate task, so that a slow PostgreSQL does not delay deliveries.
+            # A separate task, so that a slow PostgreSQL does not delay `_control_consuming`.
             group.create_task(raise_on_stray_cancel(self._publish_states))
 
     async def _control_consuming(self, routes: Routes, consumer: Consumer, wake: Callable[[], None]) -> None:

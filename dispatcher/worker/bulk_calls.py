@@ -4,11 +4,11 @@
                │ must be sent alone                                         │ refused as a whole: split in halves until
                └▶ the adapter's `send`                                      └ the faulty email is alone
 
-`BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. All slots of a
-call say *on the wire* before its first byte is sent. An email whose lease is no longer valid is removed from the call,
-and the call is made without it.
+`BulkSender` is a provider like any other: each email keeps its lease, deadline, ledger slot and outcome. Before the
+first byte of a call is sent, the slots of all its emails say *on the wire*. If the lease of an email is no longer
+valid, the call is made without this email.
 
-A call does not wait for more emails: it starts after the first turn of the event loop that added none.
+A call waits only until an iteration of the event loop has added no email to it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from dispatcher.providers.contract import Attempt, BulkCallRefused, BulkEntry, B
 from dispatcher.telemetry import metrics
 
 MAX_SUSPECTS: Final = 8
-"""If the provider suspects at most this many emails, each is sent alone. Otherwise, the call is split into halves."""
+"""If the provider refuses a call because of at most this many emails, each of these emails is sent alone. Otherwise,
+the call is split into halves."""
 
 
 class _CallAborted(Exception):
@@ -36,10 +37,10 @@ class _CallAborted(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Member:
-    """An email in a bulk call, and the future that will hold its outcome.
+    """An email in a bulk call, and a future of its outcome.
 
     Attributes:
-        seconds: The longest that the email's call may take.
+        seconds: The longest time that the email's call may take.
     """
 
     email: OutgoingEmail
@@ -49,7 +50,7 @@ class _Member:
     outcome: asyncio.Future[Outcome]
 
     def end(self, outcome: Outcome | BaseException) -> None:
-        """Resolves the outcome, unless the attempt has been cancelled."""
+        """Sets the result or exception of the future, unless the attempt was cancelled."""
         if self.outcome.done():
             return
         if isinstance(outcome, asyncio.CancelledError):
@@ -117,7 +118,7 @@ class BulkSender:
         await self._provider.close()
 
     def _flush_when_idle(self) -> None:
-        """Starts the calls once a turn of the event loop has added no email."""
+        """Starts the calls when an iteration of the event loop has added no email."""
         if len(self._pending) > self._seen_count:
             self._seen_count = len(self._pending)
             asyncio.get_running_loop().call_soon(self._flush_when_idle)
@@ -132,7 +133,10 @@ class BulkSender:
         call.add_done_callback(self._calls.discard)
 
     async def _send_call(self, members: list[_Member]) -> None:
-        """Makes one call for the members that are not cancelled. Then, each has an outcome or is in a new call."""
+        """Makes one call for the members that are not cancelled.
+
+        When this method returns, each of these members has an outcome or is in a new call.
+        """
         members = [member for member in members if not member.outcome.done()]
         if not members:
             return
@@ -206,14 +210,14 @@ def _may_leave(member: _Member) -> bool:
         return False
     try:
         member.attempt.mark_on_wire()
-    except Exception as refusal:  # noqa: BLE001 - passed on to its attempt, which handles it
+    except Exception as refusal:  # noqa: BLE001 - passed on to the member's attempt, which handles it
         member.end(refusal)
         return False
     return True
 
 
 def _distribute(members: Sequence[_Member], outcomes: Sequence[Outcome | ProviderFault]) -> None:
-    """Resolves each member's outcome. A failure of the whole provider counts once, not once per email."""
+    """Gives each member its outcome. The breaker counts a failure of the whole provider once, not once per email."""
     whole = outcomes[0]
     if not isinstance(whole, ProviderFault) and whole.detail and all(each is whole for each in outcomes):
         # A text about the whole call may repeat content of any email.
@@ -283,7 +287,8 @@ class _CallPlan:
         self._next_by_address: dict[str, int] = {}
 
     def add(self, member: _Member) -> None:
-        """Adds the email to the first call that has room and comes after all calls with one of its addresses."""
+        """Adds the email to the first call into which it fits, and that comes after all calls with any of its
+        addresses."""
         at = max((self._next_by_address.get(each, 0) for each in member.part.addresses), default=0)
         while at < len(self.calls) and not self.calls[at].has_room(member.part, self._limits):
             at += 1

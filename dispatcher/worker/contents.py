@@ -1,8 +1,9 @@
 """Reads large bodies and all attachments just before the email is sent. The lease statement does not read them.
 
-These emails share a memory budget. An email that does not fit waits while others are sent. Content of up to
-LIGHT_OCTETS has a separate share, so it never waits for large files. If too many emails already wait, the worker
-releases the email, and it becomes due again later. Waiting emails therefore cannot fill the worker's window.
+Emails with such content share a memory budget. If an email does not fit into the free memory, it waits while other
+emails are sent. Content of up to LIGHT_OCTETS has a separate share of the memory, so it never waits for large files. If
+too many emails already wait, the worker releases the email, and it becomes due again later. Waiting emails therefore
+cannot fill the worker's window.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ LIGHT_OCTETS: Final = 1024 * 1024
 LIGHT_SHARE: Final = 4
 """A quarter of the memory is reserved for content of at most LIGHT_OCTETS."""
 WAITING_SHARE: Final = 8
-"""For each of the two shares, at most an eighth of the worker's emails may wait with a lease. Others are released."""
+"""For each of the two shares of the memory, at most an eighth of the prefetch window may wait under a lease. The worker
+releases further emails."""
 MIN_DELAY_SECONDS: Final = 2.0
 """The shortest time until a released email is due again."""
 MAX_DELAY_SECONDS: Final = 60.0
@@ -60,9 +62,10 @@ class MemoryBudget:
         self._back_at = 0.0
 
     def take(self, octets: int) -> asyncio.Future[None] | None:
-        """Takes octets. Returns None if they are free, otherwise a future to await.
+        """Requests octets. Returns None if the request is granted at once; otherwise a future, which is done when the
+        request is granted.
 
-        A request for more than the whole budget is granted when nothing else is taken.
+        A request for more than the whole budget is granted when no other octets are taken.
 
         Raises:
             NoMemory: Too many requests already wait.
@@ -82,7 +85,7 @@ class MemoryBudget:
         self._admit()
 
     def cancel(self, octets: int, grant: asyncio.Future[None]) -> None:
-        """Cancels a request, granted or not."""
+        """Cancels a request, whether it is granted or not."""
         if grant.done() and not grant.cancelled():
             self.give_back(octets)
             return
@@ -136,7 +139,9 @@ class ContentLoader:
 
     @asynccontextmanager
     async def loaded(self, email: InFlightEmail) -> AsyncIterator[str | None]:
-        """Waits for memory, and loads the email's content; frees both on exit. Yields the error if the read fails.
+        """Waits for memory, and loads the email's content. Frees content and memory on exit.
+
+        Yields None, or the error if PostgreSQL cannot read the content.
 
         Raises:
             NoMemory: Too many emails already wait, or the host has less memory than DISPATCHER_WORKER_MEMORY_MB.
@@ -194,4 +199,4 @@ class ContentLoader:
         try:
             return await self._store.find_content_octets(email_id)
         except StatementRefused:
-            return 0  # the read that follows reports the error
+            return 0  # `loaded` then reads the content, and reports the error

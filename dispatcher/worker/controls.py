@@ -1,11 +1,11 @@
-"""Reads what operators set for all hosts, and applies their pauses in this worker.
+"""Reads the controls that operators set for all hosts, and applies the lanes' weights and the pauses in this worker.
 
-    all, lane ─▶ its consumer is cancelled; unleased messages go back to RabbitMQ
-    tenant    ─▶ the lease statement leaves out its emails (see `lease.LeaseStage`)
-    provider  ─▶ its route may not be tried; other providers take over, as for an open breaker
+    pause of a lane, or of everything ─▶ the lane's consumer is cancelled; unleased messages go back to RabbitMQ
+    pause of a tenant                 ─▶ the lease statement leaves out the tenant's emails (see `lease.LeaseStage`)
+    pause of a provider               ─▶ the worker does not try the provider; other providers take over
 
-Emails that are leased, but not on the wire, are released. What is on the wire ends. While PostgreSQL is unreachable,
-the controls that were read last stay in force.
+The worker releases paused emails that it has leased, but that are not on the wire. Emails on the wire are completed.
+While PostgreSQL is unreachable, the controls that were read last stay in force.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NOTHING: Final[frozenset[UUID]] = frozenset()
 
 
 class LaneHolder(Protocol):
-    """The lease stage, which has the messages that are not leased yet."""
+    """The lease stage, which has the messages whose emails are not leased yet."""
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of these lanes, until the next call."""
+        """Leases no more emails of exactly these lanes, until the next call of this method."""
 
     def return_held(self) -> None:
         """Returns the messages of held lanes to RabbitMQ."""
 
 
 class OperatorControls:
-    """The controls, as this worker last read them.
+    """Keeps the controls that this worker last read, and applies their changes.
 
     Attributes:
-        current: Empty until the first read. Until then, the worker leases nothing.
+        current: The controls. They are empty until the first read; until then, the worker leases nothing.
     """
 
     def __init__(
@@ -93,9 +93,13 @@ class OperatorControls:
             await asyncio.sleep(READ_SECONDS)
 
     async def paused_since(self, pauses: Collection[Pause], email_ids: Collection[UUID]) -> Collection[UUID]:
-        """Which of these emails are paused, if other pauses than these are in force by now; otherwise none.
+        """Which of these emails were paused while they were being leased.
 
-        If PostgreSQL cannot say, all of them count as paused.
+        If PostgreSQL does not answer, returns all these emails.
+
+        Args:
+            pauses: The pauses that were in force when the lease statement was sent. If they have not changed since
+                then, the result is empty.
         """
         if self.current.pauses == pauses:
             return NOTHING
@@ -105,7 +109,7 @@ class OperatorControls:
             return email_ids
 
     async def _control_lanes(self, lease: LaneHolder) -> None:
-        """Cancels the consumers of paused lanes, and returns their unleased messages to RabbitMQ."""
+        """Cancels the consumers of paused lanes, and returns the lanes' unleased messages to RabbitMQ."""
         while True:
             await self._lanes_changed.wait()
             self._lanes_changed.clear()

@@ -12,12 +12,13 @@ REFUSED. From both states, RECORD leads to RECORDED. UNMARK means that the provi
 The table enforces these rules:
 
 - An email reaches the wire only through MARKED: the worker writes the ledger slot, then checks the lease once more.
-- An email is acked only after RECORDED or RELEASING: a commit comes first.
+- The message of an email is acked only after RECORDED or RELEASING: a commit comes first.
 - An email on the wire can be neither stopped nor released. A stopped email is never sent.
 - Only the first answer counts: later answers have no transition.
 
-Only `InFlightEmail.on` writes the state. The send stage raises all events up to ANSWER, and RELEASE. The record stage
-and the release stage raise the others. `tests/model` searches every path through this table.
+Only `InFlightEmail.on` writes the state. The send stage, with the modules that it uses, raises the events from WAIT to
+ANSWER, and RELEASE. The record stage and the release stage raise all other events. `tests/model` searches every path
+through this table.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class EmailState(IntEnum):
     WAITING = auto()
     """The email waits for its next attempt, or for memory."""
     STOPPED = auto()
-    """The worker drains, or the lease was lost. Nothing was sent, and nothing will be."""
+    """The worker drains, the lease was lost, or the email is paused. Nothing was sent, and nothing will be sent."""
     MARKED = auto()
     """The ledger says *on the wire*. Next, the worker checks that the lease is still valid."""
     ON_THE_WIRE = auto()
@@ -105,7 +106,7 @@ TRANSITIONS: Final[Mapping[tuple[EmailState, EmailEvent], EmailState]] = {
     (EmailState.MARKED, EmailEvent.SEND): EmailState.ON_THE_WIRE,
     (EmailState.MARKED, EmailEvent.UNMARK): EmailState.PREPARING,
     (EmailState.ON_THE_WIRE, EmailEvent.UNMARK): EmailState.PREPARING,
-    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made (no content, say)
+    (EmailState.PREPARING, EmailEvent.ANSWER): EmailState.ANSWERED,  # no request was made: no content, for example
     (EmailState.STOPPED, EmailEvent.ANSWER): EmailState.ANSWERED,  # the adapter did not notice the stop
     (EmailState.ON_THE_WIRE, EmailEvent.ANSWER): EmailState.ANSWERED,
     # The record stage.
@@ -146,18 +147,20 @@ class InFlightEmail:
 
     Attributes:
         delivery: The message that points to the email.
-        content: What to send; None until it is read, or if it was deleted.
-        policy: What to do if the outcome stays unknown.
-        state: Only `on` writes it.
-        attempt_number: The current attempt, or the next one.
+        content: The content to send; None until it is read, or if it was deleted.
+        policy: What to do with the email if its outcome stays unknown.
+        state: The current state. Only `on` writes it.
+        attempt_number: The number of the current attempt; while the email waits, of the next attempt.
         confirmed_at: Start time of the last statement that confirmed the lease (`clock.steady_clock`).
         leased_until: The earliest end of the lease (`clock.steady_clock`).
-        expires_at: From then on, no attempt may begin (`clock.steady_clock`); infinite if the email never expires.
-        ledger_slot: The attempt's slot in the in-flight ledger; None while it has none.
+        expires_at: No attempt may begin at this time or later (`clock.steady_clock`); infinite if the email never
+            expires.
+        ledger_slot: The attempt's slot in the in-flight ledger; None while the attempt has no slot.
         provider: The provider of the current attempt.
-        started_at: When the attempt began, unix seconds.
+        started_at: When the attempt began, in Unix seconds.
         refused_by: Providers that have just refused for reasons of their own. The next attempt prefers other providers.
-        suppressed: The recipients that are left out: why, by position from 1 over To, Cc and Bcc. None if none is.
+        suppressed: Why each suppressed recipient is left out, by position from 1 over To, Cc and Bcc. None if no
+            recipient is suppressed.
         unable: Providers whose adapters found that they cannot send this email.
         pin: The only provider that may be tried, because it may have accepted the email; None for any provider.
         work: The pending task, bulk call, or timer of the next attempt.
@@ -180,7 +183,7 @@ class InFlightEmail:
         self.attempt_number = lease.attempt_number
         self.confirmed_at = confirmed_at
         self.leased_until = leased_until
-        # PostgreSQL counted the seconds later than `confirmed_at`, so the email never expires too late.
+        # PostgreSQL calculated `expires_in` after `confirmed_at`, so `expires_at` is never too late.
         self.expires_at = math.inf if lease.expires_in is None else confirmed_at + lease.expires_in
         self._leased_at = confirmed_at
         self.ledger_slot: int | None = None
@@ -222,7 +225,7 @@ class InFlightEmail:
 
     @property
     def limits(self) -> RetryLimits | None:
-        """The email's own limits of retries, as of now."""
+        """The email's own retry limits, with the redelivery time that is left now; None if the email has none."""
         limits = self.lease.limits
         if limits is None:
             return None
@@ -230,12 +233,12 @@ class InFlightEmail:
 
     @property
     def attempt_pin(self) -> Pin:
-        """The pin to the current attempt's provider, if its outcome is the first that is unknown."""
+        """A pin to the current attempt's provider. Use it only if this attempt is the first with an unknown outcome."""
         return Pin(self.provider, self._started_steadily_at)
 
     @property
     def attempted_until(self) -> float:
-        """The attempt's end, which is now: `started_at` plus the elapsed monotonic time, in unix seconds."""
+        """The current time in Unix seconds, as the end of the attempt: `started_at` plus the elapsed monotonic time."""
         return self.started_at + (steady_clock() - self._started_steadily_at)
 
     def confirm(self, at: float, seconds: float) -> None:

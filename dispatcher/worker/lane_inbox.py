@@ -1,4 +1,4 @@
-"""The lease stage's inbox: messages by lane, which the lanes take out in turns, by weight."""
+"""The inbox of the lease stage. It keeps messages by lane, and takes them from the lanes in turns, by weight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Arrival(NamedTuple):
 
 
 class _Lines:
-    """A line of arrivals for each lane. Has the methods of a deque that `BatchQueue` uses."""
+    """A queue of arrivals for each lane. Has the methods of a deque that `BatchQueue` uses."""
 
     def __init__(self) -> None:
         self.by_lane: dict[str, deque[Arrival]] = {}
@@ -42,7 +42,7 @@ class _Lines:
 
 
 class LaneInbox(BatchQueue[Arrival]):
-    """Hands arrivals to the lease stage in batches. A lane alone gets all room; several lanes take turns.
+    """Passes arrivals to the lease stage in batches. If several lanes have arrivals, the lanes take turns.
 
     The most urgent lane also gets slots beyond the window, so that it need not wait for a slot while emails of other
     lanes wait for an answer, or for a token of a rate limit.
@@ -58,11 +58,12 @@ class LaneInbox(BatchQueue[Arrival]):
     async def lease(self, handle: Callable[[list[Arrival]], Awaitable[None]], window: Window) -> None:
         """Passes batches that fit into the window to the handler, until cancelled."""
         self._window = window
-        # Choose the emails that probe a provider at random: emails that the provider refuses may arrive together.
+        # Choose the email that probes a provider at random, because emails that the provider refuses may arrive
+        # together.
         await self.run(handle, room=window.room, is_any_order=window.is_probing)
 
     def take_lane(self, lane: str) -> list[Arrival]:
-        """Takes out all arrivals of a lane."""
+        """Removes and returns all arrivals of a lane."""
         return list(self._lines.by_lane.pop(lane, ()))
 
     def _next(self, room: int, is_any_order: Callable[[], bool]) -> list[Arrival]:

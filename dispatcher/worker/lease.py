@@ -40,15 +40,16 @@ from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 REQUEUE_SECONDS: Final = 0.5
-"""Requeue a message after this time if its email is in flight here or its row is locked by another transaction."""
+"""A message is requeued after this time if its email is in flight in this worker, or if another transaction locks the
+email's row."""
 PUT_BACK_SECONDS: Final = 2 * READ_SECONDS
-"""An email of a paused tenant is due again after this time, when every relay has read the pause."""
+"""An email of a paused tenant is due again after this time. By then, every relay has read the pause."""
 MAX_REJECTED: Final = 10_000
 """The most emails whose rejected messages a worker remembers."""
 
 
 class LeaseStage:
-    """Leases the emails of arriving messages, as many as the window has room for."""
+    """Leases the emails of arriving messages, as many as fit into the window."""
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class LeaseStage:
 
     def take(self, delivery: Delivery) -> None:
         """Queues a message from RabbitMQ. Rejects the message if it contains no valid pointer."""
-        # RabbitMQ may still deliver messages after the worker has cancelled its consumer. Nothing would lease them.
+        # RabbitMQ may still deliver messages after the worker has cancelled its consumers, but no more emails are
+        # leased.
         if self._is_stopped:
             return
         try:
@@ -104,12 +106,14 @@ class LeaseStage:
             self._inbox.add(Arrival(part, each))
 
     def drop_unleased(self) -> None:
-        """Drops messages whose emails are not leased yet. Their channel is closed: RabbitMQ redelivers the messages."""
+        """Drops the messages whose emails are not leased yet. Call this after the channel has closed: RabbitMQ
+        redelivers the messages."""
         self._inbox.clear()
         self._held.clear()
 
     def hold_lanes(self, lanes: frozenset[str]) -> None:
-        """Leases no more emails of these lanes, until the next call. Their messages wait for `return_held`."""
+        """Leases no more emails of exactly these lanes, until the next call of this method. Keeps the lanes' messages
+        for `return_held`."""
         self._held_lanes = lanes
         for lane in lanes:
             self._held += self._inbox.take_lane(lane)
@@ -210,7 +214,7 @@ class LeaseStage:
             paused_tenants = self._controls.current.paused_tenants
             return await self._store.lease(keys_by_id, self._settings.lease_seconds, paused_tenants)
         except StatementRefused:
-            # If only the reply was unreadable, PostgreSQL has executed the statement, so release the emails.
+            # PostgreSQL may have executed the statement and sent a reply that cannot be read. So release the emails.
             await self._store.release_unanswered(list(keys_by_id))
             raise
 
@@ -231,7 +235,8 @@ class LeaseStage:
     def _reject(self, delivery: Delivery, email_id: UUID) -> None:
         """Rejects the message of an email that PostgreSQL cannot lease; RabbitMQ moves it to the DLQ for an operator.
 
-        Once per email: the email stays pending, so the relay keeps publishing it. Later messages are acked.
+        Rejects one message per email. The email stays pending, so the relay keeps publishing messages about it; this
+        method acks the later messages.
         """
         if email_id in self._rejected:
             self._broker.ack([delivery])
@@ -312,8 +317,9 @@ class LeaseStage:
             else:
                 asyncio.get_running_loop().call_soon(self._broker.requeue, delivery)
             return False
-        # Finished, or not due yet; or leased elsewhere: the owner of the lease or recovery will finish it; or left out
-        # by the lease statement: the relay will finish it.
+        # In all other cases, the worker need not send the email: the email is finished or not due yet; or another
+        # worker has leased it, and that worker or recovery will finish it; or no worker may lease it, and the relay
+        # will finish it.
         metrics.DUPLICATES.add(1, found.status)
         self._log.debug("message.duplicated", email_id=str(pointer.email_id), status=found.status)
         return True
@@ -329,7 +335,8 @@ def _is_dead(found: UnleasedEmail | None, pointer: Pointer) -> bool:
 
 
 def _dead_letter_in(delivery: Delivery) -> DeadLetter | None:
-    """Decodes a message as a dead letter; None if it is a pointer. Only operators put dead letters on this queue."""
+    """Decodes a message as a dead letter; None if it is a pointer. Only operators move dead letters to the send
+    queues."""
     try:
         return decode(delivery.body)
     except InvalidPointer:

@@ -1,4 +1,4 @@
-"""Waits between tries while PostgreSQL is unreachable."""
+"""Waits before each new try while PostgreSQL is unreachable."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class StoreOutage:
         self._log = get_log()
 
     async def wait(self, error: DispatcherError) -> None:
-        """Logs a failure, and returns when it is time to try again."""
+        """Logs a failure, and waits before the next try. The waits grow until `end` is called."""
         seconds = self._backoff.next_wait(random.random)
         self._log.warning("store.connection_lost", reason=str(error), retry_in_seconds=round(seconds, 2))
         await asyncio.sleep(seconds)
 
     def end(self) -> None:
-        """Ends the outage: PostgreSQL has answered."""
+        """Notes that PostgreSQL has answered, which ends the outage. Idempotent."""
         if self._backoff.reset():
             self._log.info("store.connected")

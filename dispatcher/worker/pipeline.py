@@ -5,8 +5,9 @@
                                  ├──── deferred ◀──── RecordStage
                                  └──── Renewals ◀──── emails whose wait is over
 
-During an outage of PostgreSQL, outcomes and arrivals wait. During an outage of RabbitMQ, acks are dropped with their
-channel; the redelivered message then finds the current row. During an outage of all providers, nothing is leased.
+During an outage of PostgreSQL, outcomes and arrivals wait. If the connection to RabbitMQ is lost, its acks are lost,
+too. RabbitMQ redelivers the messages, and the lease stage finds that their emails are finished. During an outage of all
+providers, no email is leased, except to probe a provider.
 """
 
 from __future__ import annotations
@@ -121,7 +122,7 @@ class Pipeline:
             group.create_task(raise_on_stray_cancel(self._breakers.run, self._routes, self._consumer, self.window.wake))
 
     async def drain(self, seconds: float) -> None:
-        """Releases unsent emails, waits for the answers to all other emails, and records the answers.
+        """Releases emails that are not on the wire, waits for the answers to all other emails, and records the answers.
 
         An email without an answer after `seconds` is recorded as uncertain. Stop the deliveries before you call this.
         """
@@ -137,7 +138,7 @@ class Pipeline:
         await self.release.finish()
 
     async def _report(self) -> None:
-        # Report once a second and not per email, because a gauge is only sampled.
+        # Report once a second, which costs less than once per email. Prometheus samples a gauge less often than that.
         acked = 0
         while True:
             metrics.IN_FLIGHT.set(len(self.window.emails))

@@ -1,4 +1,4 @@
-"""The worker process: opens connections in order, runs the pipeline, drains, and closes them."""
+"""The worker process: opens connections in order, runs the pipeline, drains, and closes the connections."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def _verify_database(settings: Settings, identity: WorkerIdentity) -> None
 
     Raises:
         ConfigurationError: PostgreSQL refuses the connection, or a pooler shares sessions. `run` checked both when it
-            started, but a reload may have changed the URL. The worker to be replaced keeps running.
+            started, but a reload may have changed the URL. The worker that this process was to replace keeps running.
     """
     try:
         await verify_sessions(settings.database_url, name=identity.worker)
@@ -159,8 +159,8 @@ async def _dispatch(
     """Consumes until `stop` is set, then drains.
 
     Raises:
-        ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker to be replaced keeps
-            running.
+        ConfigurationError: RabbitMQ refused the connection before the worker was up. The worker that this process was
+            to replace keeps running.
     """
     refusals: list[BrokerRefused] = []
 
@@ -208,9 +208,11 @@ def _prefetch_count(window: int, settings: Settings) -> int:
     """
     emails = window + int(window * PREFETCH_HEADROOM)
     if window < settings.prefetch:
-        # A rate ceiling has reduced the window. A message may point to many emails, so more messages would only wait.
+        # A provider's ceiling has reduced the window. Each message may point to many emails, and prefetched emails
+        # beyond the window would only wait.
         return math.ceil(emails / settings.bundle_emails)
-    # Count one email per message: at low load, each message has only one, and a slow provider must be kept busy.
+    # Count one email per message. At low load, each message points to only one email, and a slow provider needs many
+    # emails at the same time.
     return emails
 
 
@@ -224,7 +226,7 @@ async def _ask_for_successor(process_slot: ProcessSlot, pipeline: Pipeline, ledg
     """
     spread = random.uniform(1 - RECYCLE_SPREAD, 1 + RECYCLE_SPREAD)  # noqa: S311
     enough = after_emails * spread if after_emails else math.inf
-    # Poll once a second, which costs nothing per email.
+    # Poll once a second, which costs less than a check per email.
     while pipeline.record.finished_count < enough and ledger.is_in_place:  # noqa: ASYNC110
         await asyncio.sleep(_POLL_SECONDS)
     if not ledger.is_in_place:

@@ -1,7 +1,7 @@
 """The record stage: outcomes → committed → acked, in batches. It keeps outcomes during an outage of PostgreSQL.
 
 outcome ─▶ record (batched) ─▶ committed: clear the ledger slot, ack the message
-             │ locked: later                └ deferred: back to the send stage, or released if the lease was lost
+             │ row locked: tried later      └ deferred: back to the send stage, or released if the lease was lost
              │ reply lost: first check whether the result is recorded already
              └ refused: split until the faulty result is alone; record it without the provider's text, or retry later
 """
@@ -33,7 +33,7 @@ from dispatcher.worker.window import Window
 REFUSED_SECONDS: Final = 2.0
 """The wait before the next try to record a result that PostgreSQL refuses even without the provider's text."""
 FULL_SHARE: Final = 2
-"""Half of the window is a full batch: while it is recorded, the other half is being sent."""
+"""A full batch is half (1 / FULL_SHARE) of the window: while this half is recorded, the other half is sent."""
 
 
 class RecordStage:
@@ -83,7 +83,10 @@ class RecordStage:
                 await self._record_or_split(certain)
 
     async def _record_or_split(self, batch: list[EndedAttempt]) -> None:
-        """Records what PostgreSQL accepts. Retries a refused result without the provider's text, or else later."""
+        """Records results. If PostgreSQL refuses a result, records the result without the provider's text.
+
+        If PostgreSQL refuses the result without this text, too, queues the result again for later.
+        """
         _, culprits = await bisect_batch(batch, self._record_with_retries)
         for ended, error in culprits:
             self._log.error("email.statement_failed", email_id=str(ended.email.email_id), reason=error.message)
@@ -91,8 +94,8 @@ class RecordStage:
             if bare != ended.result:
                 await self._record_or_split([ended._replace(result=bare)])
                 continue
-            # The email counts as in flight until its result is committed. A drain does not wait for such an email:
-            # recovery takes it over when its lease expires.
+            # The email counts as in flight until its result is committed. A drain does not wait for such an email,
+            # because recovery settles it when its lease expires.
             ended.email.on(EmailEvent.REFUSE)
             asyncio.get_running_loop().call_later(REFUSED_SECONDS, self._inbox.add, ended)
 
@@ -128,7 +131,7 @@ class RecordStage:
                 await self._outage.wait(error)
 
     async def _without_locked(self, batch: list[EndedAttempt], *, is_busy: bool) -> list[EndedAttempt]:
-        """Queues the results of locked rows again for later; returns the others."""
+        """Queues the results of locked rows again for later; returns the other results."""
         locked = await self._store.locked.find_locked([ended.email.email_id for ended in batch], is_busy=is_busy)
         if not locked:
             return batch
@@ -145,7 +148,7 @@ class RecordStage:
         self._close(batch, ours, asked_at)
 
     def _close(self, batch: list[EndedAttempt], ours: Collection[UUID], asked_at: float) -> None:
-        """Finishes recorded emails: clears ledger slots, acks messages, and hands deferred emails to the send stage.
+        """Finishes recorded emails: clears ledger slots, acks messages, and passes deferred emails to the send stage.
 
         Args:
             ours: The emails whose lease this worker still had when it recorded them.
@@ -158,7 +161,8 @@ class RecordStage:
             if email.ledger_slot is not None:
                 self._ledger.clear(email.ledger_slot)
                 email.ledger_slot = None
-            # Ack even before a retry: this worker has the lease, and the message would only fill the prefetch window.
+            # Ack the message even if the email is retried: the lease is enough, and an unacked message would only
+            # occupy the prefetch window.
             finished.append(email.delivery)
             if result.status is not Status.SENDING:
                 email.on(EmailEvent.FINISH)
@@ -187,5 +191,5 @@ class RecordStage:
                 )
 
     async def finish(self) -> None:
-        """Returns when every queued result is committed."""
+        """Waits until every queued result is committed."""
         await self._inbox.finish()

@@ -1,4 +1,4 @@
-"""The release stage: gives back the leases of emails that were not sent."""
+"""The release stage: ends the leases of emails that were not sent, so that the emails are due again."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ReleaseStage:
     async def _release(self, batch: list[ReleaseRequest]) -> None:
         """Releases the leases. The emails are then pending and due, so their messages can be acked.
 
-        An email becomes due later if its provider is unavailable while others work, or if there is no memory for its
-        content. If it became due immediately, it would be leased and released over and over.
+        An email becomes due later, and not immediately, if its provider is unavailable while other providers work, or
+        if there is no memory for its content. Otherwise, workers would lease and release it over and over.
         """
         tokens = {email.email_id: email.lease.token for email, _ in batch}
         delays = {email.email_id: seconds for email, seconds in batch}
@@ -65,5 +65,5 @@ class ReleaseStage:
         self._window.wake()
 
     async def finish(self) -> None:
-        """Returns when every queued lease is released."""
+        """Waits until every queued lease is released."""
         await self._inbox.finish()

@@ -17,8 +17,8 @@ from dispatcher.worker.send import SendStage
 from dispatcher.worker.window import Window
 
 RENEWALS_PER_LEASE: Final = 3
-"""Renew after a third of the lease, even while the email waits for a retry. This leaves two more tries before the lease
-ends, and proves to other hosts that the owner is alive (see `recovery.unrenewed`)."""
+"""A lease is renewed after a third of its time, even while the email waits for a retry. This leaves two more tries
+before the lease ends, and proves to other hosts that the owner is alive (see `recovery.unrenewed`)."""
 
 
 class Renewals:
@@ -69,7 +69,10 @@ class Renewals:
         await self._inbox.run(self._retry)
 
     async def _retry(self, batch: list[InFlightEmail]) -> None:
-        """Renews the leases first: during the wait, an event may have proven that a provider accepted the email."""
+        """Renews the leases, and then begins the next attempts.
+
+        The renewal leaves out an email if, during the wait, an event has proven that a provider accepted the email.
+        """
         while waiting := [email for email in batch if email.state is EmailState.WAITING]:
             try:
                 locked = await self._renew({email.email_id: email.lease.token for email in waiting})
@@ -100,7 +103,7 @@ class Renewals:
             if email_id in ours:
                 email.confirm(asked_at, self._lease_seconds)
             elif email.may(EmailEvent.STOP):
-                # Do not stop an email that is being recorded: the email has finished, and its lease has ended for that
-                # reason.
+                # The lease is lost. An email that is being recorded has no lease either, because it is finished, but
+                # `may` excludes such an email.
                 self._send.stop(email)
         return outcome.locked

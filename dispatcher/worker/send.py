@@ -42,7 +42,7 @@ from dispatcher.worker.window import Window
 
 
 class SendStage:
-    """Sends leased emails, and retries deferred ones, until each has a final outcome or is released."""
+    """Sends leased emails, and retries deferred emails, until each email has a final outcome or is released."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class SendStage:
     def stop(self, email: InFlightEmail) -> None:
         """Prevents an email from being sent, and releases the email when its attempt has ended.
 
-        This method queues the release itself. A timer would not, nor would a task that is cancelled before its first
-        step.
+        This method must queue the release itself: a cancelled timer does not queue it, and neither does a task that is
+        cancelled before its first step.
         """
         email.on(EmailEvent.STOP)
         work = email.work
@@ -200,7 +200,7 @@ class SendStage:
             )
 
     async def _send_to_others(self, email: InFlightEmail) -> Outcome:
-        """Makes one attempt without the suppressed recipients; no attempt if there is no other recipient."""
+        """Makes one attempt without the suppressed recipients. If all recipients are suppressed, makes no attempt."""
         email.suppressed = None
         content = email.content
         if content is not None and self._suppressed.may_concern(content, email.lease.tenant_id):
@@ -221,9 +221,9 @@ class SendStage:
             email.content = self._unsubscribe.added_to(email.content, hasher)
 
     def _wait(self, email: InFlightEmail, seconds: float) -> None:
-        """Retries the email later, under the same lease. A waiting email takes up no room in the window.
+        """Retries the email later, under the same lease. A waiting email does not count in the window.
 
-        Releases the email if it expires before: the relay then cancels it, and no lease delays that.
+        If the email expires before the retry, releases the email instead, so that the relay can cancel it in time.
         """
         if self._is_draining or not email.may(EmailEvent.WAIT):
             self.release(email)

@@ -4,9 +4,9 @@
                  └ yes ─▶ one query for all such emails ─▶ attempt, without the suppressed recipients
                                                         └▶ all are suppressed: failed, nothing is sent
 
-The memory has the first eight bytes of every suppressed hash, by tenant. Entries that were added since the last read
-are missing for two seconds at most. Entries that were removed or have expired stay until the next complete read,
-and cost a query: the query decides, so a removal counts at once.
+The memory contains the first eight bytes of every suppressed hash, by tenant. It lacks entries that were added in the
+last two seconds at most. Entries that were removed or have expired stay in memory until the next complete read. They
+cause only a needless query: the query decides, so a removal takes effect at once.
 """
 
 from __future__ import annotations
@@ -37,12 +37,13 @@ from dispatcher.worker.outage import StoreOutage
 
 REFRESH_SECONDS: Final = 0.75
 REFRESH_SHARE: Final = 20
-"""A worker spends at most a twentieth of its time with reading entries, even if a long transaction makes it read the
-same entries again."""
+"""A worker spends at most about a twentieth (1 / REFRESH_SHARE) of its time on reading entries, even if a long
+transaction makes it read the same entries again."""
 COMPLETE_SECONDS: Final = 3600.0
 """The time between two complete reads, which drop the entries that were removed or have expired."""
 MAX_RECENT: Final = 10_000
-"""A complete read follows after so many changed entries: its sorted array takes a tenth of the memory."""
+"""After this many changed entries, the worker reads all entries again into a sorted array, which takes a tenth of the
+memory of a set."""
 LOG_SECONDS: Final = 3600.0
 CACHED_DOMAINS: Final = 4096
 Positions = Mapping[int, SuppressionReason]
@@ -53,7 +54,9 @@ class Question(NamedTuple):
     """An email with a recipient that may be suppressed.
 
     Attributes:
-        hashes: Positions of recipients (from 1, over To, Cc, Bcc), with the hash of the address or of its domain.
+        hashes: Two entries per recipient: its position (from 1, over To, Cc and Bcc), with the hash of the address and
+            with the hash of the address's domain.
+        answer: A future of the suppressed recipients.
     """
 
     email_id: UUID
@@ -80,7 +83,7 @@ class TenantMemory:
 
 
 class SuppressedRecipients:
-    """The suppressed recipients of all tenants, as one worker knows them."""
+    """Finds suppressed recipients, with the entries of all tenants that this worker has read."""
 
     def __init__(self, store: SuppressionReader, outage: StoreOutage) -> None:
         self._store = store
@@ -103,11 +106,14 @@ class SuppressedRecipients:
 
     @property
     def hasher(self) -> AddressHasher | None:
-        """Hashes addresses; None until the entries are read. `find` waits for that."""
+        """Hashes addresses; None until the first read of the entries. `find` waits for that read."""
         return self._hasher
 
     def may_concern(self, email: OutgoingEmail, tenant_id: str) -> bool:
-        """Whether a recipient may be suppressed for this tenant: nearly always not. Needs no I/O."""
+        """Whether a recipient may be suppressed for this tenant. Nearly always False. Needs no I/O.
+
+        If True, `find` decides.
+        """
         hasher = self._hasher
         if hasher is None:
             return True  # the entries are not read yet
@@ -141,9 +147,9 @@ class SuppressedRecipients:
         return found
 
     async def opt_out(self, email: OutgoingEmail) -> None:
-        """Suppresses the recipients of an email, because its provider says that they want no more messages.
+        """Suppresses the recipients of an email, because its provider reports that they want no more messages.
 
-        If PostgreSQL is unavailable, the provider says so again at the next message.
+        If PostgreSQL is unavailable, stores nothing: the provider reports this again for the next message.
         """
         if (hasher := self._hasher) is not None:
             entries = {hasher.hash(address): Recipient(address, is_domain=False).masked for address in email.to}
@@ -163,7 +169,7 @@ class SuppressedRecipients:
                 question.answer.set_exception(error)
 
     async def _answer_with_retries(self, questions: Sequence[Question]) -> None:
-        """Answers, and retries until PostgreSQL answers. Meanwhile, the emails wait: none is sent without an answer.
+        """Answers the questions, and retries until PostgreSQL answers. Meanwhile, these emails wait and are not sent.
 
         Raises:
             StatementRefused: PostgreSQL refuses the query for these emails.
@@ -199,7 +205,7 @@ class SuppressedRecipients:
             await asyncio.sleep(seconds)
 
     async def _read(self) -> None:
-        """Reads the changed entries, or from time to time all entries."""
+        """Reads the changed entries; from time to time, reads all entries."""
         now = time.monotonic()
         if self._hasher is None or now >= self._complete_until or self._recent_count > MAX_RECENT:
             hasher = self._hasher or await self._store.open_hasher()
@@ -219,7 +225,7 @@ class SuppressedRecipients:
         self._is_read.set()
 
     def _report(self, found: Positions) -> None:
-        """Counts suppressed recipients; logs their number once an hour at most."""
+        """Counts suppressed recipients, and logs their number at most once an hour."""
         for reason in found.values():
             metrics.SUPPRESSED_RECIPIENTS.add(1, reason.value)
         if count := self._unlogged.due(len(found)):

@@ -15,7 +15,7 @@ ONE_CLICK: Final = {"List-Unsubscribe-Post": "List-Unsubscribe=One-Click"}
 
 
 class UnsubscribeHeaders:
-    """Adds the headers to emails of certain senders."""
+    """Adds the List-Unsubscribe headers to emails of certain senders."""
 
     def __init__(self, url: str, senders: Collection[str]) -> None:
         """
@@ -27,7 +27,8 @@ class UnsubscribeHeaders:
         self._senders = frozenset(normalised(sender) for sender in senders)
 
     def added_to(self, email: OutgoingEmail, hasher: AddressHasher) -> OutgoingEmail:
-        """The email with the headers, if it has exactly one recipient and no such header of its own."""
+        """The email with the headers added; the unchanged email if it is not an email of these senders with exactly one
+        recipient and without such a header of its own."""
         if email.channel != EMAIL_CHANNEL:
             return email
         sender = normalised(email.sender)

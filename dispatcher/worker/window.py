@@ -9,16 +9,18 @@ from dispatcher.routing.routes import Routes
 from dispatcher.worker.in_flight_email import EmailState, InFlightEmail
 
 SCARCE_SHARE: Final = 4
-"""If less than a quarter of the window is free, results are recorded without lingering, to free slots sooner."""
+"""If less than a quarter (1 / SCARCE_SHARE) of the window is free, the record stage does not wait for a full batch, so
+that emails leave the window sooner."""
 URGENT_SHARE: Final = 8
-"""The most urgent lane gets an eighth of the window in addition to the window, so that other lanes cannot fill it."""
+"""In addition to the window, the most urgent lane may use an eighth (1 / URGENT_SHARE) of the window's size. Other
+lanes cannot fill this part."""
 
 
 class Wakeable(Protocol):
-    """A queue that waits for free slots in the window."""
+    """A queue whose items wait until more emails may be leased."""
 
     def wake(self) -> None:
-        """Checks again for free slots."""
+        """Checks again how many emails may be leased."""
 
 
 class Window:
@@ -26,7 +28,7 @@ class Window:
 
     Attributes:
         emails: By id, from the lease until the commit that ends the lease is confirmed.
-        is_held: Whether nothing may be leased, because an operator paused everything, or the pauses are not read yet.
+        is_held: Whether no email may be leased, because operators paused every lane, or the pauses are not read yet.
     """
 
     def __init__(self, routes: Routes, prefetch: int, waiting: Wakeable) -> None:
@@ -42,7 +44,8 @@ class Window:
         self._prefetch = prefetch
 
     def room(self) -> int:
-        """How many more emails may be leased: 0 while nothing may be leased or no provider may be tried, 1 for a probe.
+        """How many more emails may be leased. 0 while operators paused every lane, or no provider may be tried; 1 for a
+        probe.
 
         Emails that wait for a retry do not count. But the worker never leases more than two windows of emails, because
         the ledger has slots for two windows.
@@ -59,7 +62,8 @@ class Window:
         return max(0, min(room - self._count(EmailState.PREPARING) - self._count(EmailState.STOPPED), ledger_room))
 
     def urgent_room(self) -> int:
-        """How many more emails of the most urgent lane may be leased: more than `room`, but never more probes."""
+        """How many more emails of the most urgent lane may be leased: more than `room`, but never more probes of a
+        provider."""
         if self.is_held or self._routes.room is not None:
             return self.room()
         busy = len(self.emails) - self._count(EmailState.WAITING)
@@ -70,7 +74,7 @@ class Window:
         return self._routes.is_probing
 
     def is_scarce(self) -> bool:
-        """Whether less than a quarter of the window is free. The next commit should then come soon."""
+        """Whether less than a quarter of the window is free, so that results must be committed soon."""
         return self.room() < self._prefetch // SCARCE_SHARE
 
     def _count(self, state: EmailState) -> int:

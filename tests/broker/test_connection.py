@@ -162,7 +162,7 @@ async def test_a_frozen_node_is_detected_within_the_heartbeat_timeout(proxy: Pro
     proxy.freeze_node()
 
     async with asyncio.timeout(4):
-        assert await connection.lost == "it stopped sending heartbeats"
+        assert await connection.lost == "the server stopped sending heartbeats"
 
 
 async def test_an_idle_connection_stays_open(amqp_url: str) -> None:

@@ -101,8 +101,8 @@ async def test_arguments_that_lose_dead_letters_are_named(
     words = fault_texts(management, undeclared)
 
     assert [one.partition(": ")[2] for one in words] == [
-        "its argument x-message-ttl is 1000. Remove it, because messages would be lost silently.",
-        "its argument x-max-length is 5. Remove it, because messages would be lost silently.",
+        "its argument x-message-ttl is 1000. Remove this argument or policy, because it loses messages silently.",
+        "its argument x-max-length is 5. Remove this argument or policy, because it loses messages silently.",
     ]
 
 
