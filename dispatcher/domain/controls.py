@@ -1,4 +1,7 @@
-"""What operators set for all hosts: lanes, tenants' limits, pauses. Values without I/O; `store.controls` reads them."""
+"""What operators set for all hosts: lanes, limits of tenants and recipient domains, pauses.
+
+Values without I/O; `store.controls` reads them.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ MAX_LIMIT: Final = 1_000_000
 
 `list_lane_policies` and `list_tenant_limits` have the same numbers.
 """
+MAX_CONCURRENT: Final = 100_000
 
 
 def send_queue(queue: str, lane: str) -> str:
@@ -35,6 +39,10 @@ def send_queue(queue: str, lane: str) -> str:
 
 LANE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 """The name of a lane."""
+
+
+LIMITED_PROVIDER: Final = "smtp"
+"""The provider to which the ceilings of recipient domains apply. The others deliver at their own pace per domain."""
 
 
 class PauseScope(StrEnum):
@@ -132,12 +140,39 @@ class TenantLimit:
 
 
 @dataclass(frozen=True, slots=True)
+class DomainLimit:
+    """What an operator set for a recipient domain. Counts only attempts of the provider `LIMITED_PROVIDER`.
+
+    Attributes:
+        domain: In lower case, without subdomains; an internationalized domain as A-labels.
+        per_second: The most emails per second, all hosts together; None: no limit.
+        concurrent: The most attempts at the same time, all hosts together; None: no limit.
+    """
+
+    domain: str
+    per_second: float | None = None
+    concurrent: int | None = None
+
+    def describe(self) -> str:
+        """A clause such as `example.org may get 5 emails per second, 2 at the same time`."""
+        rate = "" if self.per_second is None else f"{self.per_second:g} email{_s(self.per_second)} per second"
+        most = "" if self.concurrent is None else f"{self.concurrent:,}{'' if rate else f' email{_s(self.concurrent)}'}"
+        slots = f"{most} at the same time" if most else ""
+        return f"{self.domain} may get {', '.join(filter(None, (rate, slots)))}"
+
+
+def _s(count: float) -> str:
+    return "" if count == 1 else "s"
+
+
+@dataclass(frozen=True, slots=True)
 class Controls:
     """Everything that operators set, as read at one moment. Contains no pause that has ended."""
 
     pauses: tuple[Pause, ...] = ()
     lanes: Mapping[str, LanePolicy] = field(default_factory=lambda: MappingProxyType({}))
     tenants: Mapping[str, TenantLimit] = field(default_factory=lambda: MappingProxyType({}))
+    domains: Mapping[str, DomainLimit] = field(default_factory=lambda: MappingProxyType({}))
 
     @property
     def paused_tenants(self) -> tuple[str, ...]:

@@ -4,6 +4,8 @@
     tenant    ─▶ the lease statement leaves out its emails (see `lease.LeaseStage`)
     provider  ─▶ its route may not be tried; other providers take over, as for an open breaker
 
+It also applies the weights of lanes and the ceilings of recipient domains.
+
 Emails that are leased, but not on the wire, are released. What is on the wire ends. While PostgreSQL is unreachable,
 the controls that were read last stay in force.
 """
@@ -120,6 +122,7 @@ class OperatorControls:
         if began or ended:
             self._log.info("controls.changed", paused=", ".join(began), resumed=", ".join(ended))
         self._routes.weights.update(controls.lanes)
+        self._routes.domains.update(controls.domains)
         if self._routes.pause({pause.name for pause in controls.pauses if pause.scope is PauseScope.PROVIDER}):
             self._breakers.note_pauses()
         paused_lanes = frozenset(lane for lane in self._lanes if controls.pause_of_lane(lane) is not None)
