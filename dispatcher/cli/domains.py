@@ -38,7 +38,9 @@ def command() -> None:
 @command.command("list")
 @json_option()
 def list_(*, as_json: bool) -> int:
-    """List the domains that have ceilings, and how many emails wait for each (counted up to 10,000).
+    """List the domains that have ceilings.
+
+    Also shows how many emails wait for each, counted up to 10,000.
 
     \b
     Examples:
@@ -83,7 +85,9 @@ def list_(*, as_json: bool) -> int:
 )
 @audit_options(is_required=False)
 def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act | None) -> int:
-    """Set the ceilings of a recipient domain, for all hosts within two seconds. What is not given stays as it is.
+    """Set the ceilings of a recipient domain.
+
+    All hosts follow within two seconds. What is not given stays as it is.
 
     \b
     Examples:
@@ -108,7 +112,9 @@ def set_(domain: str, per_second: float | None, concurrent: int | None, act: Act
 @click.argument("domain", metavar="DOMAIN")
 @audit_options(is_required=False)
 def remove(domain: str, act: Act | None) -> int:
-    """Remove the ceilings of a recipient domain. The emails that wait for them become due within two seconds.
+    """Remove the ceilings of a recipient domain.
+
+    The emails that wait for them become due within two seconds.
 
     \b
     Example:
