@@ -247,10 +247,10 @@ def _recovery_is_final(state: State) -> State:
     return _row_is(state, recovered_from=NOBODY)._replace(workers=workers, marking=state.marking)
 
 
-def _released(state: State, status: Status = Status.PENDING, **fields: Any) -> State:
+def _released(state: State, **fields: Any) -> State:
     """The lease is released, and its attempt does not count."""
     fields = {"attempts": max(0, state.row.attempts - 1), "pinned": state.row.pinned, **fields}
-    return _closed(state, status, **fields)
+    return _closed(state, Status.PENDING, **fields)
 
 
 def _decided(
@@ -890,7 +890,7 @@ def _returns(state: State, i: int, rules: Rules) -> Iterator[Change]:
         yield Change(text, _finished(after, i, rules), Transition.RELEASE)
         yield Change(f"{text}, and the reply is lost", after, Transition.RELEASE, fault=Fault.REPLY)
         if Fault.CEILING in rules.faults:
-            aside = _released(state, Status.WAITING)
+            aside = _row_is(_released(state), status=Status.WAITING, due=False)
             text = f"worker {i}: puts it in line"
             yield Change(text, _finished(aside, i, rules), Transition.PUT_IN_LINE, fault=Fault.CEILING)
     elif row.status is Status.HELD and (worker.recovered or not rules.fenced_undo):
